@@ -65,12 +65,12 @@ def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
     if operation.type == "Const":
         return None
     declared = {each.name for each in operation.op_def.attr}
-    found = set(_keeping((key, value) for key, value in definition.attr.items() if key not in declared))
+    result = set(_keeping((key, value) for key, value in definition.attr.items() if key not in declared))
     if operation.type in tf_compat.CALLS:
-        found.update(_keeping(tf_compat.called_attributes(operation).items()))
-    if not found.isdisjoint(_COMPILES):
+        result.update(_keeping(tf_compat.called_attributes(operation).items()))
+    if not result.isdisjoint(_COMPILES):
         return COMPILED
-    return f"asking for {', '.join(sorted(found))}" if found else None
+    return f"asking for {', '.join(sorted(result))}" if result else None
 
 
 def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
@@ -99,5 +99,5 @@ def device_of_made(device: str) -> str | None:
     A CPU is a rank's as well as one process's. Which of its accelerators one process takes does not matter to a rank,
     which has one.
     """
-    found = tf.DeviceSpec.from_string(device) if device else None
-    return f"/device:CPU:{found.device_index or 0}" if found is not None and found.device_type == "CPU" else None
+    result = tf.DeviceSpec.from_string(device) if device else None
+    return f"/device:CPU:{result.device_index or 0}" if result is not None and result.device_type == "CPU" else None

@@ -99,9 +99,7 @@ class Builder(Context):
                 raise Pending
             summed = self.sums.make(rounds) if self.sums or not self.exchange else {}
             self.accept_sums(summed)
-            chunks, gathered = self.exchange.make(without=summed, rounds=rounds)
-            self.accept_shards(chunks, gathered)
-            self._sharding.accept(gathered)
+            self.accept_shards(*self.exchange.make(without=summed, rounds=rounds))
             schedule.retry()
 
     def _end_pass(self) -> None:
@@ -142,8 +140,8 @@ class Builder(Context):
             if dims is None:
                 raise AssertionError(f"{value}: a shard of a tensor whose rank is unknown")
             if tensor.shape.rank is None:  # known by Python when the step was traced, not by the operation
-                whole = tf.TensorShape([each.number for each in dims])
-                tensor.set_shape(self.static_local_shape(whole, placement))
+                shape = tf.TensorShape([each.number for each in dims])
+                tensor.set_shape(self.static_local_shape(shape, placement))
             axis = placement.axis
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 

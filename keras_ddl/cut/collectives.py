@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
+from keras_ddl import ops
 from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.report import Report
@@ -81,8 +82,8 @@ class Sums:
                     self._count += 1
                     parts = [_numeric(wanted[value][0]) for value in members]
                     options = {"compressed": True} if compressed else {}
-                    found = self._collectives.reduce(parts, op, name, **options)
-                    for value, tensor in zip(members, found):
+                    result = self._collectives.reduce(parts, op, name, **options)
+                    for value, tensor in zip(members, result):
                         tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
                         tensor.set_shape(wanted[value][0].shape)
                         done[value] = tensor
@@ -153,34 +154,28 @@ class StepCollectives:
         self._planned: dict[tf.Operation, str] = {}  # with what ranks must agree on
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
-        from keras_ddl import ops
-
         compression = feedback = None
         if compressed:
             compression, feedback = self._compression, f"{self._feedback}/{self._compressed}"
             self._compressed += 1
-        found = ops.all_reduce_n(
+        result = ops.all_reduce_n(
             tensors, op=op, name=f"{self._scope}/{name}", compression=compression, feedback=feedback
         )
         if tf.compat.v1.get_default_graph() is self._graph:
-            for each in found:
+            for each in result:
                 if each.op.type == "DdlAllReduceN":
                     self._planned[each.op] = (
                         f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name} {compression} {feedback}"
                     )
-        return found
+        return result
 
     def compresses(self, value: Value, op: str) -> bool:
         return self._compression is not None and op == "sum" and is_weight_gradient(value, self._weights)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        from keras_ddl import ops
-
         return ops.all_gather(tensor, name=f"{self._scope}/{name}")
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        from keras_ddl import ops
-
         return ops.reduce_scatter(tensor, name=f"{self._scope}/{name}")
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:

@@ -110,8 +110,8 @@ class Context(Placements):
 
         attrs: attributes in place of the node's.
         """
-        found = self.writes.make(node, inputs, attrs) if self.writes is not None else None
-        return self.create(node, inputs, attrs) if found is None else found
+        result = self.writes.make(node, inputs, attrs) if self.writes is not None else None
+        return self.create(node, inputs, attrs) if result is None else result
 
     def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor]:
         """Builds the operation as `make` does, also where it writes a variable."""

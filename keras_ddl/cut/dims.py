@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -170,20 +170,17 @@ class Dim:
         return Dim.unknown("quotient", self, other) if exact is None else exact
 
     def larger_of(self, other: Dim | int) -> Dim:
-        other = dim(other)
-        if self == other:
-            return self
-        if self.number is not None and other.number is not None:
-            return Dim(max(self.number, other.number))
-        return Dim.unknown("larger", *sorted((self, other), key=repr))
+        return self._one_of(dim(other), "larger", max)
 
     def smaller_of(self, other: Dim | int) -> Dim:
-        other = dim(other)
+        return self._one_of(dim(other), "smaller", min)
+
+    def _one_of(self, other: Dim, kind: str, choose: Callable[[int, int], int]) -> Dim:
         if self == other:
             return self
         if self.number is not None and other.number is not None:
-            return Dim(min(self.number, other.number))
-        return Dim.unknown("smaller", *sorted((self, other), key=repr))
+            return Dim(choose(self.number, other.number))
+        return Dim.unknown(kind, *sorted((self, other), key=repr))
 
 
 def dim(value: Dim | int) -> Dim:
@@ -211,12 +208,12 @@ def number_of(dims: Iterable[Dim | int]) -> int | None:
 
 def complete(entries: Iterable[_T | None]) -> list[_T] | None:
     """Returns the entries as a list if none of them is None, which stands for what is not certain."""
-    found = []
+    result = []
     for each in entries:
         if each is None:
             return None
-        found.append(each)
-    return found
+        result.append(each)
+    return result
 
 
 ONE = Dim(1)

@@ -55,9 +55,7 @@ class Extents:
         self._numbers[value] = numbers
 
     def follow(self, value: Value) -> None:
-        """Infers what is known of a value now. Done of all in their order, programs may be as long as they like: what
-        is inferred when it is asked for is inferred by recursion.
-        """
+        """Infers what is known of a value. Called in program order, it keeps the recursion of later queries shallow."""
         self.dims(value)
         self.numbers(value)
 
@@ -74,9 +72,9 @@ class Extents:
 
     def _infer(self, node: Node) -> None:
         rule = _extents.get(node.type)
-        found = rule(self, node) if rule is not None else None
+        result = rule(self, node) if rule is not None else None
         for output in node.outputs:
-            self._dims[output] = merged(output, found[output.index] if found is not None else None)
+            self._dims[output] = merged(output, result[output.index] if result is not None else None)
             self.named[output.key] = output
 
     def numbers(self, value: Value) -> Numbers | None:
@@ -98,13 +96,13 @@ class Extents:
 
     def number(self, value: Value) -> Dim | None:
         """Returns the entry of an integer scalar (or of a vector of one entry)."""
-        found = self.numbers(value)
-        return found.entries[0] if found is not None and len(found.entries) == 1 else None
+        result = self.numbers(value)
+        return result.entries[0] if result is not None and len(result.entries) == 1 else None
 
     def constants(self, value: Value) -> list[int] | None:
         """Returns the entries of an integer tensor of rank 0 or 1 if they are known now, else None."""
-        found = self.numbers(value)
-        return None if found is None else found.numbers
+        result = self.numbers(value)
+        return None if result is None else result.numbers
 
     def _infer_numbers(self, value: Value) -> Numbers | None:
         if value.dtype not in _SHAPES or value.rank not in (0, 1):
@@ -115,12 +113,12 @@ class Extents:
             return Numbers(constant.ravel().tolist(), constant.ndim == 0) if constant.size <= MOST_VALUES else None
         rule = _numbers.get(value.node.type)
         inferred = rule(self, value.node) if rule is not None else None
-        found = inferred[value.index] if isinstance(inferred, list) else inferred
-        if found is not None and all(abs(each.factor) < _SHAPES[value.dtype] for each in found.entries):
+        result = inferred[value.index] if isinstance(inferred, list) else inferred
+        if result is not None and all(abs(each.factor) < _SHAPES[value.dtype] for each in result.entries):
             entries = [
-                each if each.is_simple else Dim.unknown("entry", value.key, i) for i, each in enumerate(found.entries)
+                each if each.is_simple else Dim.unknown("entry", value.key, i) for i, each in enumerate(result.entries)
             ]
-            return Numbers(entries, found.is_scalar)
+            return Numbers(entries, result.is_scalar)
         if value.rank == 0:
             return Numbers([Dim.unknown("entry", value.key, 0)], True)
         length = value.shape[0]
@@ -129,8 +127,8 @@ class Extents:
         return Numbers([Dim.unknown("entry", value.key, i) for i in range(length)])
 
 
-Told = Sequence[Sequence[Dim | None] | None]  # of each output an extent per axis; None: nothing is certain
-ExtentsRule = Callable[[Extents, Node], Told]
+ResultExtents = Sequence[Sequence[Dim | None] | None]  # of each output an extent per axis; None: nothing is certain
+ExtentsRule = Callable[[Extents, Node], ResultExtents]
 NumbersRule = Callable[[Extents, Node], Numbers | None | list[Numbers | None]]
 ContentsRule = Callable[[Extents, Node], Content | None]
 _extents: dict[str, ExtentsRule] = {}
@@ -139,24 +137,24 @@ _contents: dict[str, ContentsRule] = {}
 _Rule = TypeVar("_Rule", ExtentsRule, NumbersRule, ContentsRule)
 
 
-def merged(output: Value, told: Sequence[Dim | None] | None) -> Dims | None:
+def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
     """Returns what a function tells of an output's extents, corrected by what tracing knows for certain."""
     if output.rank is None:
-        known = None if told is None else complete(told)
+        known = None if inferred is None else complete(inferred)
         return None if known is None else tuple(known)
-    if told is None or len(told) != output.rank:
-        told = [None] * output.rank
-    found = []
-    for axis, (static, extent) in enumerate(zip(output.shape.as_list(), told)):
+    if inferred is None or len(inferred) != output.rank:
+        inferred = [None] * output.rank
+    result = []
+    for axis, (static, extent) in enumerate(zip(output.shape.as_list(), inferred)):
         # TensorFlow takes an open extent for 1 in a cross entropy of logits [1, n] and labels [None, n].
         is_misjudged = static == 1 and extent is not None and extent.number is None
         if static is not None and not is_misjudged:
-            found.append(Dim(static))
+            result.append(Dim(static))
         elif extent is not None and extent.is_simple:
-            found.append(extent)
+            result.append(extent)
         else:
-            found.append(Dim.unknown("extent", output.key, axis))
-    return tuple(found)
+            result.append(Dim.unknown("extent", output.key, axis))
+    return tuple(result)
 
 
 def extents(*types: str) -> Callable[[ExtentsRule], ExtentsRule]:
@@ -191,11 +189,11 @@ def broadcast(shapes: Sequence[Dims | None]) -> list[Dim | None] | None:
         return None
     rank = max(map(len, known))
     padded = [(ONE,) * (rank - len(shape)) + shape for shape in known]
-    found: list[Dim | None] = []
+    result: list[Dim | None] = []
     for axis in range(rank):
         here = {shape[axis] for shape in padded if shape[axis] != 1}
-        found.append(ONE if not here else here.pop() if len(here) == 1 else certain(here))
-    return found
+        result.append(ONE if not here else here.pop() if len(here) == 1 else certain(here))
+    return result
 
 
 def certain(candidates: set[Dim]) -> Dim | None:

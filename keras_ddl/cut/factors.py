@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, Dim, complete
-from keras_ddl.cut.extents import Dims, Extents, Told, certain, extents
+from keras_ddl.cut.extents import Dims, Extents, ResultExtents, certain, extents
 from keras_ddl.cut.program import Node
 
 LABELS = string.ascii_lowercase
@@ -154,29 +154,29 @@ def rows() -> dict[str, Row]:
 
 def kind_of(node: Node) -> Kind:
     """Returns how an operation's results follow from its operands, as far as its row says."""
-    found = _rows.get(node.type)
-    return found.kind if found is not None else Kind.OTHER
+    known = _rows.get(node.type)
+    return known.kind if known is not None else Kind.OTHER
 
 
-def extents_of(known: Extents, node: Node) -> Told:
+def extents_of(known: Extents, node: Node) -> ResultExtents:
     """Returns the extents of an operation's results: each factor has one extent in all operands."""
     if kind_of(node) is Kind.FORWARD:
         return [known.dims(each) for each in node.inputs]
-    found = _rows[node.type].factors(known, node)
-    if found is None or found.only_if_reshaped:
+    factors = _rows[node.type].factors(known, node)
+    if factors is None or factors.only_if_reshaped:
         return [None] * len(node.outputs)
     sizes: dict[str, set[Dim]] = {}
-    for value, labels in zip(node.inputs, found.operands):
+    for value, labels in zip(node.inputs, factors.operands):
         if isinstance(labels, str):
             dims = known.dims(value)
             for label, extent in zip(labels, dims if dims is not None else ()):
                 sizes.setdefault(label, set()).add(extent)
-    for value, labels in zip(node.inputs, found.operands):
+    for value, labels in zip(node.inputs, factors.operands):
         if isinstance(labels, ShapeOf):
             numbers = known.numbers(value)
             for label, extent in zip(labels.labels, numbers.entries if numbers is not None else ()):
                 sizes[label] = {extent}
-    return [[_extent(label, sizes, found.new) for label in labels] for labels in found.results]
+    return [[_extent(label, sizes, factors.new) for label in labels] for labels in factors.results]
 
 
 def _extent(label: str, sizes: dict[str, set[Dim]], new: Dim | None) -> Dim | None:

@@ -9,18 +9,8 @@ from keras_ddl.errors import ConfigError
 
 PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
 FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts")
-EFFECTS = (
-    "PrintV2",
-    "WriteSummary",
-    "WriteScalarSummary",
-    "WriteHistogramSummary",
-    "WriteImageSummary",
-    "WriteAudioSummary",
-    "WriteGraphSummary",
-    "WriteRawProtoSummary",
-    "FlushSummaryWriter",
-    "WriteFile",
-)
+_SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
+EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))
 
 
 def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
@@ -46,9 +36,9 @@ def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Ten
     numeric = tf.uint8 if dtype == tf.bool else dtype
     entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
     entries = b.collectives.gather(entries, b.next_name("from_rank_0"))
-    found = tf.cast(tf.reshape(entries, known), dtype)
-    found.set_shape(shape)
-    return found
+    result = tf.cast(tf.reshape(entries, known), dtype)
+    result.set_shape(shape)
+    return result
 
 
 def messages(values: list[Value]) -> int:

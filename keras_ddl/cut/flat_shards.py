@@ -17,7 +17,7 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import Collectives, after
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.report import Exchanged, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.errors import ConfigError
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
@@ -62,7 +62,6 @@ class Layout:
         return flat[first : first + count]
 
 
-_T = TypeVar("_T", bound=Exchanged)
 _Request = tuple[tf.Tensor, Node | None]  # what this rank has, and which node needs it
 
 
@@ -72,14 +71,14 @@ class Exchange:
     def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
         self._collectives, self._report, self._scope = collectives, report, scope
         self._scatters: dict[Value, _Request] = {}
-        self._gathers: dict[Exchanged, _Request] = {}
+        self._gathers: dict[Value, _Request] = {}
         self._count = 0
 
     def want_scatter(self, value: Value, part: tf.Tensor, reader: Node | None) -> None:
         """Requests this rank's chunk of a sum of which every rank has a part."""
         self._scatters.setdefault(value, (part, reader))
 
-    def want_gather(self, value: Exchanged, chunk: tf.Tensor, reader: Node | None) -> None:
+    def want_gather(self, value: Value, chunk: tf.Tensor, reader: Node | None) -> None:
         """Requests the global tensor of which every rank has a chunk."""
         self._gathers.setdefault(value, (chunk, reader))
 
@@ -87,13 +86,13 @@ class Exchange:
         """Whether anything is requested."""
         return bool(self._scatters or self._gathers)
 
-    def layout(self, value: Exchanged) -> Layout:
+    def layout(self, value: Value) -> Layout:
         """Returns which rank holds which entries of a value."""
         return Layout(tuple(value.shape.as_list()), self._collectives.size)
 
     def make(
         self, without: Mapping[Value, tf.Tensor], rounds: int = 0
-    ) -> tuple[dict[Value, tf.Tensor], dict[Exchanged, tf.Tensor]]:
+    ) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
         """Makes the collectives; returns (chunks of sums, gathered tensors). COLLECTIVE.
 
         without: sums that are replicated by now. rounds: as in `Sums.make`.
@@ -104,8 +103,8 @@ class Exchange:
             chunks = self._move(scatters, "reduce_scatter", rounds)
             return chunks, self._move(gathers, "all_gather", rounds)
 
-    def _move(self, wanted: Mapping[_T, _Request], kind: str, rounds: int) -> dict[_T, tf.Tensor]:
-        done: dict[_T, tf.Tensor] = {}
+    def _move(self, wanted: Mapping[Value, _Request], kind: str, rounds: int) -> dict[Value, tf.Tensor]:
+        done: dict[Value, tf.Tensor] = {}
         for bucket in self._buckets(wanted):
             name = f"{self._scope}{after(rounds)}{kind}_{self._count}"
             self._count += 1
@@ -116,23 +115,23 @@ class Exchange:
             self._report.moved_shards(kind, bucket, [wanted[value][1] for value in bucket])
         return done
 
-    def _buckets(self, wanted: Mapping[_T, _Request]) -> list[list[_T]]:
+    def _buckets(self, wanted: Mapping[Value, _Request]) -> list[list[Value]]:
         """As the values become ready; large ones alone."""
         order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position, value.index))
         sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}
         small = [value for value in order if sizes[value] < _ALONE]
-        found = [[value] for value in order if sizes[value] >= _ALONE]
+        result = [[value] for value in order if sizes[value] >= _ALONE]
         plan = self._collectives.buckets([sizes[v] for v in small], [v.dtype.name for v in small]) if small else []
-        found += [[small[i] for i in bucket] for bucket in plan]
-        return sorted(found, key=lambda bucket: (bucket[-1].node.depth, bucket[-1].node.position))
+        result += [[small[i] for i in bucket] for bucket in plan]
+        return sorted(result, key=lambda bucket: (bucket[-1].node.depth, bucket[-1].node.position))
 
     def _scatter(self, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str) -> list[tf.Tensor]:
         rank, size = self._collectives.rank, self._collectives.size
         if len(parts) == 1:
             rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
-            found = tf.reshape(self._collectives.reduce_scatter(rows, name), [-1])
-            found.set_shape([layouts[0].chunk(rank)[1]])
-            return [found]
+            result = tf.reshape(self._collectives.reduce_scatter(rows, name), [-1])
+            result.set_shape([layouts[0].chunk(rank)[1]])
+            return [result]
         # A row for each rank, in which its chunks lie one after the other, filled up to the longest.
         table = tf.concat([_by_rank(part, layout) for part, layout in zip(parts, layouts)], axis=1)
         mine = tf.reshape(self._collectives.reduce_scatter(table, name), [-1])
@@ -148,9 +147,9 @@ class Exchange:
             return [tf.reshape(self._collectives.gather(rows, name), layout.shape)]
         size = self._collectives.size
         lengths = [layout.chunk(rank)[1] for rank in range(size) for layout in layouts]
-        found = self._collectives.gather(tf.concat(chunks, axis=0), name)
-        found.set_shape([sum(lengths)])
-        placed = tf.split(found, lengths)
+        result = self._collectives.gather(tf.concat(chunks, axis=0), name)
+        result.set_shape([sum(lengths)])
+        placed = tf.split(result, lengths)
         count = len(layouts)
         return [tf.reshape(tf.concat(placed[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
 

@@ -59,10 +59,10 @@ class LocalShapes:
         if key not in self._integers:
             factors = [self._unknown(each) for each in wanted.unknowns]
             with tf.control_dependencies(None):
-                found = factors[0]
+                result = factors[0]
                 for each in factors[1:]:
-                    found = found * each
-                self._integers[key] = found if wanted.factor == 1 else found * wanted.factor
+                    result = result * each
+                self._integers[key] = result if wanted.factor == 1 else result * wanted.factor
         return self._integers[key]
 
     def _unknown(self, unknown: Unknown) -> Scalar:

@@ -96,8 +96,8 @@ def find(program: Program) -> tuple[list[Call], int]:
     understood = {call for call in calls if _understand(program, call, candidates[call])}
     for call in calls:
         layers.setdefault(call.layer, []).append(call)
-    found = [call for call in calls if call.layer is not None and understood.issuperset(layers[call.layer])]
-    return found, len(calls) - len(found)
+    result = [call for call in calls if call.layer is not None and understood.issuperset(layers[call.layer])]
+    return result, len(calls) - len(result)
 
 
 def _moment(call: Call) -> Value:
@@ -139,17 +139,17 @@ def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node
     """
     scopes = {scope: call for call in calls for scope in (call.scope, call.backward)}
     owners: dict[Node, Call] = {}
-    found: dict[Call, list[Node]] = {call: [] for call in calls}
+    result: dict[Call, list[Node]] = {call: [] for call in calls}
     for node in program.nodes:
         ends = [place + 1 for place, letter in enumerate(node.key) if letter == "/"]
         scope = next((node.key[:end] for end in reversed(ends) if node.key[:end] in scopes), None)
         if scope is not None:
             owners[node] = scopes[scope]
-            found[scopes[scope]].append(node)
+            result[scopes[scope]].append(node)
         elif node.type == "AddN":
             for call in dict.fromkeys(owners[each.node] for each in node.inputs if each.node in owners):
-                found[call].append(node)
-    return found
+                result[call].append(node)
+    return result
 
 
 def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> bool:
@@ -205,22 +205,22 @@ def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | No
         return None
     if not node.key.startswith(call.scope) or node.inputs[1].constant() is None or node.inputs[1].rank != 0:
         return None
-    found = [node]
+    result = [node]
     for place, kind in enumerate(("AddV2", "Cast", "AssignVariableOp")):
-        readers = program.readers(found[-1].outputs[0])
+        readers = program.readers(result[-1].outputs[0])
         if len(readers) != 1 or readers[0] is None:
             return None
         if readers[0].type != kind:
             if kind == "Cast":
                 continue
             return None
-        found.append(readers[0])
+        result.append(readers[0])
         if place == 0 and any(each in call.kinds for each in readers[0].inputs):
             return None
-    handle = found[-1].inputs[0]
+    handle = result[-1].inputs[0]
     if node.inputs[0] is _moment(call) or _is_same_entries(node.inputs[0], _moment(call)):
         call.layer = handle
-    return found
+    return result
 
 
 def _keeps_entries(node: Node) -> bool:

@@ -6,7 +6,7 @@ bucketed (a sum, a scatter, a gather of flat shards) is requested and delivered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import flat_shards, redistribute
@@ -29,7 +29,7 @@ from keras_ddl.cut.placements import (
     TensorList,
 )
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.report import Exchanged, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.errors import ConfigError
 
 Materializer = Callable[[Placement], tf.Tensor | None]
@@ -57,7 +57,7 @@ class Placements(LocalShapes):
         self.exchange = flat_shards.Exchange(collectives, report, scope)
         self.node: Node | None = None  # which is being built
         self._placed: dict[Value, PlacedTensor] = {}
-        self._redistributed: dict[tuple[Hashable, Placement], tf.Tensor] = {}  # in further placements
+        self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # in further placements
         self._forwarded: dict[Value, Value] = {}  # outputs of Identity and the like, by the value that they forward
         self._materializers: dict[Value, Materializer] = {}
         self._replicators: dict[Value, Callable[[], tf.Tensor]] = {}
@@ -129,6 +129,12 @@ class Placements(LocalShapes):
         self.place(value, redistribute.shard(self, tensor, placement), placement, dims)
         self.cache_replicated(value, tensor)
 
+    def new_value(self, node: Node, like: tf.Tensor, tensor: tf.Tensor, placement: Placement) -> Value:
+        """Places a tensor that is no value of the program. It belongs to `node`, and has the global shape of `like`."""
+        value = Value(like, node, -1)
+        self._placed[value] = PlacedTensor(tensor, placement)
+        return value
+
     def forward(self, node: Node) -> list[PlacedTensor]:
         """Returns the node's inputs as its outputs, so that both share what is redistributed."""
         for value, output in zip(node.inputs, node.outputs):
@@ -154,7 +160,7 @@ class Placements(LocalShapes):
         """Replicates these values from now on, and those that forward them: no part of them is summed again."""
         self._replace({value: PlacedTensor(tensor, REPLICATED) for value, tensor in sums.items()})
 
-    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Exchanged, tf.Tensor]) -> None:
+    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Value, tf.Tensor]) -> None:
         """Holds these sums in flat shards from now on; gathered flat shards are also available replicated."""
         for value in chunks:
             self._redistributed[value, PARTIAL] = self._placed[value].tensor
@@ -175,9 +181,9 @@ class Placements(LocalShapes):
         if isinstance(placement, Replicated):
             return tensor
         value = self.origin(value)
-        found = self._redistributed.get((value, REPLICATED))
-        if found is not None:
-            return found
+        result = self._redistributed.get((value, REPLICATED))
+        if result is not None:
+            return result
         if isinstance(placement, FlatShard):
             if value.dtype == tf.resource:
                 raise flat_shards.refusal(self.node, self.collectives.rank)
@@ -193,12 +199,12 @@ class Placements(LocalShapes):
             raise Pending
         with no_dependencies():
             if value in self._replicators:
-                found = self._replicators[value]()
+                result = self._replicators[value]()
             else:
-                found = self._gathered(value, tensor, placement)
+                result = self._gathered(value, tensor, placement)
                 self.report.gathered(value, self.node)
-        self._redistributed[value, REPLICATED] = found
-        return found
+        self._redistributed[value, REPLICATED] = result
+        return result
 
     def _gathered(self, value: Value, tensor: tf.Tensor, placement: Sharded | TensorList) -> tf.Tensor:
         name = self.next_name("gather")
@@ -206,9 +212,9 @@ class Placements(LocalShapes):
             dims = self.dims(value)
             assert dims is not None, f"{value}: a shard of a tensor whose rank is unknown"
             extent = lambda axis: self.number(dims[axis])  # noqa: E731
-            found = redistribute.all_gather(self, self.collectives, name, tensor, placement, extent)
-            found.set_shape([each.number for each in dims])
-            return found
+            result = redistribute.all_gather(self, self.collectives, name, tensor, placement, extent)
+            result.set_shape([each.number for each in dims])
+            return result
         content = self.extents.content(value)
         gather = redistribute.all_gather_optional if placement.optional else redistribute.all_gather_list
         elements = content.known_dims() if content is not None else None
@@ -236,8 +242,7 @@ class Placements(LocalShapes):
         """
         if node not in self._sums_of_rules:
             tensor = part()
-            value = self._sums_of_rules[node] = Value(tensor, node, -1)
-            self._placed[value] = PlacedTensor(tensor, PARTIAL)
+            self._sums_of_rules[node] = self.new_value(node, tensor, tensor, PARTIAL)
         return self.replicated(self._sums_of_rules[node])
 
     def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
@@ -300,10 +305,10 @@ class Placements(LocalShapes):
         value = self.origin(value)
         key = value, placement
         if key not in self._redistributed:
-            found = self._materialized(value, placement)
-            if found is None:
+            result = self._materialized(value, placement)
+            if result is None:
                 return None
-            self._redistributed[key] = found
+            self._redistributed[key] = result
         return self._redistributed[key]
 
     def _materialized(self, value: Value, placement: Placement) -> tf.Tensor | None:
@@ -321,12 +326,12 @@ class Placements(LocalShapes):
             return self.replicated(value)
         if isinstance(placement, FlatShard):
             return self.flat_shard(value)
-        found = self.tensor_list(value, placement) if isinstance(placement, TensorList) else None
+        result = self.tensor_list(value, placement) if isinstance(placement, TensorList) else None
         if placement == PARTIAL:
-            found = self.partial(value)
-        if found is None:
+            result = self.partial(value)
+        if result is None:
             raise AssertionError(f"{value} cannot become {placement}")
-        return found
+        return result
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""

@@ -52,14 +52,14 @@ class Value:
 
     def constant(self) -> np.ndarray | None:
         """Returns the value if tracing shows it."""
-        found: np.ndarray | None = tf.get_static_value(self.tensor)
-        if found is None and self.node.type == "Slice":  # a column of paddings, in the gradient of a Pad
+        result: np.ndarray | None = tf.get_static_value(self.tensor)
+        if result is None and self.node.type == "Slice":  # a column of paddings, in the gradient of a Pad
             of, begin, size = (each.constant() for each in self.node.inputs)
             if of is None or begin is None or size is None:
                 return None
             column: np.ndarray = of[tuple(slice(a, None if n == -1 else a + n) for a, n in zip(begin, size))]
             return column
-        return found
+        return result
 
     def source(self) -> Value:
         """Returns the value that a chain of Identity passes on; itself if there is none."""
@@ -144,9 +144,9 @@ class Program:
         inner = _Inlining(prefix, list(graph.inputs), None, graph)
         self.placeholders = inner.arguments
         outers = {internal.name: external for external, internal in graph.captures}
-        given = list(zip(graph.inputs, self.placeholders))
-        self.captured = [(value, outers[tensor.name]) for tensor, value in given if tensor.name in outers]
-        self.inputs = [value for tensor, value in given if tensor.name not in outers]
+        pairs = list(zip(graph.inputs, self.placeholders))
+        self.captured = [(value, outers[tensor.name]) for tensor, value in pairs if tensor.name in outers]
+        self.inputs = [value for tensor, value in pairs if tensor.name not in outers]
         self.outputs = [inner.value(each) for each in graph.outputs]
         self.effects = [node for each in inner.in_order(graph.control_outputs) for node in inner.nodes_of(each)]
         self._readers: dict[Value, list[Node | None]] = {}
@@ -249,11 +249,11 @@ class _Inlining:
         return sorted(operations, key=lambda each: self._traced[each.name]) if len(operations) > 1 else list(operations)
 
     def value(self, tensor: tf.Tensor) -> Value:
-        found = self._values.get(tensor.name)
-        if found is None:
+        result = self._values.get(tensor.name)
+        if result is None:
             self._make(tensor.op)
-            found = self._values[tensor.name]
-        return found
+            result = self._values[tensor.name]
+        return result
 
     def nodes_of(self, operation: tf.Operation) -> list[Node]:
         """Returns the nodes that must have run when `operation` has."""

@@ -143,14 +143,14 @@ def _of_shards(
         else:
             tensors.append(shapes[value] if value in shapes else b.replicated(value))
     made = row.make(b, node, Making(tensors, factors, label)) if row.make is not None else b.make(node, tensors)
-    found: list[tuple[tf.Tensor, Placement]] = []
+    results: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(made, factors.results):
         if label in labels:
             shard = placement.at(labels.index(label))
-            found.append((empty_shards.trim(b, tensor, shard.axis) if row.never_empty else tensor, shard))
+            results.append((empty_shards.trim(b, tensor, shard.axis) if row.never_empty else tensor, shard))
         else:
-            found.append((tensor, Partial(row.combine or "sum")))
-    return found
+            results.append((tensor, Partial(row.combine or "sum")))
+    return results
 
 
 def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor | None:

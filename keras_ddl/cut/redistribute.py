@@ -20,7 +20,7 @@ def shard(shapes: LocalShapes, tensor: tf.Tensor, placement: Sharded) -> tf.Tens
         size: list[Scalar] = [-1] * rank
         begin[axis] = shapes.times(batch.offset, unit)
         size[axis] = shapes.local_extent(placement)
-        found = tf.slice(tensor, shapes.vector(begin), shapes.vector(size))
+        result = tf.slice(tensor, shapes.vector(begin), shapes.vector(size))
     else:
         extents = tf.unstack(tf.shape(tensor, out_type=tf.int64))
         front, back = extents[:axis], extents[axis + 1 :]
@@ -29,9 +29,9 @@ def shard(shapes: LocalShapes, tensor: tf.Tensor, placement: Sharded) -> tf.Tens
         begin = [*[0] * (axis + 1), batch.offset, *[0] * (rank - axis)]
         size = [*[-1] * (axis + 1), batch.local, *[-1] * (rank - axis)]
         taken = tf.slice(seen, shapes.vector(begin), shapes.vector(size))
-        found = tf.reshape(taken, shapes.vector([*front, shapes.local_extent(placement), *back]))
-    found.set_shape(shapes.static_local_shape(tensor.shape, placement))
-    return found
+        result = tf.reshape(taken, shapes.vector([*front, shapes.local_extent(placement), *back]))
+    result.set_shape(shapes.static_local_shape(tensor.shape, placement))
+    return result
 
 
 def all_gather(

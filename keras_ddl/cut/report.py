@@ -4,38 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.dims import complete
 from keras_ddl.cut.program import Node, Value
 
 FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
 FROM_RANK_0 = "from rank 0"  # results of a function of the host
-
-
-class Exchanged(Protocol):
-    """What a collective of flat shards moves: a value, or a weight that was assigned a shard (sharding.py)."""
-
-    @property
-    def shape(self) -> tf.TensorShape: ...
-
-    @property
-    def dtype(self) -> tf.DType: ...
-
-    @property
-    def node(self) -> Node: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def key(self) -> str: ...
-
-    def __hash__(self) -> int: ...
 
 
 @dataclass
@@ -57,14 +35,14 @@ class Report:
     """Collectives in the order in which they were made, and operations that were replicated for lack of a rule."""
 
     entries: list[Entry] = field(default_factory=list)
-    replicated: dict[str, int] = field(default_factory=dict)  # types of operations: how many
+    replicated: Counter[str] = field(default_factory=Counter)  # types of operations
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
     commits: bool = False  # whether one collective more ends the step; see writes.py
-    copies: dict[str, int] = field(default_factory=dict)  # variables that are copied before they are written: why
-    lasting: dict[str, int] = field(default_factory=dict)  # operations that a step that fails has done all the same
+    copies: Counter[str] = field(default_factory=Counter)  # why variables are copied before they are written
+    lasting: Counter[str] = field(default_factory=Counter)  # types of operations that are not undone
     _intended: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are replicated on purpose
 
     def digest(self) -> bytes:
@@ -90,8 +68,7 @@ class Report:
                 f"as its own rows are not provably safe: {self.statistics_left}"
             )
         if self.replicated:
-            kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.replicated.items()))
-            lines.append(f"replicated on every rank, for lack of a rule: {kinds}")
+            lines.append(f"replicated on every rank, for lack of a rule: {_counted(self.replicated)}")
         for name, reason in self.kept:
             lines.append(f"replicated on every rank, because it is {reason}: {name}")
         if self.commits:
@@ -99,14 +76,13 @@ class Report:
         for why, count in sorted(self.copies.items()):
             lines.append(f"copied before it is written, in case a rank fails: {count} variables ({why})")
         if self.lasting:
-            kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.lasting.items()))
-            lines.append(f"not undone when a rank fails: {kinds}")
+            lines.append(f"not undone when a rank fails: {_counted(self.lasting)}")
         return "\n".join(lines)
 
     def large_gathers(self, bytes_: int) -> list[Entry]:
         """Returns what is gathered for lack of a rule, above so many bytes. Results are not: they were asked for."""
-        found = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
-        return [each for each in found if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
+        result = (each for each in self.entries if each.kind == "gather" and not each.is_intentional)
+        return [each for each in result if (each.of_few_rows if each.bytes is None else each.bytes) > bytes_]
 
     def kept_of_batch(self) -> list[tuple[str, str]]:
         """Returns the operations on the batch's entries that were built as they are, each with the reason."""
@@ -118,11 +94,11 @@ class Report:
 
     def copied(self, why: str) -> None:
         """A variable is copied, because it must be written before the step commits."""
-        self.copies[why] = self.copies.get(why, 0) + 1
+        self.copies[why] += 1
 
     def not_undone(self, kind: str) -> None:
         """An operation does what is not undone when the step fails."""
-        self.lasting[kind] = self.lasting.get(kind, 0) + 1
+        self.lasting[kind] += 1
 
     def found_statistics(self, own: int, left: int) -> None:
         """Of so many calls of BatchNormalization each rank takes its own statistics, of others not."""
@@ -141,18 +117,15 @@ class Report:
         self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
         """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts."""
-        sizes = complete(map(bytes_of, values))
-        total = None if sizes is None else sum(sizes)
         kinds = sorted({"results" if each is None else each.type for each in readers})
         reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
-        self.entries.append(Entry(op, total, [v.key for v in values], reason, line_of(values[0].node)))
+        self.entries.append(Entry(op, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
-    def moved_shards(self, kind: str, values: Sequence[Exchanged], readers: Sequence[Node | None]) -> None:
+    def moved_shards(self, kind: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
         """Sums were scattered into flat shards, or flat shards gathered, in one collective."""
-        total = sum(value.shape.num_elements() * value.dtype.size for value in values)
         kinds = sorted({"the next step" if each is None else each.type for each in readers})
         reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
-        self.entries.append(Entry(kind, total, [v.key for v in values], reason, line_of(values[0].node)))
+        self.entries.append(Entry(kind, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
         """An operation is built as it is, because it is `reason`. `of_batch`: it depends on the batch's entries."""
@@ -162,11 +135,9 @@ class Report:
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
         """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
-        sizes = complete(map(bytes_of, node.outputs))
-        total = None if sizes is None else sum(sizes)
         values = [value.key for value in node.outputs]
         reason = f"{node.type} {why}"
-        self.entries.append(Entry(FROM_RANK_0, total, values, reason, line_of(node), count))
+        self.entries.append(Entry(FROM_RANK_0, bytes_of(*node.outputs), values, reason, line_of(node), count))
 
     def gathered_argument(self, kind: str, tensors: int = 1) -> None:
         """All ranks' rows of an argument, which consists of so many tensors, were gathered."""
@@ -179,23 +150,28 @@ class Report:
     def replicated_op(self, node: Node, sharded: Sequence[Value]) -> None:
         """An operation was built from replicated operands, for lack of a rule for those of them that are sharded."""
         if sharded and node.position not in self._intended:
-            self.replicated[node.type] = self.replicated.get(node.type, 0) + 1
+            self.replicated[node.type] += 1
 
     def add(self, other: Report) -> None:
         """Adds what was built in a branch or a loop's body."""
         self.entries += other.entries
         for name, of_batch in other.kept.items():
             self.kept[name] = self.kept.get(name, False) or of_batch
-        for each, count in other.replicated.items():
-            self.replicated[each] = self.replicated.get(each, 0) + count
+        self.replicated += other.replicated
 
 
-def bytes_of(value: Value) -> int | None:
-    """Returns the bytes of the global tensor if they are known now. Those of lists and strings are not."""
-    is_open = value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string)
-    count: int | None = None if is_open else value.shape.num_elements()
-    width: int = value.dtype.size
-    return None if count is None else count * width
+def _counted(kinds: Counter[str]) -> str:
+    return ", ".join(f"{kind} ({count})" for kind, count in sorted(kinds.items()))
+
+
+def bytes_of(*values: Value) -> int | None:
+    """Returns the bytes of global tensors if they are known now. Those of lists and strings are not."""
+    total = 0
+    for value in values:
+        if not value.shape.is_fully_defined() or value.dtype in (tf.variant, tf.resource, tf.string):
+            return None
+        total += value.shape.num_elements() * value.dtype.size
+    return total
 
 
 def _bytes_of_few_rows(value: Value) -> int:

@@ -49,17 +49,17 @@ class Plan:
     def _updated(self) -> set[Value]:
         """Returns the handles of variables that are assigned what is computed of sharded ones."""
         derived: set[Value] = set()
-        found: set[Value] = set()
+        result: set[Value] = set()
         for node in self._program.nodes:
-            if node.type == READ and (node.inputs[0] in self._sharded or node.inputs[0] in found):
+            if node.type == READ and (node.inputs[0] in self._sharded or node.inputs[0] in result):
                 derived.update(node.outputs)
             elif node.type in ASSIGNS and node.inputs[1] in derived:
-                found.add(node.inputs[0])
+                result.add(node.inputs[0])
             elif kind_of(node) is Kind.FORWARD:
                 derived.update(output for each, output in zip(node.inputs, node.outputs) if each in derived)
             elif any(each in derived and is_operand(each, node) for each in node.inputs):
                 derived.update(node.outputs)
-        return found
+        return result
 
     def _takes(self, reader: Node | None, value: Value) -> bool:
         """Whether a reader makes do with a shard of `value`."""

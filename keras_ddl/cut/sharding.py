@@ -7,8 +7,8 @@ it, at the latest at the end. So a weight that is decayed, updated and averaged 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -19,26 +19,16 @@ from keras_ddl.cut.flat_shards import Layout, refusal
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Made, Partial, Pending
 from keras_ddl.cut.program import BRANCHES, SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import of_parts
-from keras_ddl.cut.report import Exchanged
 from keras_ddl.cut.shard_plan import Plan, is_operand, reduces_all
 from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
 
 
-@dataclass(eq=False)
-class NewWeight:
-    """The shard that a weight was assigned, from which it will be gathered; requested as a `Value` is (`Exchanged`)."""
+class NewWeight(NamedTuple):
+    """The flat shard that a weight was assigned, from which it will be gathered."""
 
-    chunk: tf.Tensor
+    value: Value
     handle: tf.Tensor
-    shape: tf.TensorShape
-    dtype: tf.DType
-    node: Node
     before: list[tf.Operation]
-    index: int = -1
-
-    @property
-    def key(self) -> str:
-        return self.node.key
 
 
 class Sharding:
@@ -53,7 +43,6 @@ class Sharding:
         self._handles: set[Value] = set()
         self._plan: Plan | None = None
         self._new: dict[Hashable, NewWeight] = {}  # by reference to the handle
-        self._gathered: dict[NewWeight, tf.Tensor] = {}
         self._written: dict[Hashable, tf.Operation] = {}  # the assignments built here
 
     def hold(self, handle: Value) -> None:
@@ -70,10 +59,6 @@ class Sharding:
         if self._plan is None:
             self._plan = Plan(self._b.program, self._handles)
         return self._plan
-
-    def accept(self, gathered: Mapping[Exchanged, tf.Tensor]) -> None:
-        """Accepts gathered weights."""
-        self._gathered.update((new, tensor) for new, tensor in gathered.items() if isinstance(new, NewWeight))
 
     # ---- one operation
 
@@ -100,16 +85,17 @@ class Sharding:
         with tf.control_dependencies(list(dict.fromkeys(written))):
             if node.type in (*BRANCHES, *SHAPE_OPS):
                 return None
-            found = self._of_chunks(node)
-            if found is not None:
-                return found
+            result = self._of_chunks(node)
+            if result is not None:
+                return result
             self._settle(node)
             # Built here, where it waits for what was written.
             return self._apply_rules(node) if written else None
 
     def _read(self, node: Node) -> Made:
-        new = self._new.get(self._key(node.inputs[0]))
-        return [(self._b.make(node, [self._b.local(node.inputs[0])])[0] if new is None else new.chunk, FLAT_SHARD)]
+        b, handle = self._b, node.inputs[0]
+        new = self._new.get(self._key(handle))
+        return [(b.make(node, [b.local(handle)])[0] if new is None else b.local(new.value), FLAT_SHARD)]
 
     def _key(self, handle: Value) -> Hashable:
         """Returns a reference to a variable's handle: a branch may be given a variable twice."""
@@ -125,32 +111,32 @@ class Sharding:
             return False
         if node.type == ASSIGN:
             if not of_shard:
-                whole = b.replicated(value)
+                tensor = b.replicated(value)
                 del self._new[key]  # never to be seen
-                b.make(node, [b.local(handle), whole])
+                b.make(node, [b.local(handle), tensor])
                 return True
             chunk = b.local(value)
         else:
             change = b.flat_shard(value)
-            old = self._new[key].chunk if key in self._new else self._own_chunk(node)
+            old = b.local(self._new[key].value) if key in self._new else self._own_chunk(node)
             chunk = old + change if node.type == ASSIGN_ADD else old - change
         written = [self._written[key]] if key in self._written else []
         before = [*b.before, *b.made_now(), *written]
-        self._new[key] = NewWeight(chunk, b.local(handle), value.shape, value.dtype, node, before)
+        self._new[key] = NewWeight(b.new_value(node, value.tensor, chunk, FLAT_SHARD), b.local(handle), before)
         return True
 
     def _own_chunk(self, node: Node) -> tf.Tensor:
         b = self._b
         handle, value = node.inputs
         if b.writes is not None and not b.writes.is_early(b.local(handle)):
-            whole = b.writes.value(b.local(handle), value.dtype)
+            tensor = b.writes.value(b.local(handle), value.dtype)
         else:
             written = self._written.get(self._key(handle))
             with tf.control_dependencies([] if written is None else [written]):
-                whole = tf.raw_ops.ReadVariableOp(resource=b.local(handle), dtype=value.dtype)
-            b.ran(whole.op)
-        whole.set_shape(value.shape)
-        return b.exchange.layout(value).cut(whole, b.collectives.rank)
+                tensor = tf.raw_ops.ReadVariableOp(resource=b.local(handle), dtype=value.dtype)
+            b.ran(tensor.op)
+        tensor.set_shape(value.shape)
+        return b.exchange.layout(value).cut(tensor, b.collectives.rank)
 
     def _of_chunks(self, node: Node) -> Made | None:
         b = self._b
@@ -172,9 +158,9 @@ class Sharding:
         if not has_shards and not parts and not (output in self.plan.only and are_replicated):
             return None
         if PARTIAL in placements and not has_shards and self._goes_on_as_part(node):
-            found = of_parts(b, node)
-            if found is not None:
-                return found
+            result = of_parts(b, node)
+            if result is not None:
+                return result
         return [(self._entrywise(node), FLAT_SHARD)]
 
     def _goes_on_as_part(self, node: Node) -> bool:
@@ -196,11 +182,11 @@ class Sharding:
         if node.type == "L2Loss":
             return [(b.make(node, [chunk])[0], PARTIAL)]
         if node.type == "Mean":
-            found = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
+            result = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
         else:
-            found = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
+            result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
         row = row_of(node.type)
-        return [(tf.reshape(found, output.shape), Partial(row.combine if row is not None and row.combine else "sum"))]
+        return [(tf.reshape(result, output.shape), Partial(row.combine if row is not None and row.combine else "sum"))]
 
     def _scatter(self, node: Node) -> Made:
         """Scatters rows into the entries of a table that lie on this rank."""
@@ -237,15 +223,11 @@ class Sharding:
     def _write(self, due: list[Hashable]) -> None:
         """Writes weights that have new shards. Raises: Pending: they have yet to be gathered."""
         b = self._b
-        late = [each for each in due if self._new[each] not in self._gathered]
-        for each in late:
-            b.exchange.want_gather(self._new[each], self._new[each].chunk, b.node)
-        if late:
-            raise Pending
-        for each in due:
+        tensors = b.all_replicated([self._new[each].value for each in due])
+        for each, tensor in zip(due, tensors):
             new = self._new.pop(each)
             with tf.control_dependencies(None), tf.control_dependencies(new.before):
-                written = b.assign(ASSIGN, new.handle, self._gathered.pop(new))
+                written = b.assign(ASSIGN, new.handle, tensor)
             if written is not None:
                 self._written[each] = written
 

@@ -1,4 +1,4 @@
-"""Which sums are gradients of weights: the only ones that may be rounded on their way."""
+"""Recognizes gradients of weights among sums: only these may be rounded on their way."""
 
 from __future__ import annotations
 

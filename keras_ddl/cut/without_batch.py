@@ -1,9 +1,9 @@
-"""What of a step runs though its batch never comes.
+"""Runs what a step does without its batch, when the data ends.
 
 TensorFlow runs an operation as soon as its inputs are there. Where the data ends in the middle of a step (a dataset
 whose length is not known: its iterator raises OutOfRangeError), one process has by then run everything that does not
-depend on the batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same, here in
-so many words, because what a cut step writes waits for all of it.
+depend on the batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same
+explicitly, because what a cut step writes waits for all of it.
 """
 
 from __future__ import annotations

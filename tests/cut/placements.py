@@ -86,11 +86,11 @@ def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[_Trial]:
     rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
     traced = _Traced(case, ranks, rng)
     combinations = list(itertools.product(*map(traced.placements, range(len(traced.arrays)))))
-    combinations = [each for each in combinations if any(state != REPLICATED for state in each)]
+    combinations = [each for each in combinations if any(placement != REPLICATED for placement in each)]
     if limit is not None and len(combinations) > limit:
         combinations = [combinations[at] for at in sorted(rng.choice(len(combinations), limit, replace=False))]
-    for states in combinations:
-        yield _Trial(traced, states, rng)
+    for placements in combinations:
+        yield _Trial(traced, placements, rng)
 
 
 class _Traced:
@@ -152,13 +152,13 @@ class _Traced:
 class _Trial:
     """A program with a placement of each of its operands."""
 
-    def __init__(self, traced: _Traced, states: Sequence[Placement], rng: np.random.Generator) -> None:
-        self.traced, self.states = traced, states
-        self.locals = [self._local(array, state, rng) for array, state in zip(traced.arrays, states)]
+    def __init__(self, traced: _Traced, placements: Sequence[Placement], rng: np.random.Generator) -> None:
+        self.traced, self.placements = traced, placements
+        self.locals = [self._local(array, placement, rng) for array, placement in zip(traced.arrays, placements)]
 
     def __repr__(self) -> str:
         case = self.traced.case
-        return f"{case.type} {case.operands} {case.attrs} {[*self.states]}"
+        return f"{case.type} {case.operands} {case.attrs} {[*self.placements]}"
 
     def whole(self) -> list[tf.Tensor]:
         return list(self.traced._made(self._in_place(self.traced.arrays)))
@@ -186,21 +186,21 @@ class _Trial:
                 tensor = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
             local.append(tensor)
         return build_step(
-            Program(self.traced.graph, f"{number}/"), local, self.states, batch, collectives, report=Report()
+            Program(self.traced.graph, f"{number}/"), local, self.placements, batch, collectives, report=Report()
         )
 
-    def _local(self, array: np.ndarray, state: Placement, rng: np.random.Generator) -> list[np.ndarray]:
+    def _local(self, array: np.ndarray, placement: Placement, rng: np.random.Generator) -> list[np.ndarray]:
         ranks = self.traced.ranks
-        if isinstance(state, Replicated):
+        if isinstance(placement, Replicated):
             return [array] * ranks.size
-        if isinstance(state, Partial):
-            return _parts(array, state.op, ranks.size, rng, 2**27 if self.traced.case.type == "Cast" else 2**10)
-        blocks, unit = state.blocks.number, state.unit.number
-        front, back = array.shape[: state.axis], array.shape[state.axis + 1 :]
+        if isinstance(placement, Partial):
+            return _parts(array, placement.op, ranks.size, rng, 2**27 if self.traced.case.type == "Cast" else 2**10)
+        blocks, unit = placement.blocks.number, placement.unit.number
+        front, back = array.shape[: placement.axis], array.shape[placement.axis + 1 :]
         seen = array.reshape(*front, blocks, ranks.rows, unit, *back)
         found = []
         for first, mine in chunks(ranks.rows, ranks.size):
-            own = np.take(seen, range(first, first + mine), axis=state.axis + 1)
+            own = np.take(seen, range(first, first + mine), axis=placement.axis + 1)
             found.append(own.reshape(*front, blocks * mine * unit, *back))
         return found
 

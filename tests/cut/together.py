@@ -151,7 +151,7 @@ class Together:
         graph, rows = tf.Graph(), arguments[0].shape[0]
         outputs: list[Any] = [None] * size
         feeds: list[Any] = [None] * size
-        states = [Sharded(0)] * len(arguments) + [REPLICATED] * len(wholes)
+        placements = [Sharded(0)] * len(arguments) + [REPLICATED] * len(wholes)
 
         def make(rank: int, turns: Turns) -> None:
             first, count = chunks(rows, size)[rank]
@@ -164,7 +164,7 @@ class Together:
             outputs[rank] = build_step(
                 Program(self.graph),
                 local,
-                states,
+                placements,
                 batch,
                 Collectives(turns, rank),
                 report=self.reports[size][rank],

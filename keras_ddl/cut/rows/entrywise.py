@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.cut.dims import Dim, complete
-from keras_ddl.cut.extents import Extents, Numbers, Told, broadcast, extents, numbers
+from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, broadcast, extents, numbers
 from keras_ddl.cut.factors import Factors, Kind, Linear, broadcast_labels, labels_of, row
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
@@ -47,8 +47,8 @@ def _of_first(known: Extents, node: Node) -> Factors | None:
 
 
 def _broadcast(known: Extents, node: Node) -> Factors | None:
-    found = broadcast_labels([known.dims(each) for each in node.inputs])
-    return None if found is None else Factors(found[0], [found[1]])
+    result = broadcast_labels([known.dims(each) for each in node.inputs])
+    return None if result is None else Factors(result[0], [result[1]])
 
 
 for _type in UNARY:
@@ -78,12 +78,12 @@ def _select(known: Extents, node: Node) -> Factors | None:
 
 
 @extents("ApproximateEqual", "Betainc", "ClipByValue")
-def _broadcast_extents(known: Extents, node: Node) -> Told:
+def _broadcast_extents(known: Extents, node: Node) -> ResultExtents:
     return [broadcast([known.dims(each) for each in node.inputs])]
 
 
 @extents("CheckNumerics", "RandomShuffle", "ReverseSequence", "MatrixBandPart")
-def _first_extents(known: Extents, node: Node) -> Told:
+def _first_extents(known: Extents, node: Node) -> ResultExtents:
     return [known.dims(node.inputs[0])]
 
 
@@ -102,8 +102,8 @@ def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> Callable[[Extents, Node]
         if {len(a), len(b)} - {1, length}:
             return None
         pairs = zip(*(each * length if len(each) == 1 else each for each in (a, b)))
-        found = complete(apply(one, other) for one, other in pairs)
-        return None if found is None else Numbers(found, node.outputs[0].rank == 0)
+        result = complete(apply(one, other) for one, other in pairs)
+        return None if result is None else Numbers(result, node.outputs[0].rank == 0)
 
     return rule
 

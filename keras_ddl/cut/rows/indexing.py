@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.extents import Extents, Numbers, Told, extents, numbers
+from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
 from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, row
 from keras_ddl.cut.program import Node
 
@@ -18,8 +18,8 @@ def _gather(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(table, [position])
     assert labels is not None
     own = LABELS[len(table) :][: len(at) - batch]
-    found = labels[:position] + own + labels[position + 1 :]
-    return Factors([labels, labels[:batch] + own, None], [found])
+    result = labels[:position] + own + labels[position + 1 :]
+    return Factors([labels, labels[:batch] + own, None], [result])
 
 
 @row("ResourceGather")
@@ -36,20 +36,20 @@ def _one_hot(known: Extents, node: Node) -> Factors | None:
     if labels is None:
         return None
     axis = node.attr("axis", int) % (len(labels) + 1)
-    found = labels[:axis] + NEW + labels[axis:]
-    return Factors([labels, None, None, None], [found], new=known.number(node.inputs[1]))
+    result = labels[:axis] + NEW + labels[axis:]
+    return Factors([labels, None, None, None], [result], new=known.number(node.inputs[1]))
 
 
 @row("DenseBincount", combine="sum")
 def _bincount(known: Extents, node: Node) -> Factors | None:
     """Counts of each row [rows, n], or of all entries [n], which do not add up where they only say whether."""
     value, size, weights = node.inputs
-    labels, given = labels_of(known.dims(value)), known.dims(weights)
-    if not labels or given is None:
+    labels, weight_dims = labels_of(known.dims(value)), known.dims(weights)
+    if not labels or weight_dims is None:
         return None
     labels = labels[:-1] + (labels[-1].upper() if len(labels) > 1 or node.attr("binary_output", bool) else labels[-1])
-    unweighted = any(each == 0 for each in given)
-    if not unweighted and len(given) != len(labels):
+    unweighted = any(each == 0 for each in weight_dims)
+    if not unweighted and len(weight_dims) != len(labels):
         return None
     return Factors([labels, None, None if unweighted else labels], [labels[:-1] + NEW], new=known.number(size))
 
@@ -83,6 +83,6 @@ def _gathered_numbers(known: Extents, node: Node) -> Numbers | None:
 
 
 @extents("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
-def _segments(known: Extents, node: Node) -> Told:
+def _segments(known: Extents, node: Node) -> ResultExtents:
     data, ids, count = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.number(node.inputs[2])
     return [None if data is None or ids is None else (count, *data[len(ids) :])]

@@ -21,10 +21,10 @@ def _sparse_cross_entropy(known: Extents, node: Node) -> Factors:
 @row("SoftmaxCrossEntropyWithLogits")
 def _cross_entropy(known: Extents, node: Node) -> Factors | None:
     """Logits and labels are broadcast against each other."""
-    found = broadcast_labels([known.dims(each) for each in node.inputs])
-    if found is None:
+    labels = broadcast_labels([known.dims(each) for each in node.inputs])
+    if labels is None:
         return None
-    operands, result = [each.replace("b", "B") for each in found[0]], found[1].replace("b", "B")
+    operands, result = [each.replace("b", "B") for each in labels[0]], labels[1].replace("b", "B")
     return Factors(operands, [result[:1], result])
 
 

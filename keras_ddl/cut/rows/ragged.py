@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents, Numbers, Told, extents, numbers
+from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
 from keras_ddl.cut.program import Node, Value
 
 
 @extents("RaggedTensorToTensor")
-def _padded(known: Extents, node: Node) -> Told:
+def _padded(known: Extents, node: Node) -> ResultExtents:
     shape, values, _, *partitions = node.inputs
     dims, kinds, rank = known.dims(values), node.attr("row_partition_types", list), node.outputs[0].rank
     if dims is None or rank is None or rank != len(dims) + _ragged_rank(kinds):
@@ -35,13 +35,13 @@ def _nrows(known: Extents, kind: bytes, partition: Value) -> Dim | None:
 
 
 @extents("SparseToDense", "ScatterNd")
-def _scattered(known: Extents, node: Node) -> Told:
+def _scattered(known: Extents, node: Node) -> ResultExtents:
     shape = known.numbers(node.inputs[1 if node.type == "SparseToDense" else 2])
     return [None if shape is None or shape.is_scalar else _if_extents(shape.entries)]
 
 
 @extents("SparseTensorDenseMatMul")
-def _matmul(known: Extents, node: Node) -> Told:
+def _matmul(known: Extents, node: Node) -> ResultExtents:
     shape, dims = known.numbers(node.inputs[2]), known.dims(node.inputs[3])
     if shape is None or dims is None or len(shape.entries) != 2:
         return [None]
@@ -50,20 +50,20 @@ def _matmul(known: Extents, node: Node) -> Told:
 
 
 @extents("SparseSegmentSumWithNumSegments", "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments")
-def _segments(known: Extents, node: Node) -> Told:
+def _segments(known: Extents, node: Node) -> ResultExtents:
     dims, count = known.dims(node.inputs[0]), known.number(node.inputs[3])
     return [None if dims is None or count is None else [*_if_extents([count]), *dims[1:]]]
 
 
 @extents("SparseFillEmptyRows")
-def _filled(known: Extents, node: Node) -> Told:
+def _filled(known: Extents, node: Node) -> ResultExtents:
     shape = known.numbers(node.inputs[2])
     return [None, None, None if shape is None else _if_extents(shape.entries[:1]), None]
 
 
 @numbers("StringSplitV2")
 def _split(known: Extents, node: Node) -> list[Numbers | None]:
-    """Texts [n] are split into a sparse tensor of n rows."""
+    """Strings [n] are split into a sparse tensor of n rows."""
     dims, shape = known.dims(node.inputs[0]), node.outputs[2]
     return [None, None, None if dims is None else Numbers([dims[0], Dim.unknown("entry", shape.key, 1)])]
 

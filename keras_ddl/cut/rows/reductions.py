@@ -43,11 +43,11 @@ def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[in
 
 def _reduction(known: Extents, node: Node) -> Factors | None:
     value = node.inputs[0]
-    dims, found = known.dims(value), _reduced_axes(known, node.inputs[1])
+    dims, named = known.dims(value), _reduced_axes(known, node.inputs[1])
     labels = labels_of(dims)
-    if dims is None or found is None or labels is None or value.dtype == tf.string:
+    if dims is None or named is None or labels is None or value.dtype == tf.string:
         return None
-    axes, perhaps = {axis % max(len(dims), 1) for axis in found[0]}, found[1]
+    axes, perhaps = {axis % max(len(dims), 1) for axis in named[0]}, named[1]
     if node.attr("keep_dims", bool):
         result = "".join("1" if axis in axes else each for axis, each in enumerate(labels))
         return Factors([labels, None], [result])
@@ -56,10 +56,10 @@ def _reduction(known: Extents, node: Node) -> Factors | None:
 
 def axes_of(b: Context, node: Node) -> list[int] | None:
     """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 are, too."""
-    found = _reduction(b.extents, node)
-    if found is None or found.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+    factors = _reduction(b.extents, node)
+    if factors is None or factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
         return None
-    return _axes(found)
+    return _axes(factors)
 
 
 def _axes(factors: Factors) -> list[int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from keras_ddl.cut.dims import Dim, complete
-from keras_ddl.cut.extents import MOST_VALUES, Extents, Numbers, Told, broadcast, extents, numbers
+from keras_ddl.cut.extents import MOST_VALUES, Extents, Numbers, ResultExtents, broadcast, extents, numbers
 from keras_ddl.cut.program import Node
 
 
 @extents("Range")
-def _range_extents(known: Extents, node: Node) -> Told:
+def _range_extents(known: Extents, node: Node) -> ResultExtents:
     start, limit, step = (known.number(each) if each.dtype.is_integer else None for each in node.inputs)
     return [[limit] if start == 0 and step == 1 and limit is not None and limit.is_extent else None]
 
@@ -26,13 +26,13 @@ def _range(known: Extents, node: Node) -> Numbers | None:
 def _stitched(known: Extents, node: Node) -> Numbers | None:
     """How gradients of reductions compute the shape with the reduced axes kept: the later entry counts."""
     count = len(node.inputs) // 2
-    found: dict[int, Dim] = {}
+    result: dict[int, Dim] = {}
     for at, data in zip(node.inputs[:count], node.inputs[count:]):
         places, entries = known.constants(at), known.numbers(data)
         if places is None or entries is None or len(places) != len(entries.entries):
             return None
-        found.update(zip(places, entries.entries))
-    return Numbers([found[i] for i in range(len(found))]) if sorted(found) == list(range(len(found))) else None
+        result.update(zip(places, entries.entries))
+    return Numbers([result[i] for i in range(len(result))]) if sorted(result) == list(range(len(result))) else None
 
 
 @numbers("ConcatOffset")
@@ -41,12 +41,12 @@ def _offsets(known: Extents, node: Node) -> list[Numbers | None] | None:
     axis, shapes = known.constants(node.inputs[0]), complete(map(known.numbers, node.inputs[1:]))
     if axis is None or shapes is None or not 0 <= axis[0] < len(shapes[0].entries):
         return None
-    found: list[Numbers | None] = []
+    result: list[Numbers | None] = []
     start = Dim(0)
     for each in shapes:
-        found.append(Numbers([start if at == axis[0] else 0 for at in range(len(each.entries))]))
+        result.append(Numbers([start if at == axis[0] else 0 for at in range(len(each.entries))]))
         start = start + each.entries[axis[0]]
-    return found
+    return result
 
 
 @numbers("InvertPermutation")

@@ -93,12 +93,12 @@ class _Branches:
         makers = [lambda graph=graph, i=i: make(graph, f"branch_{i}") for i, graph in enumerate(self.graphs)]
         try:
             if self.node.type.endswith("Case"):
-                found = tf.switch_case(self.chosen, makers)
+                result = tf.switch_case(self.chosen, makers)
             else:
-                found = tf.cond(self.chosen, *makers)
+                result = tf.cond(self.chosen, *makers)
         except _Tried:
-            found = []
-        return (list(found) if isinstance(found, (list, tuple)) else [found]), inners
+            result = []
+        return (list(result) if isinstance(result, (list, tuple)) else [result]), inners
 
 
 def _outputs(inner: SubgraphBuilder, targets: Sequence[Placement]) -> list[tf.Tensor]:
@@ -110,11 +110,11 @@ def _outputs(inner: SubgraphBuilder, targets: Sequence[Placement]) -> list[tf.Te
         if target not in (REPLICATED, placement) and not (isinstance(placement, Replicated) and fits):
             raise _Stale
     inner.build({value: REPLICATED for value, target in pairs if isinstance(target, Replicated)})
-    found = [tf.identity(inner.redistributed(value, target)) for value, target in pairs]
-    for tensor, (value, target) in zip(found, pairs):
+    result = [tf.identity(inner.redistributed(value, target)) for value, target in pairs]
+    for tensor, (value, target) in zip(result, pairs):
         if not isinstance(target, (Sharded, FlatShard)) and value.dtype not in (tf.variant, tf.resource):
             tensor.set_shape(value.shape)
-    return [*found, tf.constant(0)]
+    return [*result, tf.constant(0)]
 
 
 def _stands_for(value: Value, placement: Placement) -> bool:
@@ -152,12 +152,12 @@ def _common(inners: Sequence[SubgraphBuilder], index: int) -> Placement:
     others = {inner.placement(value) for inner, value in ends} - {REPLICATED}
     if len(others) != 1:
         return REPLICATED
-    found = others.pop()
+    result = others.pop()
     replicated = [(inner, value) for inner, value in ends if isinstance(inner.placement(value), Replicated)]
-    if not replicated or found == PARTIAL:
-        return found
-    if isinstance(found, Sharded) and all(inner.can_shard(value, found) for inner, value in replicated):
-        return found
-    if isinstance(found, TensorList) and all(value.node.type == "OptionalNone" for _, value in replicated):
-        return found
+    if not replicated or result == PARTIAL:
+        return result
+    if isinstance(result, Sharded) and all(inner.can_shard(value, result) for inner, value in replicated):
+        return result
+    if isinstance(result, TensorList) and all(value.node.type == "OptionalNone" for _, value in replicated):
+        return result
     return REPLICATED

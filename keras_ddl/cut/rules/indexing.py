@@ -19,7 +19,7 @@ _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Context, node: Node) -> Made | None:
-    """Rows added up by index: each rank adds up its own. Where all rows are fewer bytes to move, they are gathered."""
+    """Each rank adds up its own rows by index, which gives parts; the rows are gathered where that is fewer bytes."""
     data, ids, count = node.inputs
     placement, dims = _sharding_of(b, ids, data), b.dims(data)
     if placement is None or dims is None or not isinstance(b.placement(count), Replicated):
@@ -33,7 +33,7 @@ def segment_sum(b: Context, node: Node) -> Made | None:
 
 @rule(SCATTER_ADD, SCATTER_SUB)
 def scatter(b: Context, node: Node) -> Made | None:
-    """Rows added to those of a variable: where that is fewer bytes, a table of sums is, which ranks sum."""
+    """Adds rows to those of a variable: as a table of sums, which ranks sum, where that is fewer bytes."""
     variable, indices, updates = node.inputs
     placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)

@@ -6,7 +6,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.contents import NONE_YET, Content, Entries, joined
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import complete
-from keras_ddl.cut.extents import Extents, Numbers, Told, contents, extents, numbers
+from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, contents, extents, numbers
 from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.placements import REPLICATED, Made, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
@@ -15,19 +15,19 @@ from keras_ddl.cut.registry import rule
 
 
 def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Tensor:
-    """Returns the shape of a rank's elements, given that of the global ones; what is left open (-1) stays so."""
+    """Returns the shape of a rank's elements from that of the global ones; what is left open (-1) stays so."""
     if operand.rank == 0:
         return b.replicated(operand)
     known = b.extents.numbers(operand)
     extents = complete(each.number for each in known.entries) if known is not None else None
     if extents is not None:
-        shape: list[Scalar] = [*extents]
-        shape[element.axis] = -1 if shape[element.axis] == -1 else b.local_extent(element)
-        return b.vector(shape, operand.dtype)
-    whole = tf.cast(b.replicated(operand), tf.int64)
-    local = tf.where(whole < 0, whole, tf.cast(b.local_extent(element), tf.int64))
-    here = tf.equal(tf.range(tf.size(whole)), element.axis)  # not ==, which compares objects in graphs of TensorFlow 1
-    return tf.cast(tf.where(here, local, whole), operand.dtype)
+        entries: list[Scalar] = [*extents]
+        entries[element.axis] = -1 if entries[element.axis] == -1 else b.local_extent(element)
+        return b.vector(entries, operand.dtype)
+    shape = tf.cast(b.replicated(operand), tf.int64)
+    local = tf.where(shape < 0, shape, tf.cast(b.local_extent(element), tf.int64))
+    here = tf.equal(tf.range(tf.size(shape)), element.axis)  # not ==, which compares objects in graphs of TensorFlow 1
+    return tf.cast(tf.where(here, local, shape), operand.dtype)
 
 
 def _list_placement(b: Context, value: Value) -> TensorList | None:
@@ -68,8 +68,8 @@ def _new(known: Extents, node: Node) -> Content:
 
 
 def _declared(known: Extents, shape: Value) -> Entries | None:
-    found = known.numbers(shape)
-    return None if found is None or found.is_scalar else found.entries
+    result = known.numbers(shape)
+    return None if result is None or result.is_scalar else result.entries
 
 
 @rule("TensorListFromTensor", of_replicated=True)
@@ -135,8 +135,8 @@ def _put(known: Extents, node: Node) -> Content | None:
 
 
 def _of_element(known: Extents, declared: Entries | None, value: Value) -> Content:
-    found = known.numbers(value)
-    return Content(declared, known.dims(value), None if found is None else found.entries)
+    result = known.numbers(value)
+    return Content(declared, known.dims(value), None if result is None else result.entries)
 
 
 @rule("TensorListResize")
@@ -177,18 +177,18 @@ def pop_back(b: Context, node: Node) -> Made | None:
 
 
 @extents("TensorListGetItem")
-def _got(known: Extents, node: Node) -> Told:
+def _got(known: Extents, node: Node) -> ResultExtents:
     return [_element_dims(known, node, node.inputs[2])]
 
 
 @extents("TensorListStack", "TensorListGather")
-def _stacked(known: Extents, node: Node) -> Told:
+def _stacked(known: Extents, node: Node) -> ResultExtents:
     dims = _element_dims(known, node, node.inputs[-1])
     return [None if dims is None else (None, *dims)]
 
 
 @extents("TensorListPopBack")
-def _popped(known: Extents, node: Node) -> Told:
+def _popped(known: Extents, node: Node) -> ResultExtents:
     return [None, _element_dims(known, node, node.inputs[1])]
 
 
@@ -285,7 +285,7 @@ def open_optional(b: Context, node: Node) -> Made | None:
 
 
 @extents("OptionalGetValue")
-def _opened(known: Extents, node: Node) -> Told:
+def _opened(known: Extents, node: Node) -> ResultExtents:
     return [_element_dims(known, node, None), *[None] * (len(node.outputs) - 1)]
 
 

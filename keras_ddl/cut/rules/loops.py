@@ -112,10 +112,10 @@ class _Loop:
             inner.build({})
             self._compare(inner)
             ends = [(inner.program.outputs[i], placements[i]) for i in self.carried]
-            found = [tf.identity(inner.redistributed(value, placement)) for value, placement in ends]
-            for tensor, shape in zip(found, shapes):
+            tensors = [tf.identity(inner.redistributed(value, placement)) for value, placement in ends]
+            for tensor, shape in zip(tensors, shapes):
                 tensor.set_shape(shape)
-            return found
+            return tensors
 
         # Rounds that overlap would draw in another order on each rank.
         at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations", int)
@@ -184,7 +184,7 @@ class _Loop:
             self.assumed.placements[self._positions[value]] = placement
 
     def _compare(self, inner: SubgraphBuilder) -> None:
-        """Compares what a round ends with with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
+        """Compares the end of a round with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
         changed = False
         placements, all_dims, contents = self.assumed
         for i in self.carried:

@@ -93,8 +93,8 @@ def _moment(b: Context, node: Node, placement: Sharded, part: str) -> tf.Tensor:
     axes, tensor, dims = _axes(b, node, placement), b.sharded(node.inputs[0], placement), _dims(b, node.inputs[0])
     others = product(ONE if axis == placement.axis else dims[axis] for axis in axes)
     count = _as(tensor, b.number(others)) * _as(tensor, b.local_extent(placement))
-    found = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
-    return found + tf.cast(tf.equal(count, 0), found.dtype) if part == own.VARIANCE else found
+    result = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
+    return result + tf.cast(tf.equal(count, 0), result.dtype) if part == own.VARIANCE else result
 
 
 def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:

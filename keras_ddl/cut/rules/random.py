@@ -6,7 +6,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import philox
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, product
-from keras_ddl.cut.extents import Extents, Told, extents
+from keras_ddl.cut.extents import Extents, ResultExtents, extents
 from keras_ddl.cut.local_shapes import Vector
 from keras_ddl.cut.placements import Made, Sharded
 from keras_ddl.cut.program import Node
@@ -70,6 +70,6 @@ def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
 
 
 @extents(*_BY_COUNTER, *_OTHERS.split())
-def _drawn(known: Extents, node: Node) -> Told:
+def _drawn(known: Extents, node: Node) -> ResultExtents:
     shape = known.numbers(node.inputs[0])
     return [None if shape is None else shape.entries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, complete, product
-from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, Numbers, Told, extents, numbers, reshaped
+from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, Numbers, ResultExtents, extents, numbers, reshaped
 from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.placements import REPLICATED, Made, Partial, Replicated, Sharded
 from keras_ddl.cut.program import SHAPE_OPS, Node
@@ -19,7 +19,7 @@ def shape(b: Context, node: Node) -> Made | None:
     shapes = complete(map(b.dims, node.inputs))
     if shapes is None:
         return None
-    found = []
+    result = []
     for dims, output in zip(shapes, node.outputs):
         if node.type == "Rank":
             entries = b.scalar(len(dims), output.dtype)
@@ -27,8 +27,8 @@ def shape(b: Context, node: Node) -> Made | None:
             entries = b.scalar(product(dims), output.dtype)
         else:
             entries = b.vector(dims, output.dtype)
-        found.append((entries, REPLICATED))
-    return found
+        result.append((entries, REPLICATED))
+    return result
 
 
 @numbers("Shape", "ShapeN")
@@ -54,13 +54,13 @@ def reshape(b: Context, node: Node) -> Made | None:
     before, after = b.dims(value), b.dims(node.outputs[0])
     if before is None or after is None or not isinstance(placement, Sharded):
         return None
-    found = placement_after(before, after, placement, b.rows)
+    result = placement_after(before, after, placement, b.rows)
     # Of a batch of one row, any extent is a unit.
-    if found is None or _is_named_by(found.unit, node.outputs[0].key):
+    if result is None or _is_named_by(result.unit, node.outputs[0].key):
         return None
     shape = _global_shape(b, before, after, node)
-    shape[found.axis] = b.local_extent(found)
-    return [(tf.reshape(b.local(value), b.vector(shape)), found)]
+    shape[result.axis] = b.local_extent(result)
+    return [(tf.reshape(b.local(value), b.vector(shape)), result)]
 
 
 def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Scalar]:
@@ -107,7 +107,7 @@ def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) ->
 
 
 @extents("Reshape")
-def _reshape_extents(known: Extents, node: Node) -> Told:
+def _reshape_extents(known: Extents, node: Node) -> ResultExtents:
     wanted = known.numbers(node.inputs[1])
     if wanted is None:
         return [None]
@@ -151,7 +151,7 @@ def filled(b: Context, node: Node) -> Made:
 
 
 @extents("Fill")
-def _filled_extents(known: Extents, node: Node) -> Told:
+def _filled_extents(known: Extents, node: Node) -> ResultExtents:
     shape = known.numbers(node.inputs[0])
     return [None if shape is None or any(each == -1 for each in shape.entries) else shape.entries]
 

@@ -8,7 +8,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, complete, total
-from keras_ddl.cut.extents import Dims, Extents, Numbers, Told, extents, numbers
+from keras_ddl.cut.extents import Dims, Extents, Numbers, ResultExtents, extents, numbers
 from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.placements import PARTIAL, Made, Partial, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
@@ -194,10 +194,10 @@ def concat(b: Context, node: Node) -> Made | None:
         if not all(b.can_shard(each, first) for each in parts):
             return None
     else:
-        found = complete(_as_blocks(b, each, shape, first) for each, shape in zip(parts, dims))
-        if found is None:
+        blocks = complete(_as_blocks(b, each, shape, first) for each, shape in zip(parts, dims))
+        if blocks is None:
             return None
-        shards, result = found, Sharded(at, total([each.blocks for each in found]), first.unit)
+        shards, result = blocks, Sharded(at, total([each.blocks for each in blocks]), first.unit)
     b.all_replicated([each for each, placement in zip(parts, placements) if isinstance(placement, Partial)])
     tensors = [b.sharded(each, shard) for each, shard in zip(parts, shards)]
     return [(b.make(node, [*tensors, b.replicated(along)])[0], result)]
@@ -213,7 +213,7 @@ def _as_blocks(b: Context, value: Value, dims: Dims, other: Sharded) -> Sharded 
 
 
 @extents("ConcatV2")
-def _concat_extents(known: Extents, node: Node) -> Told:
+def _concat_extents(known: Extents, node: Node) -> ResultExtents:
     parts, axis = complete(map(known.dims, node.inputs[:-1])), known.number(node.inputs[-1])
     if parts is None or axis is None or axis.number is None or not parts[0]:
         return [None]
@@ -264,6 +264,6 @@ def tile(b: Context, node: Node) -> Made | None:
 
 
 @extents("Tile")
-def _tile_extents(known: Extents, node: Node) -> Told:
+def _tile_extents(known: Extents, node: Node) -> ResultExtents:
     dims, times = known.dims(node.inputs[0]), known.numbers(node.inputs[1])
     return [None if dims is None or times is None else [a * b for a, b in zip(dims, times.entries)]]

@@ -1,7 +1,7 @@
 """What an optimizer keeps for a large weight, in shards: Strategy(shard_optimizer=True).
 
 A slot is made as Keras makes it, and at once exchanged for a `ShardedVariable`: to Keras a variable of the weight's
-shape, which has no memory of its own; beside it this rank's chunk (cut/shards.py). A step that is traced on the whole
+shape, which has no memory of its own; beside it this rank's chunk (cut/flat_shards.py). A step traced on the whole
 batch reads and assigns it as ever, and the cut computes with the chunks. Anything else that reads it is refused, unless
 it has been gathered (gathered_slots.py): there is no way to read a number that is not the slot's.
 """
