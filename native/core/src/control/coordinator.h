@@ -63,7 +63,6 @@ class Coordinator {
 
   // True while some rank may still submit a collective that failed without it, or more of a failed step.
   bool HasTombstones(double now);
-  bool HasLeft(int rank) const { return left_[static_cast<size_t>(rank)]; }
   // While this is true, every request must go through the coordinator: some rank takes part without submitting anything
   // itself.
   bool AnyJoined() const { return num_joined_ > 0; }

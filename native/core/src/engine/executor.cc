@@ -59,7 +59,7 @@ Status Executor::Run(const Request& request, const Decision& decision, bool* bro
 
 Status Executor::RunJoined(const Decision& decision, bool* broken) {
   try {
-    return RunWithMemory(stand_in_.RequestFor(*decision.submitted, transport_.size), decision, broken);
+    return RunWithMemory(neutral_.RequestFor(*decision.submitted, transport_.size), decision, broken);
   } catch (const std::exception&) {
     return OutOfMemory(*decision.submitted, broken);
   }

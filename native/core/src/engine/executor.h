@@ -8,8 +8,8 @@
 
 #include "control/message.h"
 #include "engine/feedback.h"
+#include "engine/neutral_request.h"
 #include "engine/request.h"
-#include "engine/stand_in.h"
 #include "hierarchy/hierarchical_collectives.h"
 
 namespace ddl {
@@ -28,7 +28,7 @@ class Executor {
   // What is to be reported of the collectives so far, once; "" for nothing.
   std::string TakeWarning() { return std::exchange(warning_, {}); }
   // The rank's join has ended: frees what RunJoined kept.
-  void EndJoin() { stand_in_.Forget(); }
+  void EndJoin() { neutral_.Forget(); }
 
  private:
   Status RunWithMemory(const Request& request, const Decision& decision, bool* broken);
@@ -43,7 +43,7 @@ class Executor {
 
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;
-  StandIn stand_in_;
+  NeutralRequest neutral_;
   Feedback feedback_;
   std::string warning_;
 };

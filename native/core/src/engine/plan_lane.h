@@ -1,6 +1,5 @@
-// PlanLane: how ranks run planned collectives without asking the coordinator. Of an engine that runs nothing else: its
-// thread, memory and messages are apart from those of the communicator that it serves, so what the coordinator has
-// decided there and what is planned here never wait for each other.
+// PlanLane: how ranks agree on what runs next by plan, without asking the coordinator. Part of a PlannedQueue, whose
+// endpoint carries its messages.
 //
 // Ranks go from round to round. In each, a rank posts in the memory of its group what it runs next (plan, index, run,
 // name, all terms), as soon as it has that. When all ranks of the group have posted, and between groups their leaders
@@ -36,6 +35,7 @@ class PlanLane {
            PlannedRuns::Demote demote);
 
   PlannedRuns& runs() { return runs_; }
+  const PlannedRuns& runs() const { return runs_; }
   // Does what it can without waiting. *run: what all ranks run now, or nullptr. *moved: whether anything was done.
   Status Progress(double now, std::unique_ptr<Request>* run, bool* moved);
   // A rank has failed in its run of a plan, here or elsewhere: until Resume this rank waits for nobody, and leaves what

@@ -1,7 +1,7 @@
-// StandIn: the request of a rank that has joined and therefore has none of its own: neutral data, and memory for
+// NeutralRequest: the request of a rank that has joined and therefore has none of its own: neutral data, and memory for
 // results that nobody reads.
-#ifndef KERAS_DDL_CORE_ENGINE_STAND_IN_H_
-#define KERAS_DDL_CORE_ENGINE_STAND_IN_H_
+#ifndef KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_
+#define KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_
 
 #include <cstdint>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace ddl {
 
-class StandIn {
+class NeutralRequest {
  public:
   // This rank's request for the collective that other ranks have `submitted`. Its buffers belong to this object and are
   // valid until the next call. `size`: ranks of the communicator.
@@ -28,4 +28,4 @@ class StandIn {
 };
 
 }  // namespace ddl
-#endif  // KERAS_DDL_CORE_ENGINE_STAND_IN_H_
+#endif  // KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_

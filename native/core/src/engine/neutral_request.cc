@@ -1,4 +1,4 @@
-#include "engine/stand_in.h"
+#include "engine/neutral_request.h"
 
 #include <numeric>
 
@@ -6,7 +6,7 @@
 
 namespace ddl {
 
-Request StandIn::RequestFor(const Announcement& submitted, int size) {
+Request NeutralRequest::RequestFor(const Announcement& submitted, int size) {
   Request request;
   request.announcement = submitted;
   Announcement& own = request.announcement;
@@ -40,7 +40,7 @@ Request StandIn::RequestFor(const Announcement& submitted, int size) {
       request.buffers.push_back({Reserve(0), nullptr, 0});
       request.user = this;
       request.allocate = [](void* user, const uint64_t* rows, int ranks) -> void* {
-        auto& self = *static_cast<StandIn*>(user);
+        auto& self = *static_cast<NeutralRequest*>(user);
         return self.Reserve(std::accumulate(rows, rows + ranks, uint64_t{0}) * self.row_bytes_);
       };
       break;
@@ -50,7 +50,7 @@ Request StandIn::RequestFor(const Announcement& submitted, int size) {
   return request;
 }
 
-char* StandIn::Reserve(uint64_t bytes) {
+char* NeutralRequest::Reserve(uint64_t bytes) {
   if (memory_.size() <= bytes) memory_ = std::vector<char>(bytes + 1);  // no bytes have an address, too
   return memory_.data();
 }

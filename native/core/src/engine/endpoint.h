@@ -1,0 +1,139 @@
+// Endpoint: one rank's end of a group of ranks: its transport and shared memory, who of the others is alive, and the
+// collectives over them, one at a time. It decides nothing about order: queue.h does.
+//
+// Used by one communication thread, which owns the transport, and by a calling thread while that is inside
+// (submissions.h); what other threads may call says so.
+#ifndef KERAS_DDL_CORE_ENGINE_ENDPOINT_H_
+#define KERAS_DDL_CORE_ENGINE_ENDPOINT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/waiter.h"
+#include "control/channel.h"
+#include "control/message.h"
+#include "engine/executor.h"
+#include "engine/request.h"
+#include "engine/submissions.h"
+#include "hierarchy/hierarchical_collectives.h"
+#include "liveness/heartbeat.h"
+#include "liveness/peer_watch.h"
+#include "liveness/rank_locations.h"
+#include "shm/group_memory.h"
+
+namespace ddl {
+
+class Endpoint {
+ public:
+  // COLLECTIVE over the ranks of the transport, which the endpoint owns from then on (also on failure).
+  static Status Create(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<Endpoint>* out);
+  ~Endpoint() { Close(); }
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // Destroys the transport, once. REQUIRES: Cancel, where anything was sent.
+  void Close();
+
+  int rank() const { return transport_.rank; }
+  int size() const { return transport_.size; }
+  const ddl_transport& transport() const { return transport_; }
+  const std::vector<int>& group() const { return group_; }
+  double deadline_s() const { return deadline_s_; }
+  double warn_after_s() const { return warn_after_s_; }
+  std::string Describe() const;
+  GroupMemory& memory() { return *memory_; }
+  const GroupMemory& memory() const { return *memory_; }
+  const RankLocations& locations() const { return locations_; }
+  Submissions& submissions() { return submissions_; }
+  ControlChannel& channel() { return channel_; }
+  const ControlChannel& channel() const { return channel_; }
+  HierarchicalCollectives& collectives() { return collectives_; }
+  Executor& executor() { return executor_; }
+  // Times to poll before the first sched_yield.
+  int spins() const { return waiter_.spins(); }
+
+  // Marks the calling thread as a communication thread, for Health and warnings. Once per thread.
+  static void EnterCommunicationThread();
+
+  // COLLECTIVE. Runs a request, or this rank's part in one of others after it has joined, and returns its status. When
+  // the ranks fall out of step the communicator breaks.
+  Status Run(const Request& request, const Decision& decision);
+  Status RunJoined(const Decision& decision);
+
+  // Calls `handle` with each control message that has arrived, but acts on aborts itself. False: none has.
+  bool TakeMessages(const std::function<void(int peer, const std::string& bytes)>& handle);
+  // Rank `rank` has said that it leaves.
+  void MarkLeft(int rank) { left_[static_cast<size_t>(rank)] = true; }
+  bool left(int rank) const { return left_[static_cast<size_t>(rank)]; }
+
+  // endpoint_health.cc. Whether all ranks are there and the communicator can be used. To be called many times a second,
+  // also while a collective runs: it shows the others that this rank is alive. On a calling thread: what
+  // OnCallingThread has set.
+  Status Health();
+  // While a calling thread is inside it waits with this `health`, and is named by `running` in warnings.
+  void OnCallingThread(std::function<Status()> health, std::function<std::string()> running);
+  // DDL_UNAVAILABLE when this communicator was stopped a while ago and a collective still runs. Any thread.
+  Status CheckStopped() const;
+
+  // Once not OK, every request fails with it.
+  const Status& broken() const { return broken_; }
+  // Gives the communicator up on all ranks: they are told, and OnBroken is called. Only the first time.
+  void Break(const Status& status);
+  // Only here; OnBroken is not called.
+  void SetBroken(const Status& status) { broken_ = status; }
+  void OnBroken(std::function<void(const Status&)> fail) { on_broken_ = std::move(fail); }
+  // Shows the ranks of the group that this one has broken, and why.
+  void PublishBroken(const Status& status);
+  void PublishLeft();
+
+  void Warn(const std::string& message) const;
+  // One rank of a group warns for all that wait: usually the lowest. Whether it is this one.
+  bool WarnsForGroup(double seconds);
+  // The ranks that show no sign of life; "" for none.
+  std::string DescribeSuspects() const;
+  // Adds these to the message of a collective that made no progress.
+  Status WithSuspects(const Status& status) const;
+  // " It fails after 300 s."; "" without a deadline.
+  std::string DescribeDeadline() const;
+
+  // Sends what is queued, for a while, then cancels messages in flight. Required before Close.
+  void Drain();
+
+ private:
+  Endpoint(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
+           RankLocations locations, const std::vector<int>& group);
+  bool HasLeft(int rank);
+  double WarnStalled(const std::string& waits_for, double seconds);
+  template <typename Execute>
+  Status RunAs(const Announcement& announcement, Execute execute);
+
+  const ddl_transport transport_;
+  const std::vector<int> group_;
+  const double deadline_s_;
+  const double warn_after_s_;
+  void (*const warn_)(void* user, const char* message);
+  void* const warn_user_;
+  std::unique_ptr<GroupMemory> memory_;
+  const RankLocations locations_;
+  Submissions submissions_;
+  PeerWatch peer_watch_;
+  ControlChannel channel_;
+  Heartbeat heartbeat_;
+  Waiter waiter_;
+  HierarchicalCollectives collectives_;
+  Executor executor_;
+  Status broken_;
+  std::function<void(const Status&)> on_broken_ = [](const Status&) {};
+  std::function<Status()> health_of_caller_ = [] { return Status(); };
+  std::function<std::string()> running_of_caller_ = [] { return std::string(); };
+  std::vector<bool> left_;                                   // by rank
+  std::vector<ControlChannel::Received> deferred_messages_;  // arrived during a collective; see HasLeft
+  const Announcement* running_ = nullptr;                    // the collective under way
+  bool closed_ = false;
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_ENGINE_ENDPOINT_H_

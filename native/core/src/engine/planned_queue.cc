@@ -1,0 +1,166 @@
+#include "engine/planned_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/trace.h"
+#include "base/waiter.h"
+#include "control/coordinator.h"
+#include "engine/engine_block.h"
+
+namespace ddl {
+namespace {
+
+// How long ranks wait for one that has nothing to run.
+constexpr double kPatienceSeconds = 2.0;
+
+double PatienceOf(const Endpoint& endpoint) {
+  double patience_s = kPatienceSeconds;
+  for (const double limit : {endpoint.warn_after_s(), endpoint.deadline_s()}) {
+    if (limit > 0) patience_s = std::min(patience_s, limit / 4);
+  }
+  return patience_s;
+}
+
+}  // namespace
+
+PlannedQueue::PlannedQueue(Endpoint& endpoint, Submissions& demoted_to)
+    : Queue(endpoint),
+      demoted_to_(demoted_to),
+      lane_(endpoint.transport(), endpoint.memory(), endpoint.group(), PatienceOf(endpoint),
+            [this](std::unique_ptr<Request> request) { Demote(std::move(request)); }) {}
+
+void PlannedQueue::Submit(std::unique_ptr<Request> request) {
+  if (request->small) num_small_.fetch_add(1, std::memory_order_relaxed);
+  submissions_.Submit(std::move(request));
+}
+
+void PlannedQueue::Skip(const PlanPlace& place) {
+  // In the order of the requests: the same place may come again. Nothing has to wake for it unless something waits.
+  auto mark = std::make_unique<Request>();
+  mark->place = place;
+  submissions_.Mark(std::move(mark), false);
+}
+
+void PlannedQueue::Hurry() {
+  hurries_ = true;
+  submissions_.Ring();
+}
+
+void PlannedQueue::Resume() {
+  hurries_ = false;
+  submissions_.Mark(std::make_unique<Request>(), true);  // before whatever is submitted from now on
+}
+
+void PlannedQueue::Add(std::unique_ptr<Request> request) {
+  const bool is_mark = request->done == nullptr;
+  if (is_mark && request->place.size == 0) {
+    lane_.Resume();
+  } else if (is_mark) {
+    lane_.runs().Skip(request->place, Now());
+  } else {
+    lane_.runs().Add(std::move(request), Now());
+  }
+}
+
+void PlannedQueue::Demote(std::unique_ptr<Request> request) {
+  num_demoted_.fetch_add(1, std::memory_order_relaxed);
+  const bool small = request->small;
+  submissions_.CountEnded();
+  demoted_to_.Submit(std::move(request));
+  if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void PlannedQueue::Finish(const Request& request, const Status& status) {
+  if (request.small) num_small_.fetch_sub(1, std::memory_order_relaxed);
+  Queue::Finish(request, status);
+}
+
+void PlannedQueue::Handle(int peer, const std::string& bytes) {
+  if (TypeOf(bytes) != MessageType::kLeave) return;
+  endpoint_.MarkLeft(peer);
+  Close(DecodeText(bytes));
+}
+
+bool PlannedQueue::Progress() {
+  if (hurries_) lane_.Hurry();
+  if (!endpoint_.broken().ok()) {
+    const bool any = !lane_.runs().empty();
+    lane_.runs().DemoteAll();
+    return any;
+  }
+  bool moved = false;
+  std::unique_ptr<Request> request;
+  Status status = lane_.Progress(Now(), &request, &moved);
+  if (!status.ok()) {
+    endpoint_.Break(status);
+    return true;
+  }
+  if (request == nullptr) return moved;
+  num_run_.fetch_add(1, std::memory_order_relaxed);
+  Decision decision;
+  if (request->announcement.kind == DDL_ALL_GATHER) {
+    decision.rows.assign(static_cast<size_t>(endpoint_.size()),
+                         request->announcement.rows);  // as all ranks have posted
+  }
+  const double started = Trace::Stamp();
+  status = endpoint_.Run(*request, decision);
+  if (started > 0) request->TraceRun(started, started, status.code());
+  Finish(*request, status);
+  return true;
+}
+
+bool PlannedQueue::CheckUnbroken() {
+  if (!CheckHealth()) return false;
+  if (lane_.HasLost()) {
+    Close("a rank has left");
+    return false;
+  }
+  const double since = lane_.waits_since();
+  if (since == 0) {
+    warn_after_ = endpoint_.warn_after_s();
+    return false;
+  }
+  const double waited = Now() - since;
+  const bool fails = endpoint_.deadline_s() > 0 && waited > endpoint_.deadline_s();
+  if (!fails && (warn_after_ <= 0 || waited <= warn_after_)) return false;
+  const std::string waits = (lane_.posted() == nullptr ? "A plan" : Label(lane_.posted()->announcement)) +
+                            " has waited " + std::to_string(static_cast<int>(waited)) + " s for " +
+                            lane_.DescribeMissing() + ", whose communication thread does not answer." +
+                            endpoint_.DescribeSuspects();
+  if (fails) {
+    endpoint_.Break({DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow."});
+    return false;
+  }
+  warn_after_ = 2 * waited;
+  if (endpoint_.WarnsForGroup(waited)) endpoint_.Warn(waits + endpoint_.DescribeDeadline());
+  return false;
+}
+
+void PlannedQueue::Close(const std::string& why) {
+  if (!endpoint_.broken().ok()) return;
+  endpoint_.SetBroken({DDL_UNAVAILABLE, why});
+  lane_.runs().DemoteAll();
+  const std::string text = EncodeText(MessageType::kLeave, why);
+  for (int rank = 1; endpoint_.rank() == 0 && rank < endpoint_.size(); ++rank) {
+    if (!endpoint_.left(rank)) endpoint_.channel().Send(rank, text);
+  }
+}
+
+void PlannedQueue::Fail(const Status& status) {
+  // What came during the collective that failed must not wait for another deadline elsewhere.
+  TakeSubmissions();
+  for (auto& request : lane_.runs().TakeAll()) Finish(*request, WithPendingRequest(status, request->announcement));
+}
+
+std::string PlannedQueue::Promised() const {
+  const Request* const posted = endpoint_.broken().ok() ? lane_.posted() : nullptr;
+  return posted == nullptr ? "" : Label(posted->announcement);
+}
+
+int64_t PlannedQueue::SleepUs(double idle_s) const {
+  if (lane_.NeedsPolling()) return PollUs(idle_s);
+  return AnyPending() ? 20'000 : 50'000;
+}
+
+}  // namespace ddl

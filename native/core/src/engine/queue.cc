@@ -1,0 +1,97 @@
+#include "engine/queue.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "control/coordinator.h"
+
+namespace ddl {
+namespace {
+
+// How often a leaving rank checks whether a calling thread has finished.
+constexpr unsigned kInlinePollUs = 100;
+
+}  // namespace
+
+Queue::Queue(Endpoint& endpoint) : endpoint_(endpoint), submissions_(endpoint.submissions()) {
+  endpoint.OnBroken([this](const Status& status) { Fail(status); });
+}
+
+bool Queue::TakeSubmissions() {
+  std::vector<std::unique_ptr<Request>> requests;
+  Status failure;
+  if (!submissions_.Take(&requests, &failure)) return false;
+  if (!failure.ok()) endpoint_.Break(endpoint_.WithSuspects(failure));
+  for (auto& request : requests) Add(std::move(request));
+  return !requests.empty();
+}
+
+bool Queue::TakeMessages() {
+  return endpoint_.TakeMessages([this](int peer, const std::string& bytes) { Handle(peer, bytes); });
+}
+
+bool Queue::Check() {
+  if (endpoint_.broken().ok()) return CheckUnbroken();
+  // When rank 0 leaves, a calling thread may be in a collective with the others: keep checking on it.
+  const Status health = submissions_.IsInside() ? endpoint_.Health() : Status();
+  if (!health.ok()) endpoint_.PublishBroken(health);
+  return false;
+}
+
+bool Queue::CheckHealth() {
+  const Status health = endpoint_.Health();
+  if (!health.ok()) endpoint_.Break(health);
+  return health.ok();
+}
+
+void Queue::Finish(const Request& request, const Status& status) {
+  request.ticket.reset();
+  submissions_.CountEnded();
+  request.done(request.user, status.code(), status.message().c_str());
+}
+
+Status Queue::WithPendingRequest(const Status& status, const Announcement& announcement) {
+  return {status.code(), status.message() + " (pending: " + Label(announcement) + ")"};
+}
+
+int64_t Queue::PollUs(double idle_s) { return std::clamp<int64_t>(static_cast<int64_t>(idle_s * 1e6 / 8), 20, 500); }
+
+void Queue::Leave() {
+  // The other ranks need a calling thread that is in a collective. After a while it gives up by itself.
+  while (submissions_.IsInside()) {
+    (void)CheckHealth();
+    usleep(kInlinePollUs);
+  }
+  std::vector<std::unique_ptr<Request>> late;
+  Status failure;
+  (void)submissions_.Take(&late, &failure);
+  if (!failure.ok()) endpoint_.Break(failure);
+  const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
+  for (auto& request : late) {
+    if (request->done != nullptr) Finish(*request, closed);
+  }
+  const std::string promised = Promised();
+  Fail(closed);
+  // The others may already be running what this rank has announced, and would wait for it.
+  if (!promised.empty()) {
+    endpoint_.Break({DDL_UNAVAILABLE, "rank " + std::to_string(endpoint_.rank()) + " has left while " + promised +
+                                          " was pending there (its process ended or called shutdown)"});
+  }
+  if (endpoint_.broken().ok()) {
+    SendLast();
+    if (endpoint_.rank() != 0) endpoint_.channel().Send(0, EncodeText(MessageType::kLeave, ""));
+    const std::string text = EncodeText(
+        MessageType::kLeave, "rank 0 has left (its process ended or called shutdown); no collective can follow");
+    for (int rank = 1; endpoint_.rank() == 0 && rank < endpoint_.size(); ++rank) {
+      if (!endpoint_.left(rank)) endpoint_.channel().Send(rank, text);
+    }
+    endpoint_.PublishLeft();
+  }
+  endpoint_.Drain();
+  Cancel();
+}
+
+}  // namespace ddl

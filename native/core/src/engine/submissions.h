@@ -1,0 +1,74 @@
+// Submissions: hands requests from the threads that submit them to the communication thread, and keeps the memory of
+// the group for one of them at a time: either the communication thread takes requests, or one calling thread is inside
+// (inline_path.h).
+//
+// Why that suffices: a calling thread enters only when nothing of its rank is outstanding, and nothing is taken, hence
+// announced, before it has left. A collective is decided when every rank has announced it: hence before any rank's
+// thread entered (then it was outstanding), or after every rank's thread has left.
+#ifndef KERAS_DDL_CORE_ENGINE_SUBMISSIONS_H_
+#define KERAS_DDL_CORE_ENGINE_SUBMISSIONS_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/request.h"
+#include "shm/group_memory.h"
+
+namespace ddl {
+
+class Submissions {
+ public:
+  // `memory` must outlive this.
+  explicit Submissions(GroupMemory& memory) : memory_(memory) {}
+
+  // Any thread. Hands `request` over and wakes the communication thread; once stopped, fails it instead.
+  void Submit(std::unique_ptr<Request> request);
+  // Any thread. Adds a mark among the requests, which is nothing to wait for: a request without `done`. `wakes`:
+  // always; else only when something is outstanding.
+  void Mark(std::unique_ptr<Request> mark, bool wakes);
+  // Any thread. Wakes the communication thread.
+  void Ring();
+  // Any thread. Whether a submitted request has not ended yet.
+  bool HasOutstanding();
+
+  // A calling thread that would use the group's memory. Enter: false when it must not. Leave: `failure` other than OK
+  // says that the ranks are out of step; the communication thread then breaks the communicator.
+  bool Enter();
+  void Leave(const Status& failure);
+
+  // The communication thread. Takes what was submitted, in order, and the failure of a calling thread. False: a calling
+  // thread is inside, which rings when it leaves.
+  bool Take(std::vector<std::unique_ptr<Request>>* requests, Status* failure);
+  // A request that was submitted here has ended, or goes elsewhere. Call it before whoever waits for the request knows:
+  // that thread may enter at once.
+  void CountEnded();
+  bool IsInside();
+  // From now on no calling thread enters.
+  void Refuse() { usable_ = false; }
+
+  // From now on requests are refused; the communication thread is woken and ends.
+  void Stop();
+  bool stopped() const { return stop_; }
+  // For how long, in seconds; 0: not stopped.
+  double seconds_stopped() const;
+  // After Stop, when the communication thread has ended: no other thread touches the group's memory while or after
+  // `free` runs.
+  void FreeMemory(const std::function<void()>& free);
+
+ private:
+  GroupMemory& memory_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Request>> submitted_;  // guarded by mutex_
+  bool inside_ = false;                              // guarded by mutex_: a calling thread
+  Status failure_;                                   // guarded by mutex_
+  std::atomic<bool> usable_{true};
+  std::atomic<bool> stop_{false};
+  std::atomic<double> stopped_at_{0};
+};
+
+}  // namespace ddl
+#endif  // KERAS_DDL_CORE_ENGINE_SUBMISSIONS_H_

@@ -1,0 +1,106 @@
+// Endpoints by themselves: what runs at the same time on all ranks, and what the others learn when one gives up or
+// leaves.
+#include "engine/endpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/endpoints.h"
+#include "several_groups.h"
+
+namespace ddl_test {
+namespace {
+
+TEST(EndpointTest, RunsWhatAllRanksRun) {
+  for (const std::vector<int>& group : Groups()) {
+    RunEndpoints(group, [](std::unique_ptr<ddl::Endpoint> endpoint, int) {
+      for (const size_t count : {0u, 1u, 10'000u}) {
+        OwnSum sum("sum", count);
+        const ddl::Status status = endpoint->Run(sum.request(), {});
+        EXPECT_TRUE(status.ok()) << status.message();
+        EXPECT_EQ(sum.data(), std::vector<float>(count, static_cast<float>(endpoint->size())));
+      }
+      EXPECT_TRUE(endpoint->broken().ok());
+      endpoint->Drain();
+    });
+  }
+}
+
+// Looked at as a communication thread does, until `ends`.
+template <typename Ends>
+void Watch(ddl::Endpoint& endpoint, Ends ends) {
+  for (int i = 0; i < 10'000 && !ends(); ++i) {
+    endpoint.TakeMessages([&](int peer, const std::string& bytes) {
+      if (ddl::TypeOf(bytes) == ddl::MessageType::kLeave) endpoint.MarkLeft(peer);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+TEST(EndpointTest, WhenOneBreaksTheOthersLearnWhy) {
+  for (const std::vector<int>& group : Groups()) {
+    std::atomic<int> learned{0};
+    RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
+      ddl::Endpoint::EnterCommunicationThread();
+      int calls = 0;
+      endpoint->OnBroken([&](const ddl::Status&) { ++calls; });
+      if (rank == endpoint->size() - 1) {
+        endpoint->Break({DDL_ABORTED, "enough"});
+        endpoint->Break({DDL_ABORTED, "again"});
+      } else {
+        Watch(*endpoint, [&] {
+          const ddl::Status health = endpoint->Health();
+          if (!health.ok()) endpoint->Break(health);
+          return !endpoint->broken().ok();
+        });
+      }
+      EXPECT_EQ(endpoint->broken().code(), DDL_ABORTED);
+      EXPECT_TRUE(Contains(endpoint->broken().message(), "enough"));
+      EXPECT_EQ(calls, 1);
+      ++learned;
+      Watch(*endpoint, [&] { return learned == endpoint->size(); });  // nobody dies before all know
+      endpoint->Drain();
+    });
+    EXPECT_EQ(learned, static_cast<int>(group.size()));
+  }
+}
+
+TEST(EndpointTest, ARankThatHasSaidThatItLeavesIsNotLost) {
+  for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 1}}) {
+    std::atomic<bool> seen{false};
+    RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
+      ddl::Endpoint::EnterCommunicationThread();
+      if (rank == 1) {
+        endpoint->channel().Send(0, ddl::EncodeText(ddl::MessageType::kLeave, ""));
+        endpoint->PublishLeft();
+        Watch(*endpoint, [&] { return seen.load(); });
+      } else {
+        Watch(*endpoint, [&] { return endpoint->left(1); });
+        EXPECT_TRUE(endpoint->left(1));
+        EXPECT_TRUE(endpoint->Health().ok()) << endpoint->Health().message();
+        seen = true;
+      }
+      endpoint->Drain();
+    });
+  }
+}
+
+TEST(EndpointTest, ACallingThreadWaitsWithAHealthOfItsOwn) {
+  RunEndpoints({0}, [](std::unique_ptr<ddl::Endpoint> endpoint, int) {
+    endpoint->OnCallingThread([] { return ddl::Status(DDL_ABORTED, "interrupted"); }, [] { return std::string(); });
+    EXPECT_EQ(endpoint->Health().message(), "interrupted");
+    std::thread([&] {
+      ddl::Endpoint::EnterCommunicationThread();
+      EXPECT_TRUE(endpoint->Health().ok());
+    }).join();
+  });
+}
+
+}  // namespace
+}  // namespace ddl_test

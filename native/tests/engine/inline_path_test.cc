@@ -1,0 +1,79 @@
+// The inline path by itself, without any communication thread.
+#include "engine/inline_path.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "engine/endpoints.h"
+
+namespace ddl_test {
+namespace {
+
+constexpr uint32_t kLongPatienceUs = 20'000'000;
+
+struct Sum {
+  Sum(const char* name, size_t count) : data(count, 1), buffer{data.data(), data.data(), count} {
+    request.kind = DDL_ALL_REDUCE;
+    request.num_buffers = 1;
+    request.buffers = &buffer;
+    request.name = name;
+  }
+  std::vector<float> data;
+  ddl_buffer buffer;
+  ddl_request request{};
+};
+
+TEST(InlinePathTest, RunsWhatAllCallingThreadsRun) {
+  for (const int size : {1, 2, 4}) {
+    RunEndpoints(AllTogether(size), [&](std::unique_ptr<ddl::Endpoint> endpoint, int) {
+      ddl::InlinePath path(*endpoint);
+      for (const size_t count : {0u, 1u, 5000u, 300'000u}) {
+        Sum sum("sum", count);
+        EXPECT_EQ(path.TryRun(sum.request, kLongPatienceUs), 1);
+        EXPECT_EQ(sum.data, std::vector<float>(count, static_cast<float>(size)));
+      }
+      EXPECT_EQ(path.num_run(), 4u);
+    });
+  }
+}
+
+TEST(InlinePathTest, LeavesWhatDiffersAlone) {
+  RunEndpoints({0, 0}, [](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
+    ddl::InlinePath path(*endpoint);
+    Sum differs(rank == 0 ? "a" : "b", 10);
+    EXPECT_EQ(path.TryRun(differs.request, kLongPatienceUs), 0);
+    EXPECT_EQ(differs.data, std::vector<float>(10, 1));
+    Sum sum("sum", 10);
+    EXPECT_EQ(path.TryRun(sum.request, kLongPatienceUs), 1);
+  });
+}
+
+TEST(InlinePathTest, WithdrawsWhenTheOthersDoNotCome) {
+  std::atomic<bool> tried{false};
+  RunEndpoints({0, 0}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
+    ddl::InlinePath path(*endpoint);
+    if (rank == 0) {
+      Sum alone("alone", 10);
+      EXPECT_EQ(path.TryRun(alone.request, 100), 0);
+      tried = true;
+    }
+    while (!tried) std::this_thread::yield();
+    Sum sum("sum", 10);
+    EXPECT_EQ(path.TryRun(sum.request, kLongPatienceUs), 1);
+  });
+}
+
+TEST(InlinePathTest, IsNotForRanksOfSeveralGroups) {
+  RunEndpoints({0, 1}, [](std::unique_ptr<ddl::Endpoint> endpoint, int) {
+    ddl::InlinePath path(*endpoint);
+    Sum sum("sum", 10);
+    EXPECT_EQ(path.TryRun(sum.request, kLongPatienceUs), 0);
+  });
+}
+
+}  // namespace
+}  // namespace ddl_test

@@ -1,0 +1,138 @@
+// The queue of plans with its thread, by itself. What it demotes stays in a heap of the test.
+#include "engine/planned_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/communication_thread.h"
+#include "engine/endpoints.h"
+#include "several_groups.h"
+
+namespace ddl_test {
+namespace {
+
+constexpr uint32_t kSums = 4;
+
+std::unique_ptr<OwnSum> Planned(uint64_t run, uint32_t index, size_t count) {
+  auto sum = std::make_unique<OwnSum>("sum" + std::to_string(index), count);
+  sum->request().place = {7, run, index, kSums};
+  return sum;
+}
+
+class Rank {
+ public:
+  explicit Rank(ddl::Endpoint& endpoint)
+      : demoted_(endpoint.memory()), queue_(endpoint, demoted_), thread_(endpoint, queue_) {
+    EXPECT_TRUE(thread_.Start().ok());
+  }
+  ddl::PlannedQueue& queue() { return queue_; }
+  std::vector<std::unique_ptr<ddl::Request>> WaitForDemoted(size_t count) {
+    std::vector<std::unique_ptr<ddl::Request>> all;
+    for (int i = 0; i < 20'000 && all.size() < count; ++i) {
+      std::vector<std::unique_ptr<ddl::Request>> some;
+      ddl::Status failure;
+      EXPECT_TRUE(demoted_.Take(&some, &failure));
+      for (auto& request : some) all.push_back(std::move(request));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    for (size_t i = 0; i < all.size(); ++i) demoted_.CountEnded();
+    return all;
+  }
+
+ private:
+  ddl::Submissions demoted_;
+  ddl::PlannedQueue queue_;
+  ddl::CommunicationThread thread_;
+};
+
+// Runs a step, its sums submitted from the last to the first.
+void RunStep(Rank& rank, uint64_t run, int size) {
+  std::deque<std::unique_ptr<OwnSum>> sums;
+  for (uint32_t i = kSums; i-- > 0;) {
+    sums.push_back(Planned(run, i, 1000));
+    rank.queue().Submit(sums.back()->Take());
+  }
+  for (auto& sum : sums) {
+    const Outcome outcome = sum->Wait();
+    EXPECT_EQ(outcome.code, DDL_OK) << outcome.message;
+    EXPECT_EQ(sum->data(), std::vector<float>(1000, static_cast<float>(size)));
+  }
+}
+
+TEST(PlannedQueueTest, RunsAPlanWithoutAMessageToRankZero) {
+  for (const std::vector<int>& group : Groups()) {
+    Meeting all(group.size());
+    RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int) {
+      Rank rank(*endpoint);
+      for (uint64_t run = 1; run <= 10; ++run) RunStep(rank, run, endpoint->size());
+      EXPECT_EQ(rank.queue().num_run(), 10u * kSums);
+      EXPECT_EQ(rank.queue().num_demoted(), 0u);
+      EXPECT_EQ(endpoint->channel().sent().messages, 0u);
+      all.Wait();
+    });
+  }
+}
+
+TEST(PlannedQueueTest, DemotesWhatDiffersOnAllRanksAndThenFollowsThePlanAgain) {
+  for (const std::vector<int>& group : Groups()) {
+    Meeting all(group.size());
+    RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
+      Rank rank(*endpoint);
+      RunStep(rank, 1, endpoint->size());
+      std::deque<std::unique_ptr<OwnSum>> sums;
+      for (uint32_t i = 0; i < kSums; ++i) {
+        sums.push_back(Planned(2, i, i == 1 && number == 1 ? 999 : 1000));
+        rank.queue().Submit(sums.back()->Take());
+      }
+      EXPECT_EQ(sums[0]->Wait().code, DDL_OK);
+      const auto demoted = rank.WaitForDemoted(kSums - 1);
+      EXPECT_EQ(demoted.size(), kSums - 1);
+      for (uint32_t i = 1; i < kSums; ++i) EXPECT_FALSE(sums[i]->IsDone());
+      EXPECT_EQ(rank.queue().num_demoted(), kSums - 1);
+      EXPECT_FALSE(rank.queue().HasOutstanding());
+      for (const auto& request : demoted) request->ticket.reset();  // as when it has ended
+      RunStep(rank, 3, endpoint->size());
+      all.Wait();
+    });
+  }
+}
+
+// Rows are free in an all_gather; by plan it runs where they are equal.
+TEST(PlannedQueueTest, GathersEqualRowsAndDemotesOthers) {
+  Meeting all(3);
+  RunEndpoints({0, 0, 2}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
+    Rank rank(*endpoint);
+    for (uint64_t run = 1; run <= 2; ++run) {
+      const uint64_t rows = run == 2 && number == 1 ? 2 : 1;
+      OwnSum gather("rows", rows * 3);
+      ddl::Request& request = gather.request();
+      request.announcement.kind = DDL_ALL_GATHER;
+      request.announcement.rows = rows;
+      request.announcement.row_count = 3;
+      request.buffers[0].out = nullptr;
+      request.place = {9, run, 0, 1};
+      request.allocate = [](void*, const uint64_t*, int) -> void* {
+        static thread_local std::vector<float> memory(64);  // of the communication thread
+        return memory.data();
+      };
+      rank.queue().Submit(gather.Take());
+      if (run == 1) {
+        EXPECT_EQ(gather.Wait().code, DDL_OK);
+        EXPECT_EQ(rank.queue().num_run(), 1u);
+      } else {
+        EXPECT_EQ(rank.WaitForDemoted(1).size(), 1u);
+      }
+    }
+    all.Wait();
+  });
+}
+
+}  // namespace
+}  // namespace ddl_test
