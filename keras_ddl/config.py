@@ -1,7 +1,7 @@
 """Every environment variable that keras_ddl reads, in one table. Nothing else in the package reads KERAS_DDL_*.
 
 `get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type, and a
-KERAS_DDL_* variable that is not in the table (a misspelt one would be ignored in silence), are ConfigErrors.
+KERAS_DDL_* variable that is not in the table (a misspelt one would be silently ignored), are ConfigErrors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras_ddl.errors import ConfigError
 T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
-# What the wrapper of a rank leaves in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
+# The wrapper of a rank creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
 ENDED_FILE = "ended.{rank}"
 
 
@@ -40,16 +40,23 @@ class Variable:
         return PREFIX + self.name
 
 
-def _isa(text: str) -> str:
-    if text not in ("baseline", "avx2", "avx512"):
-        raise ValueError("one of 'baseline', 'avx2', 'avx512'")
-    return text
+def _one_of(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"one of {', '.join(map(repr, values))}")
+        return text
+
+    return parse
 
 
-def _kernels(text: str) -> str:
-    if text not in ("auto", "async", "sync"):
-        raise ValueError("one of 'auto', 'async', 'sync'")
-    return text
+def _at_least(least: int, what: str = "a whole number") -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = _parse(int, text, f"{what}, {least} or more")
+        if value < least:
+            raise ValueError(f"{what}, {least} or more")
+        return value
+
+    return parse
 
 
 def _seconds(text: str) -> float:
@@ -73,11 +80,7 @@ def _percent(text: str) -> float:
     return value
 
 
-def _bytes(text: str) -> int:
-    value = _parse(int, text, "a whole number of bytes")
-    if value < 1:
-        raise ValueError("a whole number of bytes, 1 or more")
-    return value
+_bytes = _at_least(1, "a whole number of bytes")
 
 
 def _bytes_or_auto(text: str) -> int | str:
@@ -87,18 +90,11 @@ def _bytes_or_auto(text: str) -> int | str:
         raise ValueError(f"{error}, or 'auto'") from None
 
 
-def _count(text: str) -> int:
-    value = _parse(int, text, "a whole number, 0 or more")
-    if value < 0:
-        raise ValueError("a whole number, 0 or more")
-    return value
-
-
 def _host_rank(text: str) -> tuple[int, int, str]:
-    found = re.fullmatch(r"(\d+)/(\d+)@(/.+)", text)
-    if not found or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)@(/.+)", text)
+    if not match or int(match[1]) >= int(match[2]):
         raise ValueError("rank/size@directory, as `keras-ddl run` sets it; it is not meant for users")
-    return int(found[1]), int(found[2]), found[3]
+    return int(match[1]), int(match[2]), match[3]
 
 
 def _switch(text: str) -> bool:
@@ -122,11 +118,11 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "percent": _percent,
     "bytes": _bytes,
     "bytes or auto": _bytes_or_auto,
-    "count": _count,
+    "count": _at_least(0),
     "0 or 1": _switch,
     "rank/size@directory": _host_rank,
-    "isa": _isa,
-    "kernels": _kernels,
+    "isa": _one_of("baseline", "avx2", "avx512"),
+    "kernels": _one_of("auto", "async", "sync"),
 }
 
 _TABLE = (
@@ -135,7 +131,7 @@ _TABLE = (
         "RACK",
         "text",
         None,
-        "Name of the rack (or switch) of this host, set on every host: links between racks then carry less (mode 'p').",
+        "Name of this host's rack (or switch), set on every host: links between racks then carry less (mode 'p').",
     ),
     Variable(
         "WARN_AFTER_SECONDS",
@@ -153,24 +149,24 @@ _TABLE = (
         "LOST_AFTER_SECONDS",
         "seconds, 1 or more",
         8.0,
-        "A host that shows no sign of life for this long is given up (RankLostError): longer than a saturated link "
+        "A host without a sign of life for this long counts as lost (RankLostError): longer than a saturated link "
         "delays messages. Ranks of one host are watched through the operating system instead.",
     ),
-    Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory through which one host's ranks reduce."),
+    Variable("STAGING_BYTES", "bytes", 64 << 20, "Bound on the shared memory in which one host's ranks reduce."),
     Variable(
         "FEEDBACK_BYTES",
         "bytes",
         4 << 30,
-        "Bound on the memory in which a rank keeps what rounding took away from compressed sums, for the next ones. "
-        "Beyond it that of the sums made longest ago is dropped, with a warning.",
+        "Bound on a rank's memory for the rounding errors of compressed sums, which the next sums add. Above it those "
+        "of the least recent sums are dropped, with a warning.",
     ),
     Variable(
         "CMA",
         "0 or 1",
         True,
-        "1: the ranks of a host may read and write each other's buffers directly (cross memory attach), if the "
-        "system allows it (Yama: only with kernel.yama.ptrace_scope=0) and that is measured to be faster; 0: through "
-        "shared memory only.",
+        "1: the ranks of a host may read and write each other's buffers directly (cross memory attach), if the system "
+        "allows it (Yama: only with kernel.yama.ptrace_scope=0) and measurements show it to be faster; 0: shared "
+        "memory only.",
     ),
     Variable(
         "BUCKET_BYTES",
@@ -190,22 +186,22 @@ _TABLE = (
         "DRIFT_CHECK_PERCENT",
         "percent",
         1.0,
-        "The part of the training time in which the ranks of a Strategy compare their weights, in addition to the ends "
-        "of epochs; 0 for never: then a difference goes unnoticed.",
+        "Share of the training time for comparing the weights of a Strategy's ranks, in addition to the ends of "
+        "epochs; 0 for never: then a difference is not noticed.",
     ),
     Variable(
         "DATA_CHECK_BATCHES",
         "count",
         20,
-        "Besides the first batches, every batch with a multiple of this number is compared between ranks, as far as a "
-        "digest shows, because ranks take their rows from the same batch; 0: none.",
+        "Besides the first batches, every batch whose number is a multiple of this is compared between ranks by a "
+        "digest, because ranks take their rows from the same batch; 0: none.",
     ),
     Variable(
         "SHARD_FROM_ELEMENTS",
         "count",
         65536,
-        "Strategy(shard_optimizer=True) holds in shards what optimizers keep for weights of so many elements or more; "
-        "rank 0's counts.",
+        "Strategy(shard_optimizer=True) shards the optimizers' slots of weights with this many elements or more; rank "
+        "0's value counts.",
     ),
     Variable(
         "ISA",
@@ -217,8 +213,8 @@ _TABLE = (
         "TF_KERNELS",
         "kernels",
         "auto",
-        "Kernels of the TensorFlow ops: 'async' frees TensorFlow's threads while ranks wait, but relies on an internal "
-        "of TensorFlow; 'auto' takes it for the versions it was tested with, and 'sync' for others.",
+        "Kernels of the TensorFlow ops: 'async' frees TensorFlow's threads while ranks wait, but uses an internal "
+        "interface of TensorFlow; 'auto' uses it for tested versions, and 'sync' for others.",
     ),
     Variable(
         "TIMELINE",
@@ -234,7 +230,7 @@ _TABLE = (
         "Whether `keras-ddl run` checks that hosts can be reached, have the same versions and room in /dev/shm, before "
         "the ranks start.",
     ),
-    Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was started again."),
+    Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
     Variable(
         "JOB_DIR",
         "path",
@@ -246,7 +242,7 @@ _TABLE = (
         "COMMIT_DIR",
         "path",
         None,
-        "Where commits of hvd.elastic are kept, such as shared storage; default: in KERAS_DDL_JOB_DIR.",
+        "Directory for commits of hvd.elastic, such as shared storage; default: in KERAS_DDL_JOB_DIR.",
     ),
     Variable(
         "RANK_PROCESS",
@@ -254,14 +250,14 @@ _TABLE = (
         0,
         "Set by init: the process id of the rank, so that its child processes know that they are not ranks.",
     ),
-    Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank leaves the report of an uncaught exception."),
-    Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: where it reports to."),
+    Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank writes the report of an uncaught exception."),
+    Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: the launcher's address."),
     Variable(
         "HOST_RANK",
         "rank/size@directory",
         None,
-        "Set by the launcher where it starts all ranks on its host without mpirun: which one this is, and where the "
-        "ranks have their sockets.",
+        "Set by the launcher if it starts all ranks on its host without mpirun: which one this is, and the directory "
+        "of the ranks' sockets.",
     ),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )
@@ -274,7 +270,7 @@ def get(name: str) -> Any:
 
     Raises:
         ConfigError: the value is not of the row's type.
-        KeyError: `name` is not in the table (a defect of the caller).
+        KeyError: `name` is not in the table (a bug of the caller).
     """
     row = VARIABLES[name]
     return _value(row, os.environ.get(row.environment_name, ""))
@@ -334,7 +330,7 @@ def check_environment() -> None:
         get(row.name)
 
 
-# IBM's algorithms for an all-reduce: in a mode their letter stands before the dimensions, or alone.
+# IBM's algorithms for an all-reduce: a letter before the dimensions of a mode, or alone.
 IBM_MODES = "prbnmc"
 
 
@@ -344,17 +340,12 @@ def mode_from_environment() -> str:
         words = os.environ.get("DDL_OPTIONS", "").split()
         for flag, value in zip(words, words[1:]):
             if flag in ("-mode", "--mode"):
-                return "p" if value in IBM_MODES else value  # a letter alone leaves the dimensions open
+                return "p" if value in IBM_MODES else value  # a letter alone has no dimensions
     return str(get("MODE"))
 
 
-def describe() -> list[tuple[Variable, Any, bool]]:
-    """Returns (row, value in effect, whether the environment sets it) for every variable, in the table's order."""
-    return [(row, get(row.name), is_set(row.name)) for row in _TABLE]
-
-
 def version() -> str:
-    """Returns the version of keras_ddl that is installed."""
+    """Returns the installed version of keras_ddl."""
     from importlib import metadata
 
     try:
@@ -363,14 +354,14 @@ def version() -> str:
         return "0+not.installed"
 
 
-# ---- What the launcher's variables say before MPI is initialised; afterwards only the communicator counts ------------
+# ---- the launcher's variables, for before MPI is initialized; afterwards the communicator counts ---------------------
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher that started this process; `size` is None where it does not tell.
+    """The launcher that started this process. `size`: None if unknown.
 
-    `directory`: where all ranks are on one host and meet without MPI, of their sockets.
+    `directory`: of the ranks' sockets, if all are on one host without MPI.
     """
 
     name: str
@@ -380,7 +371,7 @@ class Launcher:
 
 
 # Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
-# set it as well, and it does not tell the size.
+# set it as well, and it has no variable for the size.
 _LAUNCHERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
@@ -389,12 +380,12 @@ _LAUNCHERS = (
     ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("PMIx", "PMIX_RANK", ""),
 )
-# An mpirun sets one of these. Our launcher takes them away from its ranks, but a rank may start an mpirun in its turn.
+# An mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start an mpirun.
 _OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher | None:
-    """Returns the launcher that started this process as a rank; None when it was started alone."""
+    """Returns the launcher that started this process as a rank; None without one."""
     environ = os.environ if environ is None else environ
     own = environ.get(VARIABLES["HOST_RANK"].environment_name, "")
     if own and not any(name in environ for name in _OF_AN_MPIRUN):
@@ -411,7 +402,7 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher | None:
 
 
 def allocation_size(environ: Mapping[str, str] | None = None) -> int | None:
-    """Returns the tasks of the Slurm allocation around a process that no launcher started; None outside of one.
+    """Returns the number of tasks of the Slurm allocation around a process without a launcher; None outside of one.
 
     More than 1 means that the script was probably meant to run on several ranks.
     """
@@ -422,16 +413,16 @@ def allocation_size(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def host_key() -> str:
-    """Returns a text that is equal exactly for processes that can share memory: one kernel, host name and IPC space.
+    """Returns a string that is equal exactly for processes that can share memory: one kernel, host name and IPC space.
 
-    The boot id separates machines that were given one name; the IPC namespace separates containers.
+    The boot id distinguishes machines of equal names; the IPC namespace distinguishes containers.
     """
     parts = [socket.gethostname()]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(Path("/proc/self/ns/ipc").readlink()))
     except OSError:
-        pass  # not Linux, or a hardened /proc: the host name has to do
+        pass  # not Linux, or a hardened /proc: only the host name
     return " ".join(parts)
 
 

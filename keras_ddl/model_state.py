@@ -1,7 +1,7 @@
-"""A Keras model's state in a checkpoint: which variables, under which keys, written and read back.
+"""Saves a Keras model's state to a checkpoint, and restores it.
 
-Weights are kept under `weights/<path of the Keras variable>`, the keys that the base graph's variables also have, so
-an export copies key to key and needs neither Keras nor the model's code. Metrics are left out.
+Weights are stored under `weights/<path of the Keras variable>`. The base graph's variables have the same keys, so an
+export copies key by key and needs neither Keras nor the model's code. Metrics are not saved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "weights_of",
 ]
 
-COMPLETE = "keras_variables"  # the attribute by which an export knows what `trackable` returns
+COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
 _SEED = "seed_generator_state"
 _WHAT = "A checkpoint"
 
@@ -43,15 +43,15 @@ Table = Sequence[Sequence[Any]]  # rows [key, dtype name, shape]
 
 
 class Base(Protocol):
-    """What `save_checkpoint` asks of an export.BaseGraph."""
+    """The part of export.BaseGraph that `save_checkpoint` uses."""
 
-    name: str | None  # of the part of the model whose graph it is; None: the model's own
+    name: str | None  # the part of the model whose graph this is; None: the model itself
 
     def extra_variables(self) -> Mapping[str, Any]:
-        """Variables that the graph reads and the model does not track, by key."""
+        """Returns variables that the graph reads and the model does not track, by key."""
 
     def evidence(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """(arrays for golden.npz: sample rows and their answers, record for state.json), with the current weights."""
+        """Returns (arrays for golden.npz: sample rows and outputs, record for state.json), for the current weights."""
 
 
 def save_checkpoint(
@@ -69,21 +69,20 @@ def save_checkpoint(
 ) -> ckpt.Checkpoint:
     """Writes weights, BatchNormalization statistics, seeds and optimizer state to `ckpt_dir/ckpt-<step>/`, atomically.
 
-    To be called by one process (rank 0); contains no collective. What is saved does not depend on the Strategy.
+    Call it in one process (rank 0); it is not collective. The result does not depend on the Strategy.
 
     Args:
         model: a built keras.Model.
-        step: optimizer steps taken, the checkpoint's name; one of the same step is replaced.
-        epoch: epochs finished, which is the `initial_epoch` of a resumed fit.
-        metrics: name -> number; what 'best' compares.
-        monitor, mode: the metric that 'best' takes by default, and 'min', 'max' or 'auto'.
-        optimizer: also keep the optimizer's variables (if the model has an optimizer that is built).
-        base: what export.write_base_graph returned in this process; adds the golden outputs that an export compares
-            with, and a record of whether the graph still answers as the live model does. Several, of parts of the
-            model, as a list.
+        step: number of optimizer steps, which names the checkpoint; one of the same step is replaced.
+        epoch: number of finished epochs, which is the `initial_epoch` of a resumed fit.
+        metrics: name -> number, for choosing the best checkpoint.
+        monitor, mode: the default metric of 'best', and 'min', 'max' or 'auto'.
+        optimizer: also save the optimizer's variables (if the model has a built optimizer).
+        base: the result of export.write_base_graph in this process; adds the golden outputs that an export compares
+            with, and a record of whether graph and live model have equal outputs. A list for several parts.
         extra: JSON values to be returned by `restore_checkpoint`.
     Returns: the checkpoint written.
-    Raises: CheckpointError: the model is not built; not writable; disk full. Nothing half-written is left.
+    Raises: CheckpointError: the model is not built; not writable; disk full. No partial checkpoint is left.
     Cost: one write and one read (SHA-256) of the state; with `base`, two forward passes of the sample.
     """
     snapshot = take(model, optimizer=optimizer, base=base)
@@ -99,21 +98,22 @@ def take(
     base: Base | Sequence[Base] | None = None,
     evidence: bool = True,
 ) -> Snapshot:
-    """Returns a model's state as of now, to be written by `ckpt.write(..., snapshot.fill)`; the model may train on.
+    """Returns a snapshot of a model's state, to be written by `ckpt.write(..., snapshot.fill)`; training may continue.
 
     Args:
-        optimizer, base: as in `save_checkpoint`; without `evidence`, `base` adds its variables and no golden outputs.
+        optimizer, base: as in `save_checkpoint`.
+        evidence: whether `base` adds golden outputs, besides its variables.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
     from keras_ddl.compat.optimizers import trained_variables  # an export reads checkpoints without Keras
 
     variables = weights_of(model)
     if not variables:
-        raise CheckpointError(f"A checkpoint keeps weights. Received: {model.name!r} with no weights. Nothing to keep.")
-    built = _built_optimizers(model) if optimizer else {}
-    held = _keyed(OPTIMIZER, [variable for each in built.values() for variable in each.variables])
+        raise CheckpointError(f"A checkpoint needs weights. Received: {model.name!r}, which has no weights.")
+    built = {name: each for name, each in _optimizers_of(model).items() if each.built} if optimizer else {}
+    slots = _keyed(OPTIMIZER, [variable for each in built.values() for variable in each.variables])
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
-    found = {each.name: each.evidence() for each in bases} if evidence else {}
+    proofs = {each.name: each.evidence() for each in bases} if evidence else {}
 
     weights = {key: tensor_of(variable) for key, variable in variables.items()}
     for each in bases:
@@ -121,18 +121,18 @@ def take(
     names = {id(variable): key for key, variable in variables.items()}
     trained = {name: trained_variables(each) or () for name, each in built.items()}
     return Snapshot(
-        {WEIGHTS: weights, OPTIMIZER: {key: tensor_of(variable) for key, variable in held.items()}},
-        {golden_file(name): golden for name, (golden, _) in found.items()},
+        {WEIGHTS: weights, OPTIMIZER: {key: tensor_of(variable) for key, variable in slots.items()}},
+        {golden_file(name): golden for name, (golden, _) in proofs.items()},
         record={
             "weights": table(variables),
-            "optimizer": table(held) if held else None,
-            # What each was built for: a resumed run has to build those that Keras does not.
+            "optimizer": table(slots) if slots else None,
+            # With the variables that each was built for: a resumed run must build those that Keras does not.
             "optimizers": [
                 [name, len(each.variables), [names.get(id(variable)) for variable in trained[name]]]
                 for name, each in built.items()
             ],
-            "base": dict(found[None][1]) if None in found else {},
-            "bases": {name: dict(record) for name, (_, record) in found.items() if name is not None},
+            "base": dict(proofs[None][1]) if None in proofs else {},
+            "bases": {name: dict(record) for name, (_, record) in proofs.items() if name is not None},
         },
     )
 
@@ -151,58 +151,56 @@ def restore_checkpoint(
     seeds: str = "all",
     metric: str | None = None,
 ) -> ckpt.Checkpoint:
-    """Reads a checkpoint back into a built, compiled model: training goes on as if it had not stopped.
+    """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
     Every rank may call it (it only reads); or rank 0 calls it and broadcasts. All names, shapes and dtypes are compared
     before the first variable is changed.
 
     Args:
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
-        optimizer: also restore the optimizer's variables, building the optimizer if need be.
-        seeds: of the seed generators (dropout, random layers): 'all' restores them, 'none' leaves them.
+        optimizer: also restore the optimizer's variables, and build the optimizer if needed.
+        seeds: whether to restore seed generators (dropout, random layers): 'all' or 'none'.
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
     Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
     """
     if seeds not in ("all", "none"):
-        raise CheckpointError(f"seeds is one of 'all', 'none'. Received: {seeds!r}.")
-    found = ckpt.find(ckpt_dir, which, metric)
-    ckpt.validate(found)
-    state = found.state or {}
+        raise CheckpointError(f"seeds must be 'all' or 'none'. Received: {seeds!r}.")
+    checkpoint = ckpt.find(ckpt_dir, which, metric)
+    ckpt.validate(checkpoint)
+    path, state = checkpoint.path, checkpoint.state or {}
     variables = weights_of(model)
-    pairs = [(found.weights, variables, match(table(variables), state["weights"], "weight", found.path))]
+    pairs = [(checkpoint.weights, variables, match(table(variables), state["weights"], "weight", path))]
     if optimizer and _optimizers_of(model):
         if state["optimizer"] is None:
             raise CheckpointError(
-                f"An exact resume needs the optimizer's state. Received: {found.path}, which holds weights only. "
-                f"Pass optimizer=False to start with a new optimizer."
+                f"An exact resume needs the optimizer's state. Received: {path}, which holds weights only. Pass "
+                f"optimizer=False to start with a new optimizer."
             )
-        build_optimizers(model, optimizers_to_build(model, found))
+        build_optimizers(model, optimizers_to_build(model, checkpoint))
         optimizers = _optimizers_of(model)
-        held = [v for name, _, _ in _stored_optimizers(state) for v in optimizers[name].variables]
-        targets = _keyed(OPTIMIZER, held)
-        pairs.append(
-            (found.optimizer, targets, match(table(targets), state["optimizer"], "optimizer variable", found.path))
-        )
+        targets = _keyed(OPTIMIZER, [v for name, _, _ in _stored_optimizers(state) for v in optimizers[name].variables])
+        source = match(table(targets), state["optimizer"], "optimizer variable", path)
+        pairs.append((checkpoint.optimizer, targets, source))
     for prefix, targets, source in pairs:
         with bundle.translated(_WHAT, prefix, CheckpointError):
             values = bundle.read(prefix, {key: _dtype(targets[target]) for target, key in source.items()})
         for target, key in source.items():
             if seeds == "all" or not is_seed(targets[target]):
                 targets[target].assign(values[key])
-    return found
+    return checkpoint
 
 
 def weights_of(model: Any) -> dict[str, Any]:
-    """Returns key -> Keras variable of all a model's weights and seed states, in Keras's order, each once.
+    """Returns key -> Keras variable of all weights and seed states of a model, in Keras's order, each once.
 
-    Paths that several variables share get '#2', '#3'... in that order.
+    If several variables share a path, '#2', '#3'... are appended in that order.
     """
     from keras_ddl.compat.models import is_built  # an export reads checkpoints without Keras
 
     if not is_built(model):
         raise CheckpointError(
-            f"Only a built model has weights to keep. Received: {type(model).__name__} {model.name!r}, not built yet. "
-            f"Call it on a batch, or give it an Input, first."
+            f"Only a built model has weights. Received: {type(model).__name__} {model.name!r}, not built yet. Call it "
+            "on a batch, or give it an Input, first."
         )
     return _keyed(WEIGHTS, model.variables)
 
@@ -210,8 +208,8 @@ def weights_of(model: Any) -> dict[str, Any]:
 def trackable(model: Any) -> Any:
     """Returns an object with all variables of a built model, for `tf.train.Checkpoint(model=trackable(model), ...)`.
 
-    tf.train.Checkpoint of a Keras 3.15 model itself silently leaves out layers in lists, dicts and nested tuples.
-    With this in its place it saves and restores all; `keras-ddl export --weights` takes such files.
+    tf.train.Checkpoint of a Keras 3.15 model itself silently omits layers in lists, dicts and nested tuples. With this
+    object instead it saves and restores all; `keras-ddl export --weights` takes such files.
     Raises: CheckpointError: the model is not built.
     """
     import tensorflow as tf
@@ -222,8 +220,8 @@ def trackable(model: Any) -> Any:
 
 
 def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[str, list[int] | None]]:
-    """Returns (name, positions in `weights_of(model)` of what it optimizes) of every optimizer in a checkpoint that is
-    not built here; None for positions stands for the model's trainable variables.
+    """Returns (name, positions of its variables in `weights_of(model)`) of every optimizer in a checkpoint that is not
+    built here; positions None: the model's trainable variables.
 
     Raises: CheckpointError: the model does not have such an optimizer.
     """
@@ -233,22 +231,22 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
         key: number for number, key in enumerate(match(table(variables), stored, "weight", checkpoint.path).values())
     }
     optimizers = _optimizers_of(model)
-    found: list[tuple[str, list[int] | None]] = []
+    unbuilt: list[tuple[str, list[int] | None]] = []
     for name, _, keys in _stored_optimizers(state):
         if name not in optimizers:
             raise CheckpointError(
-                f"A checkpoint's optimizers go back into those of the model. Received: {checkpoint.path} with "
-                f"{name!r}; the model has {sorted(optimizers)}. Make it as it was before fit, as an attribute of the "
-                f"model, or pass optimizer=False to start with new ones."
+                f"The model must have the checkpoint's optimizers. Received: {checkpoint.path} with {name!r}; the "
+                f"model has {sorted(optimizers)}. Create it as an attribute of the model, or pass optimizer=False to "
+                "start with new ones."
             )
         if not optimizers[name].built:
             known = keys and all(key in place for key in keys)
-            found.append((name, [place[key] for key in keys] if known else None))
-    return found
+            unbuilt.append((name, [place[key] for key in keys] if known else None))
+    return unbuilt
 
 
 def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]]) -> None:
-    """Builds what `optimizers_to_build` named, here or on another rank."""
+    """Builds the optimizers of `optimizers_to_build`, which was called on this or another rank."""
     optimizers, variables = _optimizers_of(model), list(weights_of(model).values())
     for name, positions in plan:
         if not optimizers[name].built:
@@ -263,10 +261,6 @@ def _optimizers_of(model: Any) -> dict[str, Any]:
     return named_optimizers_of(model)
 
 
-def _built_optimizers(model: Any) -> dict[str, Any]:
-    return {name: each for name, each in _optimizers_of(model).items() if each.built}
-
-
 def _stored_optimizers(state: Mapping[str, Any]) -> list[list[Any]]:
     if state["optimizer"] is None:
         return []
@@ -276,10 +270,10 @@ def _stored_optimizers(state: Mapping[str, Any]) -> list[list[Any]]:
 def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:
     """Returns target key -> stored key for every row of `targets`.
 
-    Keras numbers names anew in each process (`dense_7` may have been `dense`) and puts the scope before them in which
-    a variable happened to be made. So when keys differ, the order decides, provided that the ends of the names (layer
-    and weight, or the optimizer's slot) without their numbers, dtypes and shapes agree throughout.
-    Raises: CheckpointError: they do not; names the first difference.
+    Keras's numbers in names differ between processes (`dense_7` may have been `dense`), and so may the scopes before
+    them. If keys differ, the order decides, provided that the ends of the names (layer and weight, or the optimizer's
+    slot) without numbers, the dtypes and the shapes agree throughout.
+    Raises: CheckpointError: they do not agree; names the first difference.
     """
     here = {key: (dtype, tuple(shape)) for key, dtype, shape in targets}
     there = {key: (dtype, tuple(shape)) for key, dtype, shape in stored}
@@ -302,7 +296,7 @@ def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[
 
 
 def table(variables: Mapping[str, Any]) -> Table:
-    """Returns [key, dtype name, shape] of each variable, in order: what `match` compares and state.json keeps."""
+    """Returns [key, dtype name, shape] of each variable, in order, for `match` and state.json."""
     return [[key, _dtype(variable), list(variable.shape)] for key, variable in variables.items()]
 
 
@@ -312,7 +306,7 @@ def is_seed(variable: Any) -> bool:
 
 
 def named(variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> variable, each once, in order: its Keras path, with '#2', '#3'... where several share one."""
+    """Returns name -> variable, each once, in order. The name is the Keras path, with '#2', '#3'... if it repeats."""
     names: dict[str, Any] = {}
     times: dict[str, int] = {}
     for variable in {id(variable): variable for variable in variables}.values():
@@ -343,6 +337,6 @@ def _show(spec: tuple[str, tuple[int, ...]]) -> str:
 
 def _other_model(source: Path | str, difference: str) -> None:
     raise CheckpointError(
-        f"A checkpoint goes back into the model it was saved from. Received: {source} of another model: {difference}. "
-        f"Build the model as it was, or give another checkpoint."
+        f"A checkpoint must be restored into the model it was saved from. Received: {source} of another model: "
+        f"{difference}. Build the same model, or give another checkpoint."
     )

@@ -1,4 +1,4 @@
-"""When so many seconds have passed, told alike on all ranks, at the cost of few agreements."""
+"""A timer on which all ranks agree, with few collectives."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from keras_ddl.communicator.first_rank import on_first_rank
 
 
 class Clock:
-    """Rank 0's clock. The ranks look at it together, each time half of what is left away, as the steps go."""
+    """A timer by rank 0's clock. The ranks check it together, each time after about half of the remaining steps."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._began = self._since = time.monotonic()
-        self._steps = self._next_look = 0
+        self._steps = self._next_check = 0
 
     def is_due(self) -> bool:
-        """Whether the seconds have passed since `restart`. To be called at every step; COLLECTIVE at some of them."""
+        """Whether the seconds have passed since `restart`. Call it at every step; COLLECTIVE at some of them."""
         self._steps += 1
-        if self._steps < self._next_look:
+        if self._steps < self._next_check:
             return False
-        due, steps = on_first_rank(self._look, "Checkpoint/clock")
-        self._next_look = self._steps + steps
+        due, steps = on_first_rank(self._check, "Checkpoint/clock")
+        self._next_check = self._steps + steps
         return due
 
     def restart(self) -> None:
         self._since = time.monotonic()
 
-    def _look(self) -> tuple[bool, int]:
+    def _check(self) -> tuple[bool, int]:
         now = time.monotonic()
         left = self._seconds - (now - self._since)
         step = max((now - self._began) / self._steps, 1e-6)

@@ -1,4 +1,4 @@
-"""Whether a monitored metric is to be lower or higher: as its object says, else its exact name."""
+"""Decides whether a monitored metric is better when lower or higher: by the metric object, else by its name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from keras_ddl.errors import ConfigError
 def resolve_direction(model: Any, monitor: str, mode: str) -> str:
     """Returns 'min' or 'max'.
 
-    'auto' asks the compiled metric of that name which way it is better, then the name (`checkpoint.direction`); the
-    output's name may stand before the metric's, as Keras writes it.
-    Raises: ConfigError: neither says.
+    'auto' takes the direction of the compiled metric of that name, else that of the name (`checkpoint.direction`). The
+    name may have the output's name as a prefix, as in Keras's logs.
+    Raises: ConfigError: both are unknown.
     """
     if mode != "auto":
         return mode
@@ -24,11 +24,11 @@ def resolve_direction(model: Any, monitor: str, mode: str) -> str:
     for metric in metrics_in(model):
         if getattr(metric, "name", None) in names and (direction := metric_direction(metric)) is not None:
             return direction
-    known = next((found for name in names if (found := direction_of_name(name))), None)
+    known = next((direction for name in names if (direction := direction_of_name(name))), None)
     if known is None:
         raise ConfigError(
-            "Checkpoint keeps the best checkpoint by a metric of which it knows whether lower or higher is better. "
-            f"Received: monitor={monitor!r}, mode='auto', and neither the compiled metrics nor the name say. Pass "
-            "mode='min' or mode='max', or save_best=False."
+            "Checkpoint must know whether a lower or a higher value of the metric is better to keep the best "
+            f"checkpoint. Received: monitor={monitor!r}, mode='auto'; neither the compiled metrics nor the name tell. "
+            "Pass mode='min' or mode='max', or save_best=False."
         )
     return known

@@ -1,4 +1,4 @@
-"""States to which a training that has diverged can go back: in memory, or a Checkpoint's directory."""
+"""States to which DivergenceGuard can go back: copies in memory, or the checkpoints of a directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_ddl.strategy.step import accumulation
 
 
 def step_of(model: Any) -> int:
-    """Returns the optimizer steps made; of several optimizers, those of the one with the most."""
+    """Returns the number of optimizer steps; of several optimizers, the largest."""
     return steps_taken(optimizers_of(model)) or 0
 
 
@@ -31,22 +31,22 @@ class _Copy:
 
 
 class InMemorySnapshots:
-    """The last two states from which training went well for a window. Twice the size of weights and optimizers.
+    """Copies of the states at the ends of the last two good windows. Twice the size of weights and optimizers.
 
-    The end of a good window may be where it begins to go wrong; only when the next one is good, too, is it a state to
-    go back to.
+    Training may begin to diverge right at the end of a good window, so that state counts as good only when the next
+    window is good, too.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._confirmed = self._latest = self._copy() if model.built else None
 
-    def note(self) -> None:
-        """The window that has ended was good."""
+    def confirm(self) -> None:
+        """Notes that the last window was good."""
         self._confirmed, self._latest = self._latest, self._copy()
 
     def go_back(self) -> int | None:
-        """Restores the variables; returns the step they are of, or None where there is no such state."""
+        """Restores the variables of the last good state; returns its step, or None without one."""
         if self._confirmed is None:
             return None
         accumulation.combine(self._model)
@@ -55,31 +55,31 @@ class InMemorySnapshots:
         self._latest = self._confirmed
         return self._confirmed.step
 
-    def wanted(self) -> str:
-        """What `go_back` needs, for a message."""
-        return "window that was good"
+    def missing(self) -> str:
+        """What `go_back` lacks when it returns None, for a message."""
+        return "good window"
 
     def _copy(self) -> _Copy:
         accumulation.combine(self._model)
-        held = map(sharded_slots.of_this_rank, _variables(self._model))
-        return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in held])
+        variables = map(sharded_slots.of_this_rank, _variables(self._model))
+        return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in variables])
 
 
 def _variables(model: Any) -> Sequence[Any]:
-    held = {id(v): v for v in agreement.all_variables(model)}
-    held.update({id(v): v for each in optimizers_of(model) for v in each.variables})
-    return [v for v in held.values() if not model_state.is_seed(v)]
+    variables = {id(v): v for v in agreement.all_variables(model)}
+    variables.update({id(v): v for each in optimizers_of(model) for v in each.variables})
+    return [v for v in variables.values() if not model_state.is_seed(v)]
 
 
-class CheckpointSnapshots:
-    """The checkpoints of a directory, up to a step from which training went well for a window."""
+class SavedSnapshots:
+    """The checkpoints of a directory, up to the end of the last good window that was followed by a good one."""
 
     def __init__(self, model: Any, directory: str | Path) -> None:
         self._model, self._directory = model, Path(directory)
         self._confirmed = self._latest = step_of(model)
 
-    def note(self) -> None:
-        """The window that has ended was good."""
+    def confirm(self) -> None:
+        """Notes that the last window was good."""
         self._confirmed, self._latest = self._latest, step_of(self._model)
 
     def go_back(self) -> int | None:
@@ -93,13 +93,13 @@ class CheckpointSnapshots:
             self._confirmed = self._latest = step
         return step
 
-    def wanted(self) -> str:
-        """What `go_back` needs, for a message."""
-        return f"whole checkpoint of step {self._confirmed} or before in {self._directory} (keep more of them)"
+    def missing(self) -> str:
+        """What `go_back` lacks when it returns None, for a message."""
+        return f"intact checkpoint of step {self._confirmed} or before in {self._directory} (keep more of them)"
 
     def _restore(self) -> int | None:
-        whole = [each.step for each in ckpt.list_checkpoints(self._directory) if each.problem is None]
-        good = [step for step in whole if step <= self._confirmed]
+        intact = [each.step for each in ckpt.list_checkpoints(self._directory) if each.problem is None]
+        good = [step for step in intact if step <= self._confirmed]
         if good:
             model_state.restore_checkpoint(self._model, self._directory, good[-1], seeds="none")
         return good[-1] if good else None

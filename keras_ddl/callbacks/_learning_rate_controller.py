@@ -2,9 +2,9 @@
 
     rate = base * outside * warm-up factor * schedule multiplier
 
-`base` is the rate the optimizer was made with, `outside` the product of what others (ReduceLROnPlateau, the user)
-changed meanwhile. A factor is a pure function of the position (epoch, batch), so any number of callbacks compose, in
-any order, and a restored run goes on exactly. The rate is written only when a factor changes: between, it is others'.
+`base` is the optimizer's initial rate, `outside` the product of changes by others (ReduceLROnPlateau, the user). A
+factor is a pure function of the position (epoch, batch), so any number of callbacks compose in any order, and a
+restored run continues exactly. The rate is written only when a factor changes; in between, others may set it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _controllers: weakref.WeakKeyDictionary[Any, LearningRateController] = weakref.W
 
 
 def controller_of(optimizer: Any) -> LearningRateController:
-    """Returns the optimizer's controller, made at the first call; it lives as long as the optimizer."""
+    """Returns the optimizer's controller, created at the first call; it lives as long as the optimizer."""
     if optimizer not in _controllers:
         _controllers[optimizer] = LearningRateController(optimizer)
     return _controllers[optimizer]
@@ -49,24 +49,24 @@ class LearningRateController:
     """The learning rate of one optimizer. Every rank computes the same rate: nothing here is collective."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self._reference = weakref.ref(optimizer)
         self._momentum = MomentumCorrection()
         self._factors: list[Factor] = []
         self._fit: Any = None  # identifies the fit() that the factors belong to
         self._opened = False
         self._warned: set[str] = set()
-        self._noted = (0.0, 0, True)  # rate, step and whether it is a new beginning, before the callbacks begin
+        self._noted = (0.0, 0, True)  # before the callbacks begin: rate, step, whether the rate was set anew
         self._restored = self._must_write = False
         self.base: float | None = None
         self.outside = 1.0
-        self.product = 1.0  # warm-up factor * schedule multiplier that is in the rate now
-        self.last: float | None = None  # the rate as last written
+        self.product = 1.0  # the warm-up factor * schedule multiplier of the current rate
+        self.last: float | None = None  # the rate last written
         self.seen: float | None = None  # the rate when the last epoch began or ended
 
-    # ---- one fit(), in the order in which Keras calls ---------------------------------------------------------------
+    # ---- one fit(), in the order of Keras's calls --------------------------------------------------------------------
 
     def note(self) -> None:
-        """Notes the rate before any callback can restore another one (BackupAndRestore does at train begin)."""
+        """Records the rate before any callback can restore another one (BackupAndRestore does at train begin)."""
         rate = self.read()
         is_new = self.base is None or rate not in (self.last, self.seen)  # the first fit, or set between two fits
         self._noted = (rate, self._steps_done(), is_new)
@@ -78,12 +78,12 @@ class LearningRateController:
         if factor.is_warmup and any(other.is_warmup for other in self._factors):
             raise ConfigError(
                 "fit takes only one LearningRateWarmup: two would scale the learning rate twice. Received: 2. "
-                "Remove one, or do with LearningRateSchedule what the second does."
+                "Remove one, or replace the second by LearningRateSchedule."
             )
         self._factors.append(factor)
 
-    def update(self, epoch: int, batch: int | None) -> None:
-        """Writes the rate of the step at this position, if a factor of it has changed."""
+    def update(self, epoch: int, batch: int) -> None:
+        """Writes the rate for the step at this position, if a factor has changed."""
         if not self._opened:
             self._open(epoch)
         product = self._product_at(epoch, batch)
@@ -91,13 +91,13 @@ class LearningRateController:
             self._write(product)
 
     def look(self) -> float:
-        """Returns the rate, and remembers it: what others make of it in a fit() is no new beginning for the next."""
+        """Returns the rate, and remembers it: others' changes within a fit() must not reset `base` in the next."""
         self.seen = self.read()
         return self.seen
 
     def lower(self, factor: float) -> float:
-        """Multiplies the rate, for good, by a factor that no callback of one fit() takes back; returns the rate."""
-        optimizer, now = self._optimizer(), self.read()
+        """Multiplies the rate permanently: the factor becomes a part of `outside`. Returns the rate."""
+        optimizer, now = self._optimizer, self.read()
         optimizer.learning_rate = now * factor
         if now > 0:
             self._momentum.scale(optimizer, self.read() / now)
@@ -108,30 +108,36 @@ class LearningRateController:
     # ---- state for checkpoints ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, float] | None:
-        """Returns what `restore` needs (JSON), or None when no factor has begun."""
+        """Returns the state for `restore` (JSON), or None when no factor has begun."""
         if self.base is None:
             return None
         return {"base": self.base, "outside": self._outside_of(self.read()), "product": self.product}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Takes over a checkpoint's state; the caller has restored the optimizer's own variables."""
+        """Restores a checkpoint's state, after the optimizer's own variables."""
         self.base, self.outside, self.product = state["base"], state["outside"], state["product"]
         self.last = self.read()
         self._restored = True
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _optimizer(self) -> Any:
+        optimizer = self._reference()
+        assert optimizer is not None  # `controller_of` drops the controller with its optimizer
+        return optimizer
+
     def read(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._optimizer().learning_rate))
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
     def _open(self, epoch: int) -> None:
-        """Settles `base` and `outside` before the first step of a fit()."""
+        """Sets `base` and `outside` before the first step of a fit()."""
         self._opened = True
-        given = {factor.initial_lr for factor in self._factors if factor.initial_lr is not None}
-        if len(given) > 1:
+        initial_rates = {factor.initial_lr for factor in self._factors if factor.initial_lr is not None}
+        if len(initial_rates) > 1:
             raise ConfigError(
                 "initial_lr must be the same in all learning-rate callbacks of one fit, or given to one of them. "
-                f"Received: {sorted(given)}."
+                f"Received: {sorted(initial_rates)}."
             )
         if self._restored:
             self._restored = False
@@ -140,14 +146,15 @@ class LearningRateController:
         if is_new:
             self.base, self.outside, self.product, self.last = rate, 1.0, 1.0, rate
         self.outside, self.last = self._outside_of(rate), rate
-        if given:
-            self._must_write = self.base not in given
-            (self.base,) = given
+        if initial_rates:
+            self._must_write = self.base not in initial_rates
+            (self.base,) = initial_rates
         if self._steps_done() != steps_done:  # another callback restored a checkpoint at train begin
             self._take_over(epoch)
 
     def _take_over(self, epoch: int) -> None:
-        """Finds `outside` in a rate that a foreign callback restored, with the factors of its last position in it."""
+        """Computes `outside` from a rate that another callback restored, with the factors of its last position."""
+        assert self.base is not None
         self.last = self.read()
         steps = next((s for factor in self._factors if (s := factor.steps())), None)
         positions = [(epoch, 0)]
@@ -156,19 +163,19 @@ class LearningRateController:
         for position in positions:
             self.product = self._product_at(*position)
             self.outside = self.last / (self.base * self.product)
-            if abs(self.outside - 1) < 1e-5:  # nobody else had changed the rate; the rest is float32's rounding
+            if abs(self.outside - 1) < 1e-5:  # unchanged by others, up to float32 rounding
                 self.outside = 1.0
                 break
 
     @property
     def accumulation(self) -> int:
-        """Batches whose gradients one step of the optimizer takes."""
-        return getattr(self._optimizer(), "gradient_accumulation_steps", None) or 1
+        """Batches per optimizer step."""
+        return getattr(self._optimizer, "gradient_accumulation_steps", None) or 1
 
     def _steps_done(self) -> int:
-        return int(keras.ops.convert_to_numpy(self._optimizer().iterations)) * self.accumulation
+        return int(keras.ops.convert_to_numpy(self._optimizer.iterations)) * self.accumulation
 
-    def _product_at(self, epoch: int, batch: int | None) -> float:
+    def _product_at(self, epoch: int, batch: int) -> float:
         warmup, multiplier, winner = 1.0, 1.0, None
         for factor in self._factors:
             value = factor.factor(epoch, batch)
@@ -188,20 +195,22 @@ class LearningRateController:
         return warmup * multiplier
 
     def _outside_of(self, rate: float) -> float:
+        assert self.base is not None
         return self.outside if rate == self.last else rate / (self.base * self.product)
 
     def _write(self, product: float) -> None:
+        assert self.base is not None
         now = self.read()
         outside = self._outside_of(now)
         if outside != self.outside:
             self._warn(
-                f"Two callbacks set the learning rate against each other: it was changed from {self.last:g} to "
-                f"{now:g} while {', '.join(type(each).__name__ for each in self._factors)} sets it. The change is kept "
-                "as a factor of the warm-up and schedule. Remove one of the two, or let the other callback begin "
-                "after the warm-up's last epoch."
+                f"Two callbacks set the learning rate: it was changed from {self.last:g} to {now:g} while "
+                f"{', '.join(type(each).__name__ for each in self._factors)} sets it. The change is kept as a factor "
+                "of the warm-up and schedule. Remove one of the two, or let the other callback begin after the "
+                "warm-up's last epoch."
             )
             self.outside = outside
-        optimizer = self._optimizer()
+        optimizer = self._optimizer
         optimizer.learning_rate = self.base * self.outside * product
         self.product, self.last, self._must_write = product, self.read(), False
         if now > 0 and self.last != now and all(factor.momentum_correction for factor in self._factors):

@@ -1,4 +1,4 @@
-"""The base of the learning-rate callbacks: joins the optimizer's controller and tells it the position in training."""
+"""The base of the learning-rate callbacks: joins the optimizer's controller and reports the position in training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from keras_ddl.schedules import positive
 
 
 class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
-    """A callback that contributes one factor to the learning rate; see LearningRateController for how they compose."""
+    """A callback that contributes one factor to the learning rate; LearningRateController composes the factors."""
 
     is_warmup = False
-    never_stops_within_epoch = True  # spares the ranks an agreement in every batch
+    never_stops_within_epoch = True  # saves the ranks an agreement per batch
+    params: dict[str, Any] | None
 
     def __init__(self, initial_lr: float | None, steps_per_epoch: int | None, momentum_correction: bool) -> None:
         super().__init__()
@@ -30,53 +31,63 @@ class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
             )
         self.steps_per_epoch = steps_per_epoch
         self.momentum_correction = momentum_correction
-        self._controller: LearningRateController | None = None
+        self._joined: LearningRateController | None = None
         self._epoch = 0
 
-    # ---- what the controller asks ------------------------------------------------------------------------------------
+    @property
+    def _controller(self) -> LearningRateController:
+        assert self._joined is not None  # on_train_begin refuses a fit without one
+        return self._joined
+
+    # ---- for the controller ------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def factor(self, epoch: int, batch: int) -> float | None:
-        """What the rate is multiplied by at this batch; None before its first epoch."""
+        """The factor at this batch; None before its first epoch."""
 
     @abc.abstractmethod
     def is_active(self, epoch: int) -> bool:
-        """Whether this epoch is one of its own."""
+        """Whether the epoch is within its range."""
 
     def steps(self) -> int | None:
-        """Steps per epoch: the argument, else what fit knows; None when neither does."""
+        """Steps per epoch: the argument, else fit's; None: unknown."""
         return self.steps_per_epoch or (self.params or {}).get("steps")
+
+    def _known_steps(self) -> int:
+        steps = self.steps()
+        assert steps is not None  # on_train_begin refuses a fit without, if needs_steps
+        return steps
 
     @abc.abstractmethod
     def needs_steps(self) -> bool:
         """Whether the factor changes within an epoch."""
 
-    # ---- what Keras calls --------------------------------------------------------------------------------------------
+    # ---- for Keras ---------------------------------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             inner = unwrapped(optimizer)
-            self._controller = controller_of(inner) if _is_settable(inner) else None
-            if self._controller is not None:
-                self._controller.note()
+            self._joined = controller_of(inner) if learning_rate_variable(inner) is not None else None
+            if self._joined is not None:
+                self._joined.note()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         name = type(self).__name__
-        if self._controller is None:
+        if self._joined is None:
             raise ConfigError(
                 f"{name} needs an optimizer whose learning rate is a number. Received: "
-                f"{_describe_rate(self.model)}. Compile with a number, or build the whole curve into the optimizer "
-                "with keras_ddl.schedules and remove the callback."
+                f"{_describe_rate(self.model)}. Compile with a number, or use a schedule of keras_ddl.schedules in the "
+                "optimizer and remove the callback."
             )
         if self.needs_steps() and not self.steps():
             raise ConfigError(
-                f"{name} must know the steps per epoch, and fit does not know them for this data before the first "
-                f"epoch ends. Received: steps_per_epoch=None. Pass {name}(..., steps_per_epoch=N) or "
-                "fit(..., steps_per_epoch=N)."
+                f"{name} must know the steps per epoch, but for this data fit does not know them before the first "
+                f"epoch ends. Received: steps_per_epoch=None. Pass {name}(..., steps_per_epoch=N) or fit(..., "
+                "steps_per_epoch=N)."
             )
-        self._controller.join(self, self.params)
+        self._joined.join(self, self.params)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
@@ -91,10 +102,6 @@ class LearningRateFactor(keras.callbacks.Callback, abc.ABC):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._controller.look()
-
-
-def _is_settable(optimizer: Any) -> bool:
-    return learning_rate_variable(optimizer) is not None
 
 
 def _describe_rate(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whether the losses of windows say that a training has gone wrong: from these numbers alone, so all ranks agree."""
+"""Decides from the losses of windows whether a training diverges. It uses nothing else, so all ranks agree."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ _LEAST = 0.01  # of the first window's loss: below, a rise is noise
 
 
 class LossJudge:
-    """Takes the loss of one window after another. DivergenceGuard says what its arguments mean.
+    """Judges the loss of one window after another. Arguments: as in DivergenceGuard.
 
     Attributes:
-        is_good: of the last window: whether a state may be kept that it led to. False where it is bad, and where it may
-            be above the ceiling only because it is too early to tell.
+        is_good: whether the state after the last window may be kept. False if the window is bad, and if it is above
+            the ceiling within the grace period.
     """
 
     def __init__(self, rise: float | None, ceiling: float | None, grace: int) -> None:
         self.rise, self.ceiling, self.grace = rise, ceiling, grace
         self.is_good = False
-        self._windows = 0  # since the beginning, or since it has gone back
+        self._windows = 0  # since the beginning, or since `go_back`
         self._first: float | None = None
         self._lowest: float | None = None
-        self._before: tuple[float | None, float | None] = (None, None)  # the lowest, as of the last two good windows
+        self._before: tuple[float | None, float | None] = (None, None)  # `_lowest` at the last two good windows
 
     def problem(self, loss: float) -> str | None:
         """Returns what is wrong with this window, for a message, or None."""
@@ -37,7 +37,7 @@ class LossJudge:
         return problem
 
     def go_back(self) -> None:
-        """What comes next follows the state before the last good window: as high as it was there is no rise."""
+        """Restores the judge's state of before the last good window, to which training goes back."""
         self._windows = 0
         self._lowest = self._first if self._before[0] is None else self._before[0]
         self._before = (self._before[0], self._before[0])

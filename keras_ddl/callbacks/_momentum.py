@@ -6,7 +6,7 @@ v = -rate*u; the two are equal at every rate exactly when v is multiplied by new
 at the new rate. Scaling the buffer once is that equality, for plain and for Nesterov momentum. (Horovod scales `m` for
 one batch, which is the same for plain momentum only; and in Keras 3 `m` is a constant of the traced step.)
 
-RMSprop's momentum keeps the rate inside in the same way. Adam and its kin do not: there is nothing to correct.
+RMSprop's momentum keeps the rate inside in the same way. Adam and similar optimizers do not need a correction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MomentumCorrection:
         if not buffers:
             return
         if self._scale is None or [id(b) for b in buffers] != [id(b) for b in self._buffers]:
-            # One traced function for all of them: eager assignments cost some 50 us each, every batch of a warm-up.
+            # One traced function for all: eager assignments cost some 50 us each, in every batch of a warm-up.
             self._buffers, self._scale = buffers, tf.function(_scaler(buffers), autograph=False)
         self._scale(tf.constant(ratio, tf.float64))
 

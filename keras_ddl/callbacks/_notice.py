@@ -1,4 +1,4 @@
-"""Signals that announce the end of a job (Slurm's, a spot instance's), heard by one rank and agreed by all."""
+"""Signals that announce the end of a job (Slurm's, a spot instance's), received by one rank and agreed on by all."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from keras_ddl.data import notice
 from keras_ddl.errors import ConfigError
 
 _NEVER = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-
-
-# A signal that is repeated after so long does what it did before `begin`.
+# A signal that is repeated after this time is handled as before `begin`.
 _AGAIN_SECONDS = 30.0
 
 
@@ -25,18 +23,18 @@ class Notice:
     """The signals that Checkpoint listens to while a model trains."""
 
     def __init__(self, names: str | Sequence[str]) -> None:
-        """Raises: ConfigError: a name that is no signal, or one that a program cannot catch."""
+        """Raises: ConfigError: an unknown signal, or one that a program cannot catch."""
         self.signals = tuple(_number(name) for name in ([names] if isinstance(names, str) else names))
         self._previous: dict[signal.Signals, Any] = {}
         self._received: int = 0
         self._received_at = 0.0
-        self._told = False
+        self._announced = False
 
     def __bool__(self) -> bool:
         return bool(self.signals)
 
     def begin(self) -> None:
-        """Listens from now on. Raises: ConfigError: in another thread than the main one, which alone gets signals."""
+        """Installs the handlers. Raises: ConfigError: not in the main thread, where Python handles signals."""
         if not self.signals:
             return
         self.end()
@@ -45,40 +43,40 @@ class Notice:
                 "on_signal needs a fit in the main thread, because Python handles signals there. Received: a fit in "
                 f"thread {threading.current_thread().name!r}. Call fit in the main thread, or leave out on_signal."
             )
-        self._received, self._told = 0, False
+        self._received, self._announced = 0, False
         notice.forget()
         self._previous = {number: signal.signal(number, self._handle) for number in self.signals}
 
     def end(self) -> None:
-        """Puts back what handled the signals before."""
+        """Restores the previous handlers."""
         previous, self._previous = self._previous, {}
         with contextlib.suppress(ValueError):  # another thread
             for number, handler in previous.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Little more than a mark: this may be in the middle of anything.
+        # Only records the signal, because this may interrupt anything.
         now = time.monotonic()
         if not self._received:
             self._received, self._received_at = number, now
-        elif now - self._received_at > _AGAIN_SECONDS:  # nobody has heard it: a fit that has failed, or hangs
+        elif now - self._received_at > _AGAIN_SECONDS:  # without effect: the fit has failed, or hangs
             self.end()
             signal.raise_signal(number)
 
-    def tell(self) -> None:
-        """Before a step: lets the step say what this rank has received."""
-        if self._received and not self._told:
-            self._told = True
+    def announce(self) -> None:
+        """Before a step: adds this rank's signal to the step's exchange."""
+        if self._received and not self._announced:
+            self._announced = True
             notice.tell(self._received, communicator.rank() if communicator.is_initialized() else 0)
 
     def agreed(self) -> tuple[str, int] | None:
-        """After a step: (name of the signal, rank that got it), the same on all ranks. Not collective."""
+        """After a step: (name of the signal, rank that received it), equal on all ranks. Not collective."""
         if not self.signals:
             return None
         return _named(*(notice.agreed() if _size() > 1 else (self._received, 0)))
 
     def agree(self) -> tuple[str, int] | None:
-        """As `agreed`, after asking all ranks, for moments that are no steps. COLLECTIVE."""
+        """As `agreed`, outside of steps, by its own exchange. COLLECTIVE."""
         if not self.signals:
             return None
         received = [self._received]

@@ -1,4 +1,4 @@
-"""Publishing while training goes on: checkpoints become versions that a server loads."""
+"""Publishes checkpoints during training: exports them to versions that a server loads."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.errors import ExportError
 from keras_ddl.files.durable import being_read, make_directory
 
-# Of the job: the exporting process is no rank.
+# Variables of the job, which the exporting process must not see: it is no rank.
 _OF_JOB = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "KERAS_DDL_")
 _NICENESS = 10  # training goes first
 _TURN_SECONDS = 5.0
 
 
 class Publisher:
-    """Exports checkpoints in a process of its own, one at a time.
+    """Exports checkpoints in a separate process, one at a time.
 
-    Those that come meanwhile wait as one, the newest: a server wants the newest, and none of those between.
+    Of those offered meanwhile, only the newest is exported next: a server needs only the newest.
     """
 
     def __init__(self, checkpoints: Path, versions: Mapping[str | None, Path], keep: int) -> None:
         """
         Args:
-            versions: where versions appear, numbered by the checkpoints' steps, of each part of the model, by its name;
-                of None: of the model, or of the only part.
-            keep: how many of them stay.
-        Raises: ExportError: one of `versions` cannot be written.
+            versions: part of the model -> directory of its versions, which are numbered by step; the key None is the
+                model itself, or the only part.
+            keep: how many versions stay.
+        Raises: ExportError: a directory cannot be written.
         """
         for directory in versions.values():
             make_directory(directory, "An export", ExportError)
         self._checkpoints, self._versions, self._keep = checkpoints, versions, keep
         self._lock = threading.Lock()
         self._next: Checkpoint | None = None
-        self._told: set[Path] = set()  # of which directories it was said that a server sees nothing new in them
+        self._warned: set[Path] = set()  # directories with higher versions
         self._thread: threading.Thread | None = None
 
     def offer(self, checkpoint: Checkpoint) -> None:
-        """Publishes a checkpoint as soon as the one under way is done. Returns at once."""
+        """Publishes a checkpoint after the current one. Returns at once."""
         with self._lock:
             self._next = checkpoint
             if self._thread is None or not self._thread.is_alive():
@@ -53,7 +53,7 @@ class Publisher:
                 self._thread.start()
 
     def is_busy(self, seconds: float) -> bool:
-        """Waits so long until the newest checkpoint that was offered is published, or has failed to be."""
+        """Waits up to `seconds` for all offered checkpoints; returns whether some are still being published."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
@@ -66,7 +66,7 @@ class Publisher:
                 if checkpoint is None:
                     self._thread = None
                     return
-            with being_read(checkpoint.path):  # training may be done with it before the export is
+            with being_read(checkpoint.path):  # training must not remove it during the export
                 for model, directory in self._versions.items():
                     try:
                         self._publish(checkpoint.step, model, directory)
@@ -74,15 +74,15 @@ class Publisher:
                         _warn_of_failure(checkpoint.step, directory, str(error))
 
     def _publish(self, step: int, model: str | None, directory: Path) -> None:
-        if (directory / str(step)).exists():  # a resumed run comes to steps again
+        if (directory / str(step)).exists():  # a resumed run repeats steps
             return
         higher = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal() and int(entry.name) > step]
-        if higher and directory not in self._told:
-            self._told.add(directory)
+        if higher and directory not in self._warned:
+            self._warned.add(directory)
             stack_position.warn(
                 f"A server loads the highest version, and Checkpoint numbers versions by steps. Received: {directory} "
-                f"with version {max(higher)}, higher than step {step}: a server keeps serving that. Give publish_to a "
-                "directory of its own for each run, or remove the earlier run's versions."
+                f"with version {max(higher)}, higher than step {step}: a server keeps serving that. Use another "
+                "publish_to directory for each run, or remove the earlier run's versions."
             )
         command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
         options = ["--which", step, "--version", "step", "--keep", self._keep]
@@ -97,23 +97,23 @@ class Publisher:
             errors="replace",
             env={**environment, "CUDA_VISIBLE_DEVICES": "-1"},
         )
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # it may have ended
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
         _, errors = process.communicate()
         if process.returncode != 0:
-            said = errors.strip().rpartition("\n")[2].rstrip(".")
-            _warn_of_failure(step, directory, f"status {process.returncode}: {said}")
+            last_line = errors.strip().rpartition("\n")[2].rstrip(".")
+            _warn_of_failure(step, directory, f"status {process.returncode}: {last_line}")
 
 
 def wait_for(publisher: Publisher | None) -> None:
-    """Waits on all ranks for what rank 0 publishes. COLLECTIVE; `publisher` is that of rank 0."""
-    # In short turns, each a collective: an export may take longer than ranks wait for one that does not come.
+    """Waits on all ranks until rank 0 has published all. COLLECTIVE; `publisher`: on rank 0."""
+    # In short turns, each a collective: an export may take longer than the deadline of collectives.
     while on_first_rank(lambda: publisher is not None and publisher.is_busy(_TURN_SECONDS), "Checkpoint/published"):
         pass
 
 
-def _warn_of_failure(step: int, directory: Path, said: str) -> None:
+def _warn_of_failure(step: int, directory: Path, problem: str) -> None:
     stack_position.warn(
-        f"Checkpoint publishes each checkpoint to {directory}. Received: step {step} could not be exported: {said}. "
+        f"Checkpoint publishes each checkpoint to {directory}. Received: step {step} could not be exported: {problem}. "
         "Training continues; earlier versions are untouched."
     )

@@ -1,4 +1,4 @@
-"""AverageLogs: the values that callbacks see at the end of an epoch are means over all ranks."""
+"""AverageLogs: averages the logs of an epoch over all ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from keras_ddl.compat.models import rows_counted
 class AverageLogs(keras.callbacks.Callback):
     """Replaces every number in the logs of an epoch by its mean over the ranks.
 
-    Under keras_ddl.Strategy metrics are global already (exactly, also where a mean of means is not: AUC, uneven
-    batches). This is for values that are local to a rank: plain Keras with `keras_ddl.init()`, or keys that a custom
-    train_step or another callback adds. Put it before the callbacks that read the logs.
+    Under keras_ddl.Strategy, metrics are already global (exactly, also where a mean of means is not: AUC, uneven
+    batches). This callback is for values that are local to a rank: plain Keras with `keras_ddl.init()`, or keys that a
+    custom train_step or another callback adds. Put it before the callbacks that read the logs.
 
-    NaN passes: a key that is NaN on one rank is NaN on all, so all ranks decide alike on it. Keys that some rank does
-    not have are left as they are, with a warning that names them.
+    A key that is NaN on one rank becomes NaN on all, so all ranks act alike on it. Keys that some rank lacks stay
+    unchanged, with a warning that names them.
 
     Args:
-        by_rows: weigh each rank's values by the rows that it has trained on in the epoch, and those that begin with
-            "val_" by its rows of validation, as far as Keras has counted them (a `train_step` of one's own may not
-            have). For ranks with batches of their own, which need not be equally many.
+        by_rows: weight each rank's values by the rows that it trained on in the epoch, and keys that begin with "val_"
+            by its validation rows, if Keras counted them (a custom `train_step` may not). For ranks with their own,
+            possibly different, numbers of batches.
 
     Cost: at each epoch end, one gather of 32 bytes per rank and one all-reduce of 8 bytes per key.
     """
@@ -58,13 +58,13 @@ class AverageLogs(keras.callbacks.Callback):
             op = "mean"
             if self.by_rows:
                 weights, op = self._row_weights(keys), "sum"
-                # A rank without rows has no values: what stands in its logs then (0, NaN) is none.
+                # The values (0, NaN) of a rank without rows do not count.
                 mine = np.where(weights == 0, 0.0, mine) * weights
             mean = communicator.all_reduce_array(mine, op=op, name="AverageLogs/values")
             logs.update(zip(keys, mean.tolist()))
 
     def _row_weights(self, keys: list[str]) -> np.ndarray:
-        """Returns this rank's part of the rows behind each key. COLLECTIVE."""
+        """Returns this rank's share of the rows for each key. COLLECTIVE."""
         self._rows.setdefault(False, rows_counted(self.model))
         mine = np.array([self._rows[False], self._rows.get(True, 0.0)])
         rows = communicator.all_reduce_array(mine, name="AverageLogs/rows")
@@ -72,7 +72,7 @@ class AverageLogs(keras.callbacks.Callback):
         return np.array([weights[int(key.startswith("val_"))] for key in keys])
 
     def _agree(self, keys: list[str]) -> list[str]:
-        """Returns the keys that every rank has. The names travel only when they differ somewhere."""
+        """Returns the keys that every rank has. COLLECTIVE. Names are exchanged only if they differ."""
         if is_equal("\0".join(keys).encode(), "AverageLogs/digest"):
             return keys
         gathered = [set(other) for other in communicator.all_gather_object(keys, name="AverageLogs/keys")]

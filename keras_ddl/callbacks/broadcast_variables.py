@@ -16,21 +16,21 @@ from keras_ddl.resuming.training_state import broadcast_training_state
 class BroadcastVariables(keras.callbacks.Callback):
     """Broadcasts the model's and the optimizer's variables from `root` when training begins.
 
-    A model made under keras_ddl.Strategy does not need it: the Strategy broadcasts by itself. It is for plain Keras
-    with `keras_ddl.init()`, and for weights that one rank alone has loaded. A model without variables yet (a
-    subclassed one that has not been called) is broadcast right after its first batch instead.
+    Under keras_ddl.Strategy it is not needed: the Strategy itself broadcasts. It is for plain Keras with
+    `keras_ddl.init()`, and for weights that only one rank has loaded. A model without variables yet (a subclassed one
+    that has not been called) is broadcast right after its first batch.
 
-    Dropout and other random layers continue on a random stream of each rank's own, or all would drop the same units.
+    Random layers such as Dropout keep a different random stream on each rank, so that ranks drop different units.
 
     Args:
         root: the rank whose variables all ranks get.
-        exclude: variables that stay each rank's own, as does what optimizers keep for them.
+        exclude: variables that stay local to each rank, with their optimizer slots.
     Raises: (at train begin, on every rank) NotInitializedError: `keras_ddl.init()` was not called.
         RankMismatchError: the ranks have different variables.
     Cost: one broadcast of all variables.
     """
 
-    never_stops_within_epoch = True  # spares the ranks an agreement in every batch
+    never_stops_within_epoch = True  # saves the ranks an agreement per batch
 
     def __init__(self, root: int = 0, exclude: Iterable[Any] = ()) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class BroadcastVariables(keras.callbacks.Callback):
                 "BroadcastVariables needs the other ranks. Received: fit before keras_ddl.init(). Call "
                 "keras_ddl.init() at the top of the script, or build the model under keras_ddl.Strategy().scope()."
             )
-        # A rank that has built its model and one that has not would meet in different collectives.
+        # Ranks with and without a built model would call different collectives.
         require_equal(
             "built" if self.model.built else "not built",
             "BroadcastVariables/built",

@@ -1,4 +1,4 @@
-"""Checkpoint: rank 0 writes whole checkpoints and the servable graph; a resumed run goes on on all ranks."""
+"""Checkpoint: rank 0 writes checkpoints and the servable graph; a resumed run continues on all ranks."""
 
 from __future__ import annotations
 
@@ -36,52 +36,52 @@ from keras_ddl.strategy.shards import gathered_slots
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Writes checkpoints of everything a run is, and once the base graph that `keras-ddl export` needs.
+    """Writes checkpoints of the complete state of a run, and once the base graph that `keras-ddl export` needs.
 
-    Only rank 0 writes, in a thread, while training goes on. A checkpoint appears under its name only when it is whole
-    and on disk, so a job that is killed at any moment leaves nothing half-written. A new run in a used directory moves
-    the earlier run's checkpoints to `previous-<n>/`; with `resume` it goes on from the latest instead, on all ranks,
-    and ends as if it had not stopped (docs/callbacks.md says what that takes).
+    Only rank 0 writes, in a thread, while training continues. A checkpoint appears under its name only when it is
+    complete and on disk, so a job that is killed at any moment leaves no partial one. A new run in a used directory
+    moves the earlier run's checkpoints to `previous-<n>/`; with `resume` it continues from the latest instead, on all
+    ranks, and ends as if it had not stopped (docs/callbacks.md says what that requires).
 
     Args:
-        dir: the checkpoint directory, on a file system that rank 0 reaches.
+        dir: the checkpoint directory, on a file system that rank 0 can access.
         monitor: the metric by which 'best' is chosen; a key of the epoch's logs.
-        mode: 'min', 'max', or 'auto': as the compiled metric says of itself, else by Keras's names (accuracy, auc,
-            loss, `<any>_loss`, ...). A metric of your own needs it.
+        mode: 'min', 'max', or 'auto': the direction of the compiled metric, else by Keras's names (accuracy, auc,
+            loss, `<any>_loss`, ...). Custom metrics need it.
         save_best: keep the best checkpoint beside the newest ones.
         keep: how many of the newest checkpoints to keep.
-        save_freq: 'epoch', or a number of optimizer steps (of the busiest of several optimizers). Checkpoints made
-            inside an epoch hold no metrics of validation and no golden outputs, and cannot be best.
-        save_minutes: save also whenever so many minutes have passed since the last checkpoint, by rank 0's clock.
-        export_base: write the base graph at train begin, which fails there if the model cannot be served. A
-            subclassed model's is written after its first batch, when its inputs are known.
-        serve: what is exported in the model's place, if its own training step never calls it: the attribute that holds
-            a part of it (`serve="generator"`), several (`["generator", "discriminator"]`) or name -> attribute or part
-            (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then says which.
-        sample: a few rows of real input, which every export replays to prove itself; default: made-up rows.
-        resume: go on from the latest checkpoint, if there is one. The model must be built.
-        on_signal: names of signals that announce the end of the job, as in ("SIGTERM", "SIGUSR1"). When any rank gets
-            one, all ranks save after the same step, and end with status 75 (start me again) when the checkpoint is on
-            disk. Needs a Strategy for that; without one, and during validation, it is at the end of the epoch.
-        publish_to: a directory of versions, in which checkpoints are exported as they come, for a server that follows
-            the training; a version's number is its checkpoint's step. A process of lower priority does it on rank 0's
-            host; checkpoints that come meanwhile wait as one, the newest. One that cannot be exported is a warning.
-            Of several parts, each has a directory of its name there.
+        save_freq: 'epoch', or a number of optimizer steps (of the optimizer with the most). Checkpoints within an
+            epoch have no validation metrics and no golden outputs, and cannot be best.
+        save_minutes: also save when this many minutes have passed since the last checkpoint, by rank 0's clock.
+        export_base: write the base graph at train begin, and fail there if the model cannot be served. A subclassed
+            model's is written after its first batch, when its inputs are known.
+        serve: parts to export instead of the model, if the training step does not call the model itself: an attribute
+            (`serve="generator"`), several (`["generator", "discriminator"]`) or name -> attribute or layer
+            (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then selects one.
+        sample: a few rows of real input, on which every export compares outputs; default: made-up rows.
+        resume: continue from the latest checkpoint, if there is one. The model must be built.
+        on_signal: names of signals that announce the end of the job, as in ("SIGTERM", "SIGUSR1"). When any rank
+            receives one, all ranks save after the same step, and end with status 75 (start again) when the checkpoint
+            is on disk. Without a Strategy, and during validation, they do so at the end of the epoch.
+        publish_to: a directory to which checkpoints are exported during training, for a server that follows it. A
+            version's number is its checkpoint's step. A process of lower priority exports on rank 0's host; of
+            checkpoints made meanwhile, only the newest is exported next. A failed export is a warning. If there are
+            several parts, each has its own subdirectory.
         publish_keep: how many versions stay there.
-        input_signature, classify, regress, signatures: as `keras_ddl.export.write_base_graph`. If serve is a list or
-            a mapping, these and sample are mappings: name of the part -> what it is for that part.
-    Raises: ConfigError: bad arguments (when made); mode='auto' and a metric that does not say (when training begins).
+        input_signature, classify, regress, signatures: as in `keras_ddl.export.write_base_graph`. If serve is a list or
+            a mapping, these and sample are mappings: part -> its value.
+    Raises: ConfigError: bad arguments (when created); mode='auto' and a metric without a direction (at train begin).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
         a write has failed (at the next step). ExportError: the model cannot be served, or its training step does not
-        call it; when training begins, or after its first batch.
-    Cost: at a checkpoint, a few ms and a copy of weights and optimizer state in a thread of rank 0, while training
-        goes on; at the end of an epoch also two forward passes of the sample, if there is a base graph. One checkpoint
-        is in flight at a time: the next one waits for it. Rank 0 keeps memory for one copy of the state.
+        call it; at train begin, or after the first batch.
+    Cost: per checkpoint, a few ms, and a copy of weights and optimizer state in a thread of rank 0 while training
+        continues; at the end of an epoch also two forward passes of the sample, if there is a base graph. Only one
+        checkpoint is written at a time: the next one waits. Rank 0 needs memory for one copy of the state.
     """
 
-    runs_last = True  # so that it keeps what the other callbacks have made of a step or an epoch
+    runs_last = True  # to save the other callbacks' changes of a step or an epoch
     others: Any = ()  # the callbacks of this fit, set by the Strategy's patches
-    never_stops_within_epoch = True  # spares the ranks an agreement in every batch
+    never_stops_within_epoch = True  # saves the ranks an agreement per batch
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Checkpoint(keras.callbacks.Callback):
             raise ConfigError(f"keep must be the number of checkpoints that stay, 1 or more. Received: keep={keep!r}.")
         if not _is_count(publish_keep) or ((publish_to is not None or serve is not None) and not export_base):
             raise ConfigError(
-                "publish_to exports with the base graph, which is of what serve names, and publish_keep is the number "
-                f"of versions that stay, 1 or more. Received: export_base={export_base}, publish_keep={publish_keep!r}."
+                "publish_to and serve need the base graph (export_base=True), and publish_keep must be 1 or more. "
+                f"Received: export_base={export_base}, publish_keep={publish_keep!r}."
             )
         if save_freq != "epoch" and not _is_count(save_freq):
             raise ConfigError(
@@ -127,6 +127,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.monitor, self.mode = monitor, mode
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
+        self._every = None if save_freq == "epoch" else int(save_freq)  # steps
         self._bases = BaseGraphs(
             self.dir if export_base else None,
             serve,
@@ -139,9 +140,9 @@ class Checkpoint(keras.callbacks.Callback):
             },
         )
         self._notice = Notice(on_signal)
-        # Keras may run on_train_batch_end in a thread if nobody minds; that spares it a wait in every batch.
-        self.async_safe = save_freq == "epoch" and save_minutes is None and not self._notice
-        self._saved: int | None = None  # the step of the last checkpoint that this object has written
+        # Lets Keras run on_train_batch_end in a thread, which saves it a wait per batch.
+        self.async_safe = self._every is None and save_minutes is None and not self._notice
+        self._saved: int | None = None  # the step of the last checkpoint of this object
         self._epoch = self._marks = self._batches = 0
         self._trained = self._warned = self._is_due = False
         self._has_memory = False
@@ -168,7 +169,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._notice.begin()
 
     def _prepare(self) -> int | None:
-        """On rank 0: cleans the directory; returns the step to resume from, or None to begin anew."""
+        """On rank 0: cleans the directory; returns the step to resume from, or None for a new run."""
         if self._publish_to is not None and self._publisher is None:
             versions: dict[str | None, Path] = {
                 name: self._publish_to / name for name in self._bases.names if name is not None
@@ -176,7 +177,7 @@ class Checkpoint(keras.callbacks.Callback):
             if self._bases.is_single:
                 versions = {None: self._publish_to}
             self._publisher = Publisher(self.dir, versions, self._publish_keep)
-        if self._saved is not None:  # a second fit of this process goes on in the directory
+        if self._saved is not None:  # a second fit of this process continues in the directory
             return None
         make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
         ckpt.sweep_temporaries(self.dir)
@@ -201,35 +202,35 @@ class Checkpoint(keras.callbacks.Callback):
         if self._restoration is not None and not self._trained:
             self._restoration.at_epoch_begin(self.others)
         self._epoch, self._trained = epoch, True
-        if self.save_freq != "epoch":
-            self._marks = self._step() // self.save_freq
+        if self._every is not None:
+            self._marks = self._step() // self._every
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._bases.is_due and batch > 0:  # the first batch has shown the inputs of a subclassed model
+        if self._bases.is_due and batch > 0:  # after the first batch, a subclassed model's inputs are known
             self._bases.write(self.model)
         if self._in_flight and not on_first_rank(self._writer.is_busy, "Checkpoint/written"):
             self._on_written()
-        self._notice.tell()
+        self._notice.announce()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self._restoration is not None:
             self._restoration.at_test_begin()
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._notice.tell()
+        self._notice.announce()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._batches += 1
         self._reserve()
-        if self.save_freq != "epoch":
-            step = self._step()
-            self._is_due |= step // self.save_freq > self._marks
-            self._marks = step // self.save_freq
+        if self._every is not None:
+            marks = self._step() // self._every
+            self._is_due |= marks > self._marks
+            self._marks = marks
         if self._clock is not None:
             self._is_due |= self._clock.is_due()
         noticed = self._notice.agreed()
         self._is_due |= noticed is not None
-        # After an epoch's last batch its end is awaited, which makes a better checkpoint.
+        # After the last batch, wait for the end of the epoch, whose checkpoint is more useful.
         steps = self.params.get("steps")
         if self._is_due and (steps is None or batch + 1 < steps):
             self._save(self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
@@ -237,8 +238,8 @@ class Checkpoint(keras.callbacks.Callback):
                 self._end_run(*noticed)
 
     def _reserve(self) -> None:
-        """Makes the memory for copies after the first step, when all variables are there, not in one that is timed."""
-        within_epochs = self.save_freq != "epoch" or self._clock is not None or bool(self._notice)
+        """Allocates memory for copies after the first step, when all variables exist, rather than in a later step."""
+        within_epochs = self._every is not None or self._clock is not None or bool(self._notice)
         if within_epochs and not self._has_memory:
             with gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0):
                 if is_first_rank():
@@ -253,15 +254,15 @@ class Checkpoint(keras.callbacks.Callback):
         if self._bases.is_due:
             self._bases.write(self.model)
         step, noticed = self._step(), self._notice.agree()
-        # A checkpoint made after the last batch of an epoch of unknown length is written again, as that of its end.
-        if self.save_freq == "epoch" or self._is_due or step == self._saved or noticed is not None:
+        # A checkpoint after the last batch of an epoch of unknown length is rewritten as that of the epoch's end.
+        if self._every is None or self._is_due or step == self._saved or noticed is not None:
             self._save(step, epoch + 1, logs or {})
         if noticed is not None:
             self._end_run(*noticed)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # The end of training is always saved; Keras has just put averaged weights in place if the optimizer has them,
-        # and EarlyStopping the best ones.
+        # The end of training is always saved: Keras has just assigned the optimizer's averaged weights, and
+        # EarlyStopping the best ones.
         step, stopped = self._step(), bool(self.model.stop_training)
         if self._trained and (step != self._saved or stopped or self._averages()):
             self._save(step, self._epoch, logs or {}, stopped_of=self.params.get("epochs") if stopped else None)
@@ -286,13 +287,13 @@ class Checkpoint(keras.callbacks.Callback):
             self._on_written()
 
     def _on_written(self) -> None:
-        """On all ranks: the last checkpoint is whole and on disk."""
+        """On all ranks: the last checkpoint is complete and on disk."""
         self._in_flight = False
         assert self._saved is not None
         self._note(self._saved)
 
     def _note(self, step: int) -> None:
-        """Keeps the last whole checkpoint in mind, for what is said when the job fails."""
+        """Records the last complete checkpoint, for the message when the job fails."""
         last_checkpoint.note(ckpt.path_of(self.dir, step), step, self.resume, config.get("RUN_DIR"))
 
     def _end_run(self, signal_name: str, rank: int) -> NoReturn:
@@ -316,8 +317,8 @@ class Checkpoint(keras.callbacks.Callback):
         last_logs: Mapping[str, Any] | None = None,
         stopped_of: int | None = None,
     ) -> None:
-        """Takes a checkpoint on all ranks and has rank 0 write it. COLLECTIVE."""
-        self._wait()  # one in flight: the memory for the copy is its
+        """Takes a checkpoint on all ranks and writes it on rank 0. COLLECTIVE."""
+        self._wait()  # the memory for the copy may be in use
         if self._bases.is_due:
             self._bases.write(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True
@@ -367,8 +368,8 @@ class Checkpoint(keras.callbacks.Callback):
         if has_logs and self.save_best and self.monitor not in metrics and not self._warned:
             self._warned = True
             stack_position.warn(
-                f"Checkpoint cannot tell the best checkpoint: monitor={self.monitor!r} is not in the epoch's logs, "
-                f"which hold {sorted(metrics)}. Pass validation_data to fit, or another monitor. All are saved; the "
+                f"Checkpoint cannot choose the best checkpoint: monitor={self.monitor!r} is not in the epoch's logs, "
+                f"which have {sorted(metrics)}. Pass validation_data to fit, or another monitor. All are saved; the "
                 f"newest {self.keep} stay."
             )
 

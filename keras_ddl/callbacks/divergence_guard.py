@@ -1,4 +1,4 @@
-"""DivergenceGuard: a training whose loss goes wrong stops, or goes on from before with a lower rate."""
+"""DivergenceGuard: stops a training that diverges, or continues it from an earlier state with a lower rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.callbacks._last_good import CheckpointSnapshots, InMemorySnapshots, step_of
+from keras_ddl.callbacks._last_good import InMemorySnapshots, SavedSnapshots, step_of
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._loss_judge import LossJudge
 from keras_ddl.callbacks._momentum import MomentumCorrection
@@ -25,42 +25,42 @@ from keras_ddl.strategy.keras_patches.trainer import stop_on_all_ranks
 
 
 class DivergenceGuard(keras.callbacks.Callback):
-    """Watches the mean loss of all ranks over windows of steps; all ranks decide alike.
+    """Watches the mean loss of all ranks over windows of steps; all ranks act alike.
 
     A window is bad when its loss
 
     - is not finite,
     - exceeds the lowest of an earlier window by more than `rise` times that (or times 1 % of the first window's, if
       that is more), or
-    - is not below `ceiling`, where `grace` windows have passed since the beginning or since the guard has gone back.
+    - is not below `ceiling` after `grace` windows, counted from the beginning or the last going back.
 
     Then `action` is taken:
 
     - "stop": training stops on all ranks, the weights stay as they are.
     - "go_back": weights and optimizers go back to the last state that was followed by a good window, the learning rate
-      is multiplied by `factor`, and training goes on with the data that comes next; the metrics of the epoch begin
-      anew. After `retries` times training stops, with the last good weights.
+      is multiplied by `factor`, and training continues with the next data; the metrics of the epoch are reset. After
+      `retries` times training stops, with the last good weights.
 
-    Either is a warning on every rank, which `message` holds, too (None: nothing has happened).
+    Both warn on every rank; `message` has the text of the last warning (None: none).
 
     Args:
         monitor: a metric of the model that is a mean, or a key of a custom train_step's logs.
         action: "stop" or "go_back".
-        window: steps whose losses are averaged and compared; what is left at an epoch's end counts from half of that.
+        window: number of steps whose losses are averaged; a rest at an epoch's end counts from half of that.
         rise: see above; None: no rise is bad.
-        ceiling: what the loss of a training that learns comes below and stays below, such as the loss of a model that
-            knows nothing of its input; None: there is none. Only windows below it lead to states to go back to.
+        ceiling: a loss that a successful training stays below, such as that of a model that ignores its input; None:
+            no limit. Only states after windows below it are gone back to.
         grace: windows until the loss must be below the ceiling.
         directory: of a `Checkpoint` of this fit, to go back to its checkpoints; default: copies in memory, twice the
             size of weights and optimizer state.
-        factor: what the learning rate is multiplied by, each time.
+        factor: for the learning rate, each time.
         retries: how often it goes back.
-    Raises: ConfigError: bad arguments (when made); a learning rate that is a schedule, with "go_back" (at train begin;
-        give the schedule to `LearningRateSchedule` instead); no such key in the logs (after the first batch).
+    Raises: ConfigError: bad arguments (when created); with "go_back", a learning rate that is a schedule (at train
+        begin; use `LearningRateSchedule` instead); no such key in the logs (after the first batch).
     Cost: 16 bytes all-reduced per window; with "go_back" a copy of weights and optimizer state per window.
     """
 
-    never_stops_within_epoch = True  # all ranks stop at once here, without asking one another
+    never_stops_within_epoch = True  # all ranks stop together here, without a further agreement
 
     def __init__(
         self,
@@ -90,10 +90,10 @@ class DivergenceGuard(keras.callbacks.Callback):
         self.rise = None if rise is None else positive("rise", rise)
         self.directory, self.factor = directory, factor
         self.message: str | None = None
-        self._good: InMemorySnapshots | CheckpointSnapshots | None = None
+        self._good: InMemorySnapshots | SavedSnapshots | None = None
         self._in_epoch = self._must_reset = False
 
-    # ---- what Keras calls --------------------------------------------------------------------------------------------
+    # ---- for Keras ---------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.message = None
@@ -116,12 +116,10 @@ class DivergenceGuard(keras.callbacks.Callback):
         if self.action == "go_back" and self._good is None:  # not at train begin: another callback may restore there
             if self.model.built:
                 build_optimizer(self.model)
-            self._good = (
-                CheckpointSnapshots(self.model, self.directory) if self.directory else InMemorySnapshots(self.model)
-            )
+            self._good = SavedSnapshots(self.model, self.directory) if self.directory else InMemorySnapshots(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._must_reset:  # a running mean that is NaN would stay so
+        if self._must_reset:  # a running mean that is NaN would stay NaN
             self.model.reset_metrics()
             self._must_reset, self._taken = False, np.zeros(2)
 
@@ -131,12 +129,12 @@ class DivergenceGuard(keras.callbacks.Callback):
         if self._tracker() is None:
             if logs is None or self.monitor not in logs:
                 raise ConfigError(
-                    f"monitor must be a key of the logs. Received: monitor={self.monitor!r}; the logs hold "
+                    f"monitor must be a key of the logs. Received: monitor={self.monitor!r}; the logs have "
                     f"{sorted(logs or {})}."
                 )
             self._carried += (float(logs[self.monitor]), 1.0)
         if self._batches >= self.window:
-            self._look()
+            self._judge_window()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._end_epoch()  # before validation resets the metrics
@@ -149,13 +147,13 @@ class DivergenceGuard(keras.callbacks.Callback):
     def _end_epoch(self) -> None:
         if self._in_epoch:
             self._in_epoch = False
-            self._look(at_end=True)
+            self._judge_window(at_end=True)
 
     def _tracker(self) -> Any:
         metrics = (m for m in self.model.metrics if m.name == self.monitor and isinstance(m, keras.metrics.Mean))
         return next(metrics, None)
 
-    def _look(self, at_end: bool = False) -> None:
+    def _judge_window(self, at_end: bool = False) -> None:
         """Judges the window that ends here. COLLECTIVE."""
         tracker = self._tracker()
         if tracker is not None:
@@ -174,33 +172,33 @@ class DivergenceGuard(keras.callbacks.Callback):
         if problem is not None:
             self._act(loss, problem)
         elif self._good is not None and self._judge.is_good:
-            self._good.note()
+            self._good.confirm()
 
     def _act(self, loss: float, problem: str) -> None:
         step = step_of(self.model)
-        found = f"DivergenceGuard: {self.monitor} is {loss:g} in the window that ends with step {step}; {problem}."
-        back = self._go_back() if self._good is not None else None
+        finding = f"DivergenceGuard: {self.monitor} is {loss:g} in the window that ends with step {step}; {problem}."
+        back = self._go_back(self._good) if self._good is not None else None
         self._must_reset = back is not None
         if back is None or self._gone_back == self.retries:
-            why = "" if self._good is None else f" There is no {self._good.wanted()} to go back to."
+            why = "" if self._good is None else f" There is no {self._good.missing()} to go back to."
             if back is not None:
                 why = f" It has gone back {self.retries} times; the weights are those of step {back}."
-            self._say(f"{found} Training stops.{why} Lower the learning rate, clip gradients, or look at the data.")
+            self._say(f"{finding} Training stops.{why} Lower the learning rate, clip gradients, or check the data.")
             stop_on_all_ranks(self.model)
             return
         self._gone_back += 1
         self._judge.go_back()
         rates = ", ".join(f"{rate:g}" for rate in self._lower_rates())
         self._say(
-            f"{found} Training goes back to step {back} and on with learning rate {rates} "
+            f"{finding} Training goes back to step {back} and continues with learning rate {rates} "
             f"({self._gone_back} of {self.retries})."
         )
 
-    def _go_back(self) -> int | None:
-        """Restores the last good state, all but the learning rates, which others may have changed since."""
+    def _go_back(self, good: InMemorySnapshots | SavedSnapshots) -> int | None:
+        """Restores the last good state, except the learning rates, which others may have changed since."""
         optimizers = optimizers_with_rates(self.model)
         rates = [float(each.learning_rate.numpy()) for each in optimizers]
-        back = self._good.go_back()
+        back = good.go_back()
         for optimizer, rate in zip(optimizers, rates):
             before = float(optimizer.learning_rate.numpy())
             optimizer.learning_rate = rate

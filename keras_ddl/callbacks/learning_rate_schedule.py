@@ -10,31 +10,31 @@ import keras
 from keras_ddl.callbacks._learning_rate_factor import LearningRateFactor
 from keras_ddl.errors import ConfigError
 
-# Of the optimizer's rate: what a schedule that ends at 0 ends with. At 0 itself, what the momentum remembers is lost.
+# The lowest factor for a schedule that ends at 0: at a rate of 0, momentum correction would lose the momentum.
 _LEAST = 1e-9
 
 
 class LearningRateSchedule(LearningRateFactor):
     """Multiplies the (warmed-up) learning rate by `multiplier` in the epochs start_epoch <= epoch < end_epoch.
 
-    A sequence of them makes a piecewise schedule; outside its epochs a schedule's last value holds until the next
-    one begins, as in Horovod:
+    A sequence of them makes a piecewise schedule; after its last epoch, a schedule's value stays until the next one
+    begins, as in Horovod:
 
         LearningRateWarmup(warmup_epochs=5),
         LearningRateSchedule(1.0, start_epoch=5, end_epoch=30),
         LearningRateSchedule(0.1, start_epoch=30, end_epoch=60),
         LearningRateSchedule(0.01, start_epoch=60),
 
-    With a schedule object of Keras or `keras_ddl.schedules` as `multiplier` the rate is the object's of the step, as if
-    the optimizer had been given it, times the warm-up's factor. Steps count from start_epoch, so that a run that begins
-    at a later epoch has the rate of its epoch. Warm-up, momentum correction and ReduceLROnPlateau work with it.
+    If `multiplier` is a schedule object of Keras or `keras_ddl.schedules`, the rate is the object's for the step, as
+    in an optimizer, times the warm-up's factor. Steps count from start_epoch, so a run that begins at a later epoch has
+    the rate of its epoch. Warm-up, momentum correction and ReduceLROnPlateau work with it.
 
     A multiplier applies to the optimizer's own rate times the warm-up's factor, never to the previous schedule's
     result. The rate is written only when the product changes. Adds "learning_rate" to the logs of each epoch.
 
     Args:
-        multiplier: a number; or a function of the epoch (0-based; a fraction when `staircase` is False), which must
-            give the same on every rank; or a schedule object, which gives rates rather than multiples.
+        multiplier: a number; or a function of the epoch (0-based; a fraction when `staircase` is False) with equal
+            results on all ranks; or a schedule object, which returns rates instead of multiples.
         start_epoch: first epoch (0-based).
         end_epoch: the epoch before which it ends; None: never.
         staircase: True: once per epoch; False: before every step, with epoch = epoch + batch / steps per epoch.
@@ -42,7 +42,7 @@ class LearningRateSchedule(LearningRateFactor):
         initial_lr: the rate that suits one process; default: the optimizer's.
         steps_per_epoch: only needed with staircase=False when fit cannot know it.
         momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
-    Raises: ConfigError: bad arguments (when made); a learning rate that is a schedule, or unknown steps per epoch
+    Raises: ConfigError: bad arguments (when created); a learning rate that is a schedule, or unknown steps per epoch
         (at train begin), on every rank.
     """
 
@@ -58,7 +58,7 @@ class LearningRateSchedule(LearningRateFactor):
         momentum_correction: bool = True,
     ) -> None:
         super().__init__(initial_lr, steps_per_epoch, momentum_correction)
-        if not callable(multiplier) and not (isinstance(multiplier, numbers.Real) and multiplier > 0):
+        if not callable(multiplier) and not (isinstance(multiplier, numbers.Real) and float(multiplier) > 0):
             raise ConfigError(
                 "multiplier must be a number > 0, a function of the epoch that returns one, or a schedule object. "
                 f"Received: multiplier={multiplier!r}."
@@ -83,16 +83,17 @@ class LearningRateSchedule(LearningRateFactor):
     def factor(self, epoch: int, batch: int) -> float | None:
         if epoch < self.start_epoch:
             return None
-        if not self.is_active(epoch):
+        if self.end_epoch is not None and epoch >= self.end_epoch:
             epoch, batch = self.end_epoch - 1, (self.steps() or 1) - 1
         if not callable(self.multiplier):
             return float(self.multiplier)
         if self._is_schedule:
-            batches = (epoch - self.start_epoch) * self.steps() + (0 if self.staircase else batch)
+            batches = (epoch - self.start_epoch) * self._known_steps() + (0 if self.staircase else batch)
             rate = float(self.multiplier(batches // self._controller.accumulation))
+            assert self._controller.base is not None  # set before it asks for factors
             return max(rate / self._controller.base, _LEAST)
-        value = float(self.multiplier(epoch if self.staircase else epoch + batch / self.steps()))
-        if not value > 0:  # a step at rate 0 would lose what the momentum remembers
+        value = float(self.multiplier(epoch if self.staircase else epoch + batch / self._known_steps()))
+        if not value > 0:  # at rate 0, momentum correction would lose the momentum
             raise ConfigError(
                 f"multiplier must return a number > 0. Received: {value!r} for epoch {epoch}, batch {batch}."
             )

@@ -1,4 +1,4 @@
-"""LearningRateWarmup: the rate grows, step by step, from what suits one process to what suits all ranks together."""
+"""LearningRateWarmup: raises the learning rate step by step from that of one process to that of all ranks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class LearningRateWarmup(LearningRateFactor):
     With k = scale_factor(scaling, size), the step number t (0-based, of T = warmup_epochs * steps per epoch) is made
     with initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k. At size 1 nothing changes.
 
-    It multiplies: LearningRateSchedule's multipliers apply on top, and a rate that another callback
-    (ReduceLROnPlateau) lowers stays lowered by that factor. The rate is written before a step while it changes and
-    never afterwards, so that callbacks which set it themselves may take over from epoch `warmup_epochs` on. With
-    compile(steps_per_execution=n) it changes every n steps. Adds "learning_rate" to the logs of each epoch.
+    It is a factor: LearningRateSchedule's multipliers apply on top, and if another callback (ReduceLROnPlateau) lowers
+    the rate, it stays lower by that factor. The rate is written before a step while it changes and never afterwards, so
+    callbacks that set it themselves can take over from epoch `warmup_epochs` on. With compile(steps_per_execution=n) it
+    changes every n steps. Adds "learning_rate" to the logs of each epoch.
 
     Args:
         initial_lr: the rate that suits one process; default: the optimizer's.
-        warmup_epochs: length in epochs, need not be whole; 0 scales at once.
-        scaling: as `schedules.scale_factor`: "linear", "sqrt", a number, or None for a rate that the script has
-            already multiplied itself: the warm-up then goes from initial_lr / size to initial_lr (as Horovod's).
+        warmup_epochs: length in epochs, may be a fraction; 0 scales at once.
+        scaling: as in `schedules.scale_factor`: "linear", "sqrt", a number, or None for a rate that the script has
+            already scaled: the warm-up then goes from initial_lr / size to initial_lr (as Horovod's).
         steps_per_epoch: only needed when fit cannot know it (a dataset of unknown length).
         momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
         verbose: 1: rank 0 prints a line when the warm-up ends.
         start: rate of the first step as a fraction of initial_lr; default 1, with scaling=None 1 / size.
-    Raises: ConfigError: bad arguments (when made); a learning rate that is a schedule, or unknown steps per epoch
+    Raises: ConfigError: bad arguments (when created); a learning rate that is a schedule, or unknown steps per epoch
         (at train begin), on every rank.
     """
 
@@ -53,11 +53,12 @@ class LearningRateWarmup(LearningRateFactor):
         self.verbose = verbose
         if not isinstance(warmup_epochs, numbers.Real) or not 0 <= warmup_epochs < math.inf:
             raise ConfigError(f"warmup_epochs must be a number, 0 or more. Received: warmup_epochs={warmup_epochs!r}.")
-        self.warmup_epochs = warmup_epochs
-        self.scaling = scaling
-        self.start = None if start is None else positive("start", start)
-        scale_factor(scaling)  # a bad value is an error here, not in the middle of fit
-        self._from = self._to = 1.0
+        self.warmup_epochs: float = warmup_epochs
+        self.scaling: Scaling = scaling
+        self.start: float | None = None if start is None else positive("start", start)
+        scale_factor(scaling)  # raises for a bad value here, not in the middle of fit
+        self._from: float = 1.0
+        self._to: float = 1.0
 
     def needs_steps(self) -> bool:
         return self.warmup_epochs > 0
@@ -68,7 +69,7 @@ class LearningRateWarmup(LearningRateFactor):
     def factor(self, epoch: int, batch: int) -> float:
         if not self.warmup_epochs:
             return self._to
-        steps = self.steps()
+        steps = self._known_steps()
         return warmup_factor((epoch * steps + batch) / (self.warmup_epochs * steps), self._from, self._to)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -79,9 +80,9 @@ class LearningRateWarmup(LearningRateFactor):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.is_active(epoch):
-            # The rate at the end of the epoch, so that logs show round numbers, and so that the last write is made
-            # before any other callback's on_epoch_begin of the first epoch after the warm-up.
-            self._controller.update(epoch, self.steps())
+            # The rate at the end of the epoch: logs show round numbers, and the last write comes before any other
+            # callback's on_epoch_begin of the first epoch after the warm-up.
+            self._controller.update(epoch, self._known_steps())
             if self.verbose and not self.is_active(epoch + 1) and is_first_rank():
                 print(
                     f"\nEpoch {epoch + 1}: the learning rate has reached {self._controller.read():g} after its warm-up."

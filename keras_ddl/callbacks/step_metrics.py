@@ -1,4 +1,4 @@
-"""StepMetrics: how fast the job trains and what it waits for, as scalars for TensorBoard."""
+"""StepMetrics: writes the job's speed and waiting times as scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from keras_ddl.timeline import steps
 class StepMetrics(keras.callbacks.Callback):
     """Writes scalars for TensorBoard on rank 0, each the mean over the last `every` steps:
 
-    - `job/step_seconds`: from the begin of a step to that of the next.
+    - `job/step_seconds`: from the beginning of a step to that of the next.
     - `job/rows_per_second`: of all ranks together.
     - `job/exposed_communication_seconds`: of a step, in which rank 0 waited for collectives and computed nothing; an
       upper bound, see docs/timeline.md.
     - `job/input_wait_seconds`: of a step, until rank 0 had its rows of the batch.
 
-    The last two need a keras_ddl.Strategy of several ranks; without one, rows need a `train_step` that counts them, as
-    Keras's own does. The first step of a fit, in which TensorFlow traces, is left out. The horizontal axis is the
-    optimizer's steps.
+    The last two need a keras_ddl.Strategy on several ranks; without a Strategy, rows need a `train_step` that counts
+    them, as Keras's own does. The first step of a fit, in which TensorFlow traces, is not counted. The horizontal axis
+    is the optimizer's steps.
 
     Args:
-        log_dir: as of keras.callbacks.TensorBoard, which may write there, too.
-        every: how many steps are one point, 1 or more.
+        log_dir: as in keras.callbacks.TensorBoard, which may write there, too.
+        every: steps per point, 1 or more.
 
-    Cost: on rank 0 as of a timeline, some microseconds per collective, and some at every point; on other ranks nothing.
+    Cost: on rank 0 that of a timeline, some microseconds per collective, and some per point; on other ranks nothing.
 
     Raises:
         ConfigError: `every` is no number of steps.
@@ -66,7 +66,7 @@ class StepMetrics(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._writer is None:
             return
-        # A point is made when its last step's time is known: the next one begins.
+        # The time of a step is known when the next one begins.
         if sum(self._counts) >= self.every:
             self._write()
         if not self._spans:
@@ -97,16 +97,16 @@ class StepMetrics(keras.callbacks.Callback):
             self._writer = None
 
     def _write(self) -> None:
-        found = steps.of_spans(self._spans, self._taken())
-        if found:
-            count, seconds = sum(self._counts), sum(step.total for step in found)
+        spans = steps.of_spans(self._spans, self._taken())
+        if spans:
+            count, seconds = sum(self._counts), sum(step.total for step in spans)
             values = {"step_seconds": seconds / count}
             rows = self._rows_trained() - self._rows
             if rows > 0:
                 values["rows_per_second"] = rows / seconds
             if keras_compat.strategy_of(self.model) is not None and communicator.size() > 1:
-                values["exposed_communication_seconds"] = sum(step.waiting for step in found) / count
-                values["input_wait_seconds"] = sum(step.input for step in found) / count
+                values["exposed_communication_seconds"] = sum(step.waiting for step in spans) / count
+                values["input_wait_seconds"] = sum(step.input for step in spans) / count
             with self._writer.as_default(step=self._done):
                 for name, value in values.items():
                     _scalar(f"job/{name}", value)
@@ -130,6 +130,6 @@ class StepMetrics(keras.callbacks.Callback):
 
 
 def _scalar(name: str, value: float) -> None:
-    """As tf.summary.scalar, which needs the package tensorboard to write, too, not only to read."""
+    """As tf.summary.scalar, which would need the package tensorboard also for writing."""
     metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
     tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)

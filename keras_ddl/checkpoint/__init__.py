@@ -1,17 +1,17 @@
-"""Checkpoints on disk: which there are, which is the latest and the best, and that each is whole.
+"""Checkpoints on disk: writes, lists, selects (latest, best) and verifies them.
 
     ckpt/ckpt-00000120/          one checkpoint: step 120
-        weights.index, .data-*   a TensorFlow bundle, keyed as the base graph's variables (keras_ddl/model_state.py)
+        weights.index, .data-*   a TensorFlow bundle, with the keys of the base graph's variables (model_state.py)
         optimizer.index, .data-* the optimizer's state, for an exact resume
-        golden.npz               what the base graph answers to the stored sample with these weights
-        progress.json, .npz      what a run is besides its variables (resuming/progress.py)
+        golden.npz               the base graph's outputs for the stored sample with these weights
+        progress.json, .npz      the rest of a run's state (resuming/progress.py)
         state.json               step, epoch, metrics, size and SHA-256 of every file, and of itself
     ckpt/base/                   the servable graph (keras_ddl.export); base-<name>/ that of a part of the model
     ckpt/previous-1/             an earlier run's base and checkpoints (`set_aside`)
 
-A checkpoint is filled under a hidden name, synced and renamed, so a writer killed at any moment leaves no half
-checkpoint under its real name. One process writes (rank 0); any number may read. No Keras and no TensorFlow in this
-file: `model_state.save_checkpoint` and `restore_checkpoint` move a model in and out of it.
+A checkpoint is written under a hidden name, synced and renamed, so a writer killed at any moment leaves no partial
+checkpoint under its real name. One process writes (rank 0); any number may read. This file uses neither Keras nor
+TensorFlow: `model_state.save_checkpoint` and `restore_checkpoint` convert a model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAME = re.compile(r"^ckpt-(\d{8,})(\.replaced)?$")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint directory. `problem` says why it cannot be read, or is None; `epoch` counts finished epochs."""
+    """One checkpoint directory. `problem`: why it cannot be read, or None; `epoch`: number of finished epochs."""
 
     path: Path
     step: int
@@ -64,69 +64,69 @@ class Checkpoint:
 
 
 def path_of(ckpt_dir: str | Path, step: int) -> Path:
-    """Returns where the checkpoint of a step is, or will be."""
+    """Returns the directory of the checkpoint of a step, which need not exist."""
     return Path(ckpt_dir) / f"ckpt-{step:08d}"
 
 
 def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
     """Returns the checkpoints of a directory in order of step, also damaged ones (see `Checkpoint.problem`).
 
-    Only sizes are compared here, not contents (`validate`). What a killed writer left is not listed.
+    Compares sizes only, not contents (`validate`). Does not list what killed writers left.
     Raises: CheckpointError: `ckpt_dir` does not exist or is a file.
     """
     root = _existing(ckpt_dir)
     while True:
-        found: dict[int, Path] = {}
+        paths: dict[int, Path] = {}
         for entry in sorted(root.iterdir()):
             match = _NAME.match(entry.name)
-            # `.replaced` sorts after the name it stands in for and counts only while that one is missing.
+            # `.replaced` sorts after the name it replaces, and counts only while that is missing.
             if match and entry.is_dir():
-                found.setdefault(int(match[1]), entry)
-        read = [_read(path, step) for step, path in sorted(found.items())]
-        # The writer may have pruned or replaced one meanwhile: that is no damage. Then look again.
+                paths.setdefault(int(match[1]), entry)
+        read = [_read(path, step) for step, path in sorted(paths.items())]
+        # If the writer has pruned or replaced one meanwhile, read again.
         if all(each.problem is None or each.path.is_dir() for each in read):
             return read
 
 
 def latest(ckpt_dir: str | Path) -> Checkpoint:
     """Returns the checkpoint of the highest step. Raises: CheckpointError: there is none, or it is damaged."""
-    return _whole(_some(ckpt_dir)[-1], ckpt_dir)
+    return _intact(_some(ckpt_dir)[-1])
 
 
 def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") -> Checkpoint:
-    """Returns the whole checkpoint with the best value of `metric`, the later one of equals.
+    """Returns the intact checkpoint with the best value of `metric`, the later one of equals.
 
     Args:
-        metric: a key of the saved metrics; by default the one the newest checkpoint was saved to monitor.
+        metric: a key of the saved metrics; default: the newest checkpoint's `monitor`.
         mode: 'min', 'max', or 'auto': as saved for this metric, else by its exact name (`resolve_mode`).
-    Raises: CheckpointError: no checkpoint, none holds a finite value of `metric`, or 'auto' does not know the name.
+    Raises: CheckpointError: no checkpoint, none has a finite value of `metric`, or 'auto' does not know the name.
     """
     everything = _some(ckpt_dir)
-    whole = [each for each in everything if each.problem is None] or [_whole(everything[-1], ckpt_dir)]
+    intact = [each for each in everything if each.problem is None] or [_intact(everything[-1])]
     if metric is None:
-        metric = next((each.monitor for each in reversed(whole) if each.monitor), None) or "val_loss"
+        metric = next((each.monitor for each in reversed(intact) if each.monitor), None) or "val_loss"
     if mode not in ("auto", "min", "max"):
-        raise CheckpointError(f"mode is one of 'auto', 'min', 'max'. Received: {mode!r}.")
-    holding = [each for each in whole if _finite(each, metric)]
-    if not holding:
-        known = sorted({name for each in whole for name in each.metrics or {}})
+        raise CheckpointError(f"mode must be one of 'auto', 'min', 'max'. Received: {mode!r}.")
+    candidates = [each for each in intact if _finite(each, metric)]
+    if not candidates:
+        known = sorted({name for each in intact for name in each.metrics or {}})
         raise CheckpointError(
-            f"'best' compares a metric that the checkpoints hold. Received: metric={metric!r}; checkpoints in "
+            f"'best' needs a metric that the checkpoints hold. Received: metric={metric!r}; checkpoints in "
             f"{ckpt_dir} hold {known or 'no metrics'}. Choose one of these, 'latest' or a step."
         )
     if mode == "auto":
-        saved = (each.mode for each in reversed(whole) if each.monitor == metric and each.mode)
+        saved = (each.mode for each in reversed(intact) if each.monitor == metric and each.mode)
         mode = next(saved, None) or resolve_mode(metric)
     sign = 1.0 if mode == "max" else -1.0
-    return max(holding, key=lambda each: (sign * (each.metrics or {})[metric], each.step))
+    return max(candidates, key=lambda each: (sign * (each.metrics or {})[metric], each.step))
 
 
 def find(
     ckpt_dir: str | Path, which: str | int = "latest", metric: str | None = None, mode: str = "auto"
 ) -> Checkpoint:
-    """Returns the checkpoint that `which` names: 'latest', 'best' (see `best`) or a step.
+    """Returns a checkpoint. `which`: 'latest', 'best' (see `best`) or a step.
 
-    Raises: CheckpointError: no such checkpoint, or it is damaged (sizes only; `validate` reads the contents).
+    Raises: CheckpointError: no such checkpoint, or it is damaged (by sizes; `validate` reads the contents).
     """
     if which == "latest":
         return latest(ckpt_dir)
@@ -135,26 +135,25 @@ def find(
     steps = [each.step for each in _some(ckpt_dir)]
     if not re.fullmatch(r"\d+", str(which)):
         raise CheckpointError(
-            f"--which (which=) is 'latest', 'best' or a step. Received: {which!r}. Steps in {ckpt_dir}: {_few(steps)}."
+            f"--which (which=) must be 'latest', 'best' or a step. Received: {which!r}. Steps in {ckpt_dir}: "
+            f"{_few(steps)}."
         )
     for each in list_checkpoints(ckpt_dir):
         if each.step == int(which):
-            return _whole(each, ckpt_dir)
-    raise CheckpointError(
-        f"'which' names a step that was saved. Received: {which}. Steps in {ckpt_dir}: {_few(steps)}."
-    )
+            return _intact(each)
+    raise CheckpointError(f"'which' must be a saved step. Received: {which}. Steps in {ckpt_dir}: {_few(steps)}.")
 
 
 def resolve_mode(metric: str, mode: str = "auto") -> str:
-    """Returns 'min' or 'max'; 'auto' goes by the exact name (`accuracy`, `auc`, `loss`, `<any>_loss`, ...).
+    """Returns 'min' or 'max'; 'auto' uses the exact name (`accuracy`, `auc`, `loss`, `<any>_loss`, ...).
 
     Raises: CheckpointError: 'auto' does not know the name.
     """
     known = direction_of_name(metric) if mode == "auto" else mode
     if known is None:
         raise CheckpointError(
-            f"The best checkpoint is that of the lowest or of the highest value of a metric, and the name must say "
-            f"which. Received: {metric!r}, not a name that Keras gives. Say mode='min' or mode='max' (--mode)."
+            f"Whether a lower or a higher value of a metric is better must follow from its name. Received: {metric!r}, "
+            f"not a name of Keras's metrics. Give mode='min' or mode='max' (--mode)."
         )
     return known
 
@@ -162,9 +161,9 @@ def resolve_mode(metric: str, mode: str = "auto") -> str:
 def validate(checkpoint: Checkpoint) -> None:
     """Reads every file of a checkpoint and compares it with its SHA-256. Cost: one read, some 1 GB/s.
 
-    Raises: CheckpointError: a file is missing, cut short or altered.
+    Raises: CheckpointError: a file is missing, truncated or altered.
     """
-    _whole(checkpoint, checkpoint.path.parent)
+    _intact(checkpoint)
     problem = digests.difference(checkpoint.path, (checkpoint.state or {})["files"], contents=True)
     if problem is not None:
         _refuse(checkpoint.path, problem)
@@ -184,9 +183,9 @@ def write(
     """Writes one checkpoint atomically and durably; one of the same step is replaced.
 
     Args:
-        fill: writes its files into the directory it is given; what it returns is added to state.json.
+        fill: writes files into the directory that it is called with; returns further entries of state.json.
         extra: JSON values of the caller, returned by `restore_checkpoint` (`Checkpoint.extra`).
-    Raises: CheckpointError: the directory cannot be made or written to, or the disk is full; nothing is left behind.
+    Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
     root = durable.make_directory(Path(ckpt_dir), _WHAT, CheckpointError)
     final = path_of(root, step)
@@ -209,28 +208,28 @@ def write(
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, final)) from error
     except TypeError as error:
-        raise CheckpointError(f"extra holds JSON values. Received: {extra!r} ({error}). Convert it first.") from error
+        raise CheckpointError(f"extra must be JSON values. Received: {extra!r} ({error}). Convert it first.") from error
     return _read(final, step)
 
 
 def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = None) -> list[int]:
-    """Removes all but the newest `keep` whole checkpoints and the best one. Returns the steps removed.
+    """Removes all but the newest `keep` intact checkpoints and the best one. Returns the steps removed.
 
     Args:
-        keep: at least 1. Damaged checkpoints older than the newest whole one are removed too.
-        keep_best: (metric, mode) of the checkpoint to keep beside them.
-    One that is being exported (`durable.being_read`) stays until the next time.
+        keep: at least 1. Damaged checkpoints older than the newest intact one are removed too.
+        keep_best: (metric, mode) of the best checkpoint, which stays.
+    A checkpoint that is being exported (`durable.being_read`) stays until the next call.
     """
     if keep < 1:
-        raise CheckpointError(f"keep counts the checkpoints that stay: 1 or more. Received: {keep}.")
+        raise CheckpointError(f"keep must be the number of checkpoints that stay, 1 or more. Received: {keep}.")
     everything = list_checkpoints(ckpt_dir)
-    whole = [each for each in everything if each.problem is None]
-    stay = {each.step for each in whole[-keep:]}
-    if keep_best and any(_finite(each, keep_best[0]) for each in whole):
+    intact = [each for each in everything if each.problem is None]
+    stay = {each.step for each in intact[-keep:]}
+    if keep_best and any(_finite(each, keep_best[0]) for each in intact):
         stay.add(best(ckpt_dir, *keep_best).step)
     removed = []
     for each in everything:
-        is_old = whole and each.step < whole[-1].step and each.step not in stay
+        is_old = intact and each.step < intact[-1].step and each.step not in stay
         if is_old and durable.remove_unless_read(each.path):
             removed.append(each.step)
     return removed
@@ -244,8 +243,8 @@ def sweep_temporaries(ckpt_dir: str | Path) -> list[str]:
 def set_aside(ckpt_dir: str | Path) -> Path | None:
     """Moves the base graph and the checkpoints of an earlier run into `previous-<n>/`, itself a checkpoint directory.
 
-    For a run that starts anew in a used directory: nothing is lost, and 'latest' cannot name another run's weights.
-    Call it before the new base graph is written. Killed half-way, the next call goes on where it stopped.
+    For a new run in a used directory: nothing is lost, and 'latest' cannot return another run's weights. Call it
+    before the new base graph is written. If it is killed, the next call continues.
     Returns: the new directory, or None when there was nothing to move.
     """
     root = Path(ckpt_dir)
@@ -277,9 +276,9 @@ def base_directory(name: str | None) -> str:
 
 
 def list_bases(ckpt_dir: str | Path) -> list[str | None]:
-    """Returns the names of the parts of a model whose base graphs a directory holds; None for the model's own."""
-    found = (_BASES.match(entry.name.removesuffix(durable.REPLACED)) for entry in Path(ckpt_dir).iterdir())
-    return sorted({match[2] for match in found if match}, key=lambda name: name or "")
+    """Returns the parts of a model that have base graphs in a directory; None stands for the model itself."""
+    matches = (_BASES.match(entry.name.removesuffix(durable.REPLACED)) for entry in Path(ckpt_dir).iterdir())
+    return sorted({match[2] for match in matches if match}, key=lambda name: name or "")
 
 
 def _existing(ckpt_dir: str | Path) -> Path:
@@ -287,21 +286,21 @@ def _existing(ckpt_dir: str | Path) -> Path:
     if not root.is_dir():
         received = "a file" if root.exists() else "nothing there"
         raise CheckpointError(
-            f"A checkpoint directory must exist to be read. Received: {root} ({received}). Give the directory that "
-            "callbacks.Checkpoint was given."
+            f"A checkpoint directory must exist to be read. Received: {root} ({received}). Give the directory of "
+            "callbacks.Checkpoint."
         )
     return root
 
 
 def _some(ckpt_dir: str | Path) -> list[Checkpoint]:
-    found = list_checkpoints(ckpt_dir)
-    if not found:
+    checkpoints = list_checkpoints(ckpt_dir)
+    if not checkpoints:
         here = sorted(entry.name for entry in Path(ckpt_dir).iterdir() if not entry.name.startswith("."))
         raise CheckpointError(
-            f"A checkpoint directory holds ckpt-<step> directories. Received: {ckpt_dir} with no checkpoint "
+            f"A checkpoint directory must hold ckpt-<step> directories. Received: {ckpt_dir} with no checkpoint "
             f"(holds: {', '.join(here[:8]) or 'nothing'}). Train with callbacks.Checkpoint, or give another directory."
         )
-    return found
+    return checkpoints
 
 
 def _read(path: Path, step: int) -> Checkpoint:
@@ -330,7 +329,7 @@ def _read(path: Path, step: int) -> Checkpoint:
     )
 
 
-def _whole(checkpoint: Checkpoint, ckpt_dir: str | Path) -> Checkpoint:
+def _intact(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.problem is not None:
         _refuse(checkpoint.path, checkpoint.problem)
     return checkpoint

@@ -1,4 +1,4 @@
-"""Writing in a thread: one write at a time, and no failure unheard."""
+"""Writes in a thread, one write at a time, and reports failures to the caller."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 from keras_ddl.errors import CheckpointError, KerasDdlError
 
-# The step that asks for the work goes on first: a thread that runs Python at once would hold it up for milliseconds.
+# Lets the step that starts the work continue first: a thread that runs Python at once would delay it by milliseconds.
 _HEAD_START_SECONDS = 0.01
 
 
 class BackgroundWriter:
-    """Runs one piece of work at a time in a thread of its own. One thread calls these methods."""
+    """Runs one function at a time in a separate thread. Call its methods from one thread only."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, urgent: Callable[[], object], work: Callable[[], object]) -> None:
-        """Begins `urgent`, then `work`, after waiting for the work before. Raises: what that raised (see `wait`).
+        """Runs `urgent`, then `work`, after waiting for the previous work. Raises: as `wait`.
 
-        `urgent` begins at once, and should leave Python's lock alone.
+        `urgent` starts at once, and should not hold Python's lock.
         """
         self.wait()
 
@@ -34,19 +34,19 @@ class BackgroundWriter:
             except BaseException as error:
                 self._error = error
 
-        # No daemon: a process that ends writes what it has begun.
+        # No daemon, so that a process that ends completes the write.
         self._thread = threading.Thread(target=run, name="keras_ddl-checkpoint")
         self._thread.start()
 
     def is_busy(self) -> bool:
-        """Whether work is going on. Raises: CheckpointError: it has failed."""
+        """Whether work is running. Raises: CheckpointError: it has failed."""
         if self._thread is not None and self._thread.is_alive():
             return True
         self.wait()
         return False
 
     def wait(self) -> None:
-        """Waits until the work is done. Raises: CheckpointError: it failed (once)."""
+        """Waits until the work is done. Raises: CheckpointError: it failed (raised once)."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -55,6 +55,6 @@ class BackgroundWriter:
             raise error
         if error is not None:
             raise CheckpointError(
-                f"A checkpoint is written while training goes on. Received: {type(error).__name__}: {error}. Nothing "
+                f"A checkpoint must be written while training runs. Received: {type(error).__name__}: {error}. Nothing "
                 "was published and earlier ones are untouched."
             ) from error

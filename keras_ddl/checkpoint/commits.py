@@ -1,12 +1,12 @@
-"""Commits: what a program wants back when its job is started again after the loss of processes, hosts or power.
+"""Commits: state that a program saves to continue after its job was restarted.
 
     <directory>/rank-0/commit-12    one commit: a pickled object, its length and its checksum
     <directory>/rank-4/commit-12    the same, of the first rank of another host
 
-One rank of each host writes to the host's own disk, so that what one host has lost another one has. A commit is filled
-under a hidden name and renamed: a writer killed at any moment leaves the last commit or the new one. Commits count from
-1, on all ranks alike, and the newest that is whole is the state of the job, whichever rank finds it. docs/launch.md
-says where the directory is.
+One rank of each host writes to the host's own disk, so that a lost host's commits exist on others. A commit is written
+under a hidden name and renamed: a writer killed at any moment leaves the previous commit or the new one. Commits are
+numbered from 1, equally on all ranks; the newest intact one on any rank is the state of the job. docs/launch.md says
+where the directory is.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from keras_ddl.files import durable
 
 _WHAT = "A commit"
 _NAME = re.compile(r"^commit-(\d+)$")
-_END = struct.Struct("!8sIQ")  # mark, CRC-32 and length of what is before
+_END = struct.Struct("!8sIQ")  # mark, CRC-32 and length of the preceding bytes
 _MARK = b"kddl-com"
 _KEPT = 2  # after a power cut the newest may be torn on disk
 
 
 class TornCommit(Exception):
-    """A commit whose end is missing, or whose bytes have changed."""
+    """A commit that is truncated or altered."""
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Commits:
     """The commits of one state in a directory.
 
     Attributes:
-        directory: the same path on all hosts, shared by them or not.
-        synced: wait until each commit is on disk. Without, it outlives the processes, but not the host.
+        directory: the same path on all hosts, on a shared or a local disk.
+        synced: wait until each commit is on disk. Otherwise it survives the processes, but not the host.
     """
 
     directory: Path
@@ -60,12 +60,12 @@ class Commits:
             raise CheckpointError(durable.explain(error, _WHAT, folder)) from error
 
     def found(self) -> list[tuple[int, Path]]:
-        """Returns (number, file) of all commits that this process sees, the newest first; torn ones, too."""
+        """Returns (number, file) of all commits that this process can read, newest first, torn ones included."""
         folders = [path for path in self.directory.glob("rank-*") if path.is_dir()]
         return sorted((pair for folder in folders for pair in _in_folder(folder)), reverse=True)
 
     def sweep(self) -> None:
-        """Removes what killed writers have left."""
+        """Removes temporary files of killed writers."""
         for folder in self.directory.glob("rank-*"):
             durable.sweep_temporaries(folder)
 
@@ -78,7 +78,7 @@ def _write(path: str, content: Any) -> None:
 
 
 class _Checked:
-    """A file that knows length and checksum of what was written to it."""
+    """A file that computes length and checksum of what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.crc, self.length = file, 0, 0
@@ -91,18 +91,18 @@ class _Checked:
 
 
 def of_job(name: str) -> Commits | None:
-    """Returns where the commits of the state `name` lie: in KERAS_DDL_COMMIT_DIR, else in the job's own directory.
+    """Returns the commits of the state `name`: in KERAS_DDL_COMMIT_DIR, else in the job's own directory.
 
-    None: nothing starts this job again, and no directory was given.
+    None: neither is set, so the job is not restarted.
     """
-    given, own = config.get("COMMIT_DIR"), config.get("JOB_DIR")
-    if given is None and own is None:
+    configured, own = config.get("COMMIT_DIR"), config.get("JOB_DIR")
+    if configured is None and own is None:
         return None
-    return Commits(Path(given or own) / "commits" / name, synced=given is not None)
+    return Commits(Path(configured or own) / "commits" / name, synced=configured is not None)
 
 
 def read(path: Path) -> Any:
-    """Returns the content of a commit. Raises: TornCommit: it is not whole; what unpickling raises."""
+    """Returns the content of a commit. Raises: TornCommit: it is truncated or altered; what unpickling raises."""
     data = memoryview(path.read_bytes())
     if len(data) < _END.size:
         raise TornCommit(f"{path} ends early")
@@ -114,7 +114,7 @@ def read(path: Path) -> Any:
 
 
 def newest(commits: Commits) -> tuple[int, int, Any] | None:
-    """Returns (number, rank that has read it, content on that rank) of the newest whole commit; None: none. COLLECTIVE.
+    """Returns (number, rank that read it, content on that rank) of the newest intact commit; None: none. COLLECTIVE.
 
     Raises: what unpickling raises, on the rank that reads.
     """

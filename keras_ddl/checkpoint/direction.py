@@ -1,14 +1,13 @@
-"""Whether a metric is better when it is lower or higher, told by exact names: a part of a name says nothing.
+"""Decides by a metric's exact name whether lower or higher values are better.
 
-`val_accel_loss` holds "acc" and `val_dice_loss` holds "dice", and both are losses.
+Parts of names would mislead: `val_accel_loss` contains "acc" and `val_dice_loss` contains "dice"; both are losses.
 """
 
 from __future__ import annotations
 
 import re
 
-# As Keras names its metrics and losses (and their short names); names that mean one thing here and another there
-# ("dice", "cosine_similarity") are left out.
+# Keras's names of metrics and losses, and short forms. Ambiguous names ("dice", "cosine_similarity") are left out.
 _HIGHER = frozenset(
     (
         "acc",
@@ -71,9 +70,9 @@ _LOWER = frozenset(
 
 
 def direction_of_name(metric: str) -> str | None:
-    """Returns 'min' or 'max' for a name that says so, else None.
+    """Returns 'min' or 'max' for a known name, else None.
 
-    Names count without capitals, `val_` and the number that Keras appends. `<any>_loss` is a loss.
+    Case, the prefix `val_` and a number that Keras appended are ignored. `<any>_loss` is a loss.
     """
     name = re.sub(r"_\d+$", "", metric.lower().removeprefix("val_"))
     if name in _HIGHER:

@@ -1,9 +1,9 @@
 """A model's state at one moment, ready to be written.
 
-A snapshot begins as tensors that share the variables' memory, which costs no copy. They stay what they were: while
-somebody holds a variable's tensor, TensorFlow's updates give the variable a new one instead (copy on write,
-PrepareToUpdateVariable in tensorflow/core/kernels/training_op_helpers.h). That copy would lie in the step, so another
-thread soon makes one of its own, in `Buffers`, memory that is kept from one checkpoint to the next, and lets go.
+A snapshot begins as tensors that share the variables' memory, without a copy. Their values do not change: while a
+variable's tensor is referenced, TensorFlow's updates allocate a new one (copy on write, PrepareToUpdateVariable in
+tensorflow/core/kernels/training_op_helpers.h). That copy would slow down a step, so another thread soon copies the
+values to `Buffers`, memory that is reused for each checkpoint, and releases the tensors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ GOLDEN = "golden.npz"
 
 
 class Buffers:
-    """Host memory for the copies, by key; made at the first copy under a key, and used again."""
+    """Host memory for copies, by key; allocated at the first copy of a key, and reused."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[Any, Any]] = {}  # key -> (tensor, its bytes as an array that may be written)
+        self._buffers: dict[str, tuple[Any, Any]] = {}  # key -> (tensor, its bytes as a writable array)
 
     def copy(self, key: str, tensor: Any) -> Any:
         """Returns a copy of a tensor; the next copy under this key overwrites it."""
@@ -34,19 +34,19 @@ class Buffers:
         source = _bytes_of(tensor)
         if source is None:
             return tensor.numpy() if tensor.dtype != tf.string else tensor
-        held = self._held.get(key)
-        if held is None or held[0].shape != tensor.shape or held[0].dtype != tensor.dtype:
-            # Made by TensorFlow, whose op then writes it without another copy. Nobody else knows this tensor.
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer[0].shape != tensor.shape or buffer[0].dtype != tensor.dtype:
+            # A TensorFlow tensor, because SaveV2 writes it without another copy. It is not shared with anybody.
             with tf.device("CPU:0"):
-                made = tf.raw_ops.Empty(shape=tf.shape(tensor), dtype=tensor.dtype, init=False)
-            held = self._held[key] = (made, np.asarray(_Writable(_bytes_of(made))))
+                empty = tf.raw_ops.Empty(shape=tf.shape(tensor), dtype=tensor.dtype, init=False)
+            buffer = self._buffers[key] = (empty, np.asarray(_Writable(_bytes_of(empty))))
         if source.nbytes:
-            np.copyto(held[1], source)
-        return held[0]
+            np.copyto(buffer[1], source)
+        return buffer[0]
 
 
 class _Writable:
-    """Lets NumPy write into the memory of an array that TensorFlow gave out for reading."""
+    """Gives NumPy write access to the memory of a read-only array of TensorFlow."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -55,12 +55,12 @@ class _Writable:
 
 
 def _bytes_of(tensor: Any) -> Any:
-    """Returns the bytes of a tensor in host memory as an array that shares them, or None."""
+    """Returns the bytes of a tensor in host memory as an array that shares the memory, or None."""
     import numpy as np
     import tensorflow as tf
 
     try:
-        if tensor.dtype.name.startswith(("bfloat", "float8")):  # no dtypes of NumPy's own; their bits will do
+        if tensor.dtype.name.startswith(("bfloat", "float8")):  # NumPy lacks these dtypes; copy their bits
             tensor = tf.bitcast(tensor, tf.uint16 if tensor.dtype.size == 2 else tf.uint8)
         return np.asarray(memoryview(tensor)).reshape(-1).view(np.uint8)
     except (TypeError, ValueError, BufferError, tf.errors.OpError):  # strings; on a device
@@ -69,8 +69,12 @@ def _bytes_of(tensor: Any) -> Any:
 
 @dataclass
 class Snapshot:
-    """What one checkpoint holds: bundle name -> key -> value, .npz file -> name -> array, file -> text, and entries for
-    state.json."""
+    """The contents of one checkpoint.
+
+    Attributes:
+        bundles: bundle name -> key -> value. archives: .npz file -> name -> array. texts: file -> text.
+        record: entries of state.json.
+    """
 
     bundles: dict[str, dict[str, Any]]
     archives: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -78,7 +82,7 @@ class Snapshot:
     record: dict[str, Any] = field(default_factory=dict)
 
     def copy_into(self, buffers: Buffers) -> None:
-        """Puts copies in the place of the tensors that share memory with variables, one after the other."""
+        """Replaces the tensors that share memory with variables by copies, one after the other."""
         for values in self.bundles.values():
             for key, tensor in values.items():
                 values[key] = buffers.copy(key, tensor)

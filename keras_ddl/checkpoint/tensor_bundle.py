@@ -1,4 +1,4 @@
-"""TensorFlow bundles (`prefix.index`, `prefix.data-*`) written and read by key, with the errors of this package."""
+"""Writes and reads TensorFlow bundles (`prefix.index`, `prefix.data-*`) by key, with OSErrors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.files import durable
 
-SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # of every variable's key in an object-based TensorFlow checkpoint
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
 
 
 def variable_key(*names: str) -> str:
-    """Returns the key of the variable that an object graph reaches by these names, as tf.train.Checkpoint spells it."""
+    """Returns tf.train.Checkpoint's key of the variable at these attribute names."""
     return "/".join(name.replace(".", "..").replace("/", ".S") for name in names) + SUFFIX
 
 
 def name_of(key: str) -> str:
-    """Returns the last name in a key that `variable_key` made."""
+    """Returns the last attribute name in a key of `variable_key`."""
     escaped = key.removesuffix(SUFFIX).rsplit("/", 1)[-1]
     return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", escaped)
 
@@ -29,7 +29,7 @@ def name_of(key: str) -> str:
 def write(prefix: str, tensors: Mapping[str, Any]) -> None:
     """Writes key -> tensor (or tf.Variable) as one bundle. Not atomic: write into a staging directory.
 
-    Raises: OSError (also for what TensorFlow reports as a full disk or a missing permission).
+    Raises: OSError (also when TensorFlow reports a full disk or a missing permission).
     """
     import tensorflow as tf
 
@@ -44,9 +44,9 @@ def write(prefix: str, tensors: Mapping[str, Any]) -> None:
 
 
 def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapping[str, Any]) -> None:
-    """As `write`, part after part, and with the first one `beside`; more than one make several data files.
+    """As `write`, part by part, with `beside` in the first; several parts give several data files.
 
-    No part is held while the next one is made. Raises: OSError.
+    Each part is released before the next one is computed. Raises: OSError.
     """
     import tensorflow as tf
 
@@ -65,7 +65,7 @@ def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapp
 
 
 def entries(prefix: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns key -> (dtype name, shape). Raises: OSError: no bundle, or one that cannot be read."""
+    """Returns key -> (dtype name, shape). Raises: OSError: the bundle is missing or cannot be read."""
     import tensorflow as tf
 
     try:
@@ -97,7 +97,7 @@ def read(prefix: str, dtypes: Mapping[str, str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def translated(what: str, path: Any, error_type: type[KerasDdlError]) -> Iterator[None]:
-    """Turns an OSError inside the block into `error_type` with a remedy."""
+    """Converts an OSError in the block to `error_type`, with a remedy."""
     try:
         yield
     except OSError as error:

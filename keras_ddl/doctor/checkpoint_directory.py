@@ -1,4 +1,4 @@
-"""The directory of checkpoints: what file system it is on, and whether what a checkpoint does works there."""
+"""Checks the checkpoint directory: its file system, and whether the operations of a checkpoint work there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROBE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of /proc/self/mountinfo: where it is mounted, its type, its source, all its options."""
+    """A line of /proc/self/mountinfo: mount point, file system type, source, and all options."""
 
     point: str
     kind: str
@@ -32,7 +32,7 @@ class Mount:
 
 
 def check(directory: Path, root: Path) -> Iterator[Finding]:
-    """Yields the findings about a directory, or about the nearest that exists above it."""
+    """Yields the findings about a directory, or about its nearest existing parent."""
     where = directory.resolve()
     while not where.exists():
         where = where.parent
@@ -45,29 +45,29 @@ def check(directory: Path, root: Path) -> Iterator[Finding]:
         yield from _kind(where, mount)
     free = shutil.disk_usage(where).free
     if free < _GIB:
-        remedy = "A checkpoint of Adam takes three times the weights' bytes, and the one before is kept meanwhile."
+        remedy = "A checkpoint with Adam takes three times the weights' bytes, and the previous one stays meanwhile."
         yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
     yield from _probe(where)
 
 
 def _kind(where: Path, mount: Mount) -> Iterator[Finding]:
-    found = f"{where} is on {mount.kind} ({mount.source})"
+    location = f"{where} is on {mount.kind} ({mount.source})"
     if mount.kind in _NETWORK:
         remedy = "Checkpoints there survive a host. Let only rank 0 write, as callbacks.Checkpoint does."
-        yield Finding(Severity.NOTE, "directory", found, remedy)
+        yield Finding(Severity.NOTE, "directory", location, remedy)
     if mount.kind.startswith("nfs") and mount.options & {"soft", "softerr"}:
-        remedy = "A slow server then makes writes fail, or loses them: mount it with the option hard."
+        remedy = "Then a slow server makes writes fail, or loses them: mount it with the option hard."
         yield Finding(Severity.WARNING, "NFS", f"{mount.point} is mounted with soft", remedy)
     if mount.kind in _IN_MEMORY:
-        remedy = "Checkpoints there take memory, and are gone when the host is: choose a disk."
-        yield Finding(Severity.WARNING, "directory", found, remedy)
+        remedy = "Checkpoints there take memory, and are lost when the host restarts: choose a disk."
+        yield Finding(Severity.WARNING, "directory", location, remedy)
     if mount.kind in _OF_CONTAINER:
-        remedy = "Checkpoints there are gone with the container: mount a volume for them."
-        yield Finding(Severity.NOTE, "directory", found, remedy)
+        remedy = "Checkpoints there are lost with the container: mount a volume for them."
+        yield Finding(Severity.NOTE, "directory", location, remedy)
 
 
 def _probe(where: Path) -> Iterator[Finding]:
-    """Does what makes a checkpoint whole: writes a hidden directory, syncs it to disk, renames it, reads it back."""
+    """Tries the steps of a checkpoint: writes a hidden directory, syncs it to disk, renames it, and reads it back."""
     data, began = os.urandom(_PROBE_BYTES), time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix=".tmp-doctor-", dir=where) as folder:
@@ -89,19 +89,19 @@ def _probe(where: Path) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, "directory", f"{where}: {error.strerror or error}", remedy)
         return
     seconds = time.perf_counter() - began
-    found = f"1 MiB written, synced, renamed and read in {seconds:.2f} s"
+    timing = f"1 MiB written, synced, renamed and read in {seconds:.2f} s"
     if not same:
-        remedy = "Do not keep anything there."
-        yield Finding(Severity.ERROR, "directory", f"{where} gives back other bytes than were written", remedy)
+        remedy = "Do not store anything there."
+        yield Finding(Severity.ERROR, "directory", f"{where} returns other bytes than were written", remedy)
     elif seconds > _SLOW_SECONDS:
-        remedy = "Training goes on meanwhile, but a checkpoint is late by that: is the server or the disk busy?"
-        yield Finding(Severity.WARNING, "directory", f"{where}: {found}", remedy)
+        remedy = "Training continues meanwhile, but each checkpoint is delayed by that: is the server or the disk busy?"
+        yield Finding(Severity.WARNING, "directory", f"{where}: {timing}", remedy)
     else:
-        yield Finding(Severity.OK, "directory", f"{where}: {found}")
+        yield Finding(Severity.OK, "directory", f"{where}: {timing}")
 
 
 def mounts(root: Path) -> list[Mount]:
-    """Returns the mounts that this process sees, in the order in which they were made."""
+    """Returns the mounts that this process sees, oldest first."""
     try:
         lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -110,7 +110,7 @@ def mounts(root: Path) -> list[Mount]:
 
 
 def parse(line: str) -> Mount | None:
-    """Returns a line of mountinfo (proc_pid_mountinfo(5)); None: it is none.
+    """Parses a line of mountinfo (proc_pid_mountinfo(5)); None: it is invalid.
 
     36 35 0:42 / /ckpt rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2,hard
     """
@@ -122,12 +122,12 @@ def parse(line: str) -> Mount | None:
     return Mount(_unescaped(first[4]), last[0], _unescaped(last[1]), options)
 
 
-def mount_of(path: Path, found: list[Mount]) -> Mount | None:
-    """Returns the mount that a path is on: the longest mount point above it, the last where there are several."""
-    above = [each for each in found if path.is_relative_to(each.point)]
+def mount_of(path: Path, candidates: list[Mount]) -> Mount | None:
+    """Returns the mount that a path is on: the longest mount point above it, and of several the last."""
+    above = [each for each in candidates if path.is_relative_to(each.point)]
     longest = max((len(each.point) for each in above), default=0)
     return next((each for each in reversed(above) if len(each.point) == longest), None)
 
 
 def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""What the control groups of this process grant, of version 1 or 2: its own and all those above it."""
+"""Reads the limits of this process's control groups, version 1 or 2: its own group and all parents."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _HOME = "sys/fs/cgroup"
 
 
 def cores(root: Path) -> float | None:
-    """Returns how many cores' time is granted; None: no limit, or not known."""
-    found = []
+    """Returns the CPU limit in cores; None: no limit, or unknown."""
+    limits = []
     for group in _groups(root, ""):
-        found.append(_quotient(_text(group / "cpu.max").split()))
+        limits.append(_quotient(_text(group / "cpu.max").split()))
     for group in _groups(root, "cpu"):
-        found.append(_quotient([_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]))
-    return min((each for each in found if each is not None), default=None)
+        limits.append(_quotient([_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]))
+    return min((each for each in limits if each is not None), default=None)
 
 
 def memory(root: Path) -> int | None:
-    """Returns the bytes of memory that are granted; None: no limit, or not known."""
+    """Returns the memory limit in bytes; None: no limit, or unknown."""
     texts = [_text(group / "memory.max").strip() for group in _groups(root, "")]
     texts += [_text(group / "memory.limit_in_bytes").strip() for group in _groups(root, "memory")]
     # Version 1 writes "no limit" as a number of the size of the address space.
@@ -28,7 +28,7 @@ def memory(root: Path) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yields the directories of this process's group of a controller ("": of version 2), and of those above it."""
+    """Yields the directories of this process's group of a controller ("": version 2), and of its parents."""
     path = PurePosixPath("/")
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -38,7 +38,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
     homes = [_HOME, f"{_HOME}/unified"] if not controller else [f"{_HOME}/{controller}"]
     for home in homes:
         for group in (path, *path.parents):
-            # In a container the path may be the host's, which is not there: then only the topmost is.
+            # In a container the path may be the host's, which does not exist here: then only the topmost does.
             yield root / home / str(group).lstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""What can be told of one host without starting ranks: software, CPU, memory, shared memory, settings."""
+"""Checks one host without starting ranks: software, CPU, memory, shared memory, settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_ddl.launch.finding import Finding, Severity
 # TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
 _FOR_ONEDNN = {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "avx_vnni"}
 _GIB = 1 << 30
-# A communicator's staging memory (KERAS_DDL_STAGING_BYTES) is at most 64 MiB a host; MPI needs some, too.
+# A communicator's staging memory (KERAS_DDL_STAGING_BYTES) is at most 64 MiB per host; MPI needs some, too.
 _ENOUGH_SHM = 256 << 20
 _ENOUGH_FILES = 1024
 
@@ -29,9 +29,9 @@ def check(
     """Returns the findings about this host.
 
     Args:
-        directory: where checkpoints will lie.
-        environ: the environment that ranks will have.
-        root: where /proc and /sys are; tests give others.
+        directory: where checkpoints will be.
+        environ: the environment of ranks.
+        root: parent of /proc and /sys, for tests.
     """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _software,
@@ -48,15 +48,15 @@ def check(
 
 
 def _software() -> Iterator[Finding]:
-    found = [f"{name} {version}" for name in host_facts.TENSORFLOWS if (version := host_facts.version(name))]
-    if not found:
+    installed = [f"{name} {version}" for name in host_facts.TENSORFLOWS if (version := host_facts.version(name))]
+    if not installed:
         remedy = "pip install 'keras_ddl[cpu]' (or 'keras_ddl[gpu]')."
         yield Finding(Severity.ERROR, "TensorFlow", "not installed", remedy)
-    elif len(found) > 1:
+    elif len(installed) > 1:
         remedy = "They overwrite each other's files: uninstall all of them, then install one."
-        yield Finding(Severity.ERROR, "TensorFlow", ", ".join(found), remedy)
+        yield Finding(Severity.ERROR, "TensorFlow", ", ".join(installed), remedy)
     else:
-        yield Finding(Severity.OK, "TensorFlow", found[0])
+        yield Finding(Severity.OK, "TensorFlow", installed[0])
     keras = host_facts.version("keras")
     remedy = "" if keras else "pip install keras."
     yield Finding(Severity.OK if keras else Severity.ERROR, "Keras", keras or "not installed", remedy)
@@ -74,12 +74,12 @@ def _mpi() -> Iterator[Finding]:
     if "problem" in native:
         yield Finding(Severity.ERROR, "MPI", native["problem"], "See docs/install.md, 'MPI'.")
         return
-    found = f"{native['family']} {native['version']}, started by {launcher.path}"
+    description = f"{native['family']} {native['version']}, started by {launcher.path}"
     if native["family"] != launcher.mpi:
         remedy = "Name the mpirun of the same MPI with --mpirun or KERAS_DDL_MPIRUN."
-        yield Finding(Severity.ERROR, "MPI", found + f" ({launcher.version})", remedy)
+        yield Finding(Severity.ERROR, "MPI", description + f" ({launcher.version})", remedy)
     else:
-        yield Finding(Severity.OK, "MPI", found)
+        yield Finding(Severity.OK, "MPI", description)
 
 
 def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
@@ -87,8 +87,8 @@ def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     quota = control_groups.cores(root)
     if quota is not None and quota < usable:
         remedy = f"Start at most {max(1, int(quota))} rank(s) here, or give the container more CPUs."
-        found = f"{usable} cores, of which a control group grants the time of {quota:g}"
-        yield Finding(Severity.WARNING, "CPU", found, remedy)
+        limit = f"{usable} cores, but a control group limits CPU time to {quota:g}"
+        yield Finding(Severity.WARNING, "CPU", limit, remedy)
     else:
         yield Finding(Severity.OK, "CPU", f"{usable} usable core(s)")
     flags = _cpu_flags(root)
@@ -108,12 +108,12 @@ def _memory(root: Path) -> Iterator[Finding]:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = control_groups.memory(root)
     allowed = physical if limit is None else min(limit, physical)
-    found = f"{allowed / _GIB:.1f} GiB" + (" (limit of a control group)" if allowed < physical else "")
+    size = f"{allowed / _GIB:.1f} GiB" + (" (limit of a control group)" if allowed < physical else "")
     if allowed < 2 * _GIB:
         remedy = "A rank that only imports TensorFlow and Keras takes about 0.6 GiB. Give the container more memory."
-        yield Finding(Severity.WARNING, "memory", found, remedy)
+        yield Finding(Severity.WARNING, "memory", size, remedy)
     else:
-        yield Finding(Severity.OK, "memory", found)
+        yield Finding(Severity.OK, "memory", size)
 
 
 def _shared_memory(root: Path) -> Iterator[Finding]:
@@ -123,12 +123,12 @@ def _shared_memory(root: Path) -> Iterator[Finding]:
         remedy = "Ranks of a host exchange data through it: mount a tmpfs there."
         yield Finding(Severity.ERROR, "/dev/shm", f"not usable: {error.strerror}", remedy)
         return
-    found = f"{free / _GIB:.2f} GiB free"
+    size = f"{free / _GIB:.2f} GiB free"
     if free < _ENOUGH_SHM:
         remedy = "Give containers more (docker run --shm-size=1g; in Kubernetes an emptyDir with medium: Memory)."
-        yield Finding(Severity.WARNING, "/dev/shm", found, remedy)
+        yield Finding(Severity.WARNING, "/dev/shm", size, remedy)
     else:
-        yield Finding(Severity.OK, "/dev/shm", found)
+        yield Finding(Severity.OK, "/dev/shm", size)
 
 
 def _huge_pages(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _huge_pages(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, "huge pages", "switched off by GLIBC_TUNABLES")
     preloaded = environ.get("LD_PRELOAD", "")
     if any(name in preloaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
-        remedy = "It replaces glibc's malloc, which keras-ddl run asks for huge pages. Measure with and without it."
+        remedy = "It replaces glibc's malloc, for which keras-ddl run enables huge pages. Measure with and without it."
         yield Finding(Severity.NOTE, "malloc", f"LD_PRELOAD={preloaded}", remedy)
 
 
@@ -151,15 +151,15 @@ def _limits() -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "open files", f"at most {files} per process", remedy)
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if memory != resource.RLIM_INFINITY:
-        remedy = "TensorFlow reserves far more addresses than it uses. Remove it (ulimit -v unlimited)."
+        remedy = "TensorFlow reserves far more addresses than it uses. Remove the limit (ulimit -v unlimited)."
         yield Finding(Severity.WARNING, "address space", f"limited to {memory / _GIB:.1f} GiB (ulimit -v)", remedy)
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     if environ.get("PYTHONDONTWRITEBYTECODE"):
         remedy = "Unset it: without it a rank starts in 3 s of a core instead of 8, from the second time on."
-        found = "set: every rank compiles TensorFlow's modules at every start"
-        yield Finding(Severity.WARNING, "PYTHONDONTWRITEBYTECODE", found, remedy)
+        effect = "set: every rank compiles TensorFlow's modules at every start"
+        yield Finding(Severity.WARNING, "PYTHONDONTWRITEBYTECODE", effect, remedy)
     backend = environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         remedy = "keras_ddl works on Keras's TensorFlow backend only: unset it."

@@ -1,4 +1,4 @@
-"""What only ranks can tell: that every collective is right, that a small training works, and that hosts are alike."""
+"""Checks that need ranks: that every collective is right, that a small training works, and that hosts are alike."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ROWS = 64
 
 
 def everything(directory: str) -> tuple[list[Finding], int]:
-    """Returns (findings of all hosts and ranks, worst first; number of hosts). COLLECTIVE; the same on all ranks."""
+    """Returns (findings of all hosts and ranks, worst first; number of hosts), equal on all ranks. COLLECTIVE."""
     communicator.init()
     name = socket.gethostname()
     own = host.check(directory) if communicator.local_rank() == 0 else []
-    told = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
-    findings = [each for of_rank in told for each in of_rank]
+    of_hosts = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
+    findings = [each for of_host in of_hosts for each in of_host]
     findings += compare(communicator.all_gather_object(facts(), "doctor/facts"))
     findings += transport()
     if communicator.size() > 1:
@@ -39,7 +39,7 @@ def everything(directory: str) -> tuple[list[Finding], int]:
 
 
 def facts() -> dict[str, Any]:
-    """Returns what is compared between ranks, of this one."""
+    """Returns this rank's facts to be compared."""
     import keras
     import tensorflow as tf
 
@@ -58,37 +58,37 @@ def facts() -> dict[str, Any]:
 def clock() -> dict[str, float]:
     """Returns this host's "offset" and "offset_error" (host_facts.clock_offset). COLLECTIVE.
 
-    Measured by the launcher over its connection, where it is `keras-ddl run` of several hosts; else to the ranks'
-    common moment after a barrier, as far as that is one.
+    Measured by the launcher if that is `keras-ddl run` on several hosts; else relative to the end of a barrier.
     """
-    told = host_facts.told_clock(config.get("RUN_DIR"))
+    measured = host_facts.measured_clock(config.get("RUN_DIR"))
     communicator.barrier("doctor/clocks")
     now = time.time()
-    known = communicator.all_reduce_array(np.array(told is not None, np.int32), op="min", name="doctor/clocks_known")
-    if told is not None and known:
-        return told
+    is_known = np.array(measured is not None, np.int32)
+    known = communicator.all_reduce_array(is_known, op="min", name="doctor/clocks_known")
+    if measured is not None and known:
+        return measured
     return {"offset": now, "offset_error": 0.0}
 
 
 def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Returns the findings about what ranks have told: versions, clocks, cores."""
+    """Yields the findings from comparing the ranks' facts: versions, clocks, cores."""
     yield from host_facts.compare_versions(of_ranks, (*host_facts.VERSIONS, "MPI"))
     yield from host_facts.compare_clocks(of_ranks)
     hosts: dict[str, list[set[int]]] = {}
-    for told in of_ranks:
-        hosts.setdefault(told["host"], []).append(set(told["cores"]))
+    for rank_facts in of_ranks:
+        hosts.setdefault(rank_facts["host"], []).append(set(rank_facts["cores"]))
     for where, cores in hosts.items():
         usable = len(set().union(*cores))
         if len(cores) > usable:
             remedy = f"Start at most {usable} rank(s) there: ranks that share a core wait for each other."
             yield Finding(Severity.WARNING, "cores", f"{len(cores)} ranks on {usable} core(s)", remedy, where)
         elif len(cores) > 1 and any(len(one) == 1 for one in cores):
-            remedy = "TensorFlow's and our threads share it: use `keras-ddl run`, or mpirun --bind-to none."
+            remedy = "All threads of a rank share that core: use `keras-ddl run`, or mpirun --bind-to none."
             yield Finding(Severity.WARNING, "cores", "ranks are bound to one core each", remedy, where)
 
 
 def collectives() -> Iterator[Finding]:
-    """Runs each collective once and compares with what it must give. COLLECTIVE; findings are equal on all ranks."""
+    """Runs each collective once and checks its result. COLLECTIVE; findings are equal on all ranks."""
     import tensorflow as tf
 
     from keras_ddl import ops
@@ -120,8 +120,8 @@ def collectives() -> Iterator[Finding]:
     def reduce_scatters() -> bool:
         rows = 2 * size
         got = ops.reduce_scatter(tf.cast(tf.reshape(tf.range(rows * 4), [rows, 4]), tf.float32) + rank)
-        whole = size * np.arange(rows * 4).reshape(rows, 4) + sum_of_ranks
-        return bool(np.array_equal(got, whole[2 * rank : 2 * rank + 2]))
+        total = size * np.arange(rows * 4).reshape(rows, 4) + sum_of_ranks
+        return bool(np.array_equal(got, total[2 * rank : 2 * rank + 2]))
 
     def all_to_alls() -> bool:
         got = ops.all_to_all(tf.constant(rank * size + ranks))
@@ -144,7 +144,7 @@ def collectives() -> Iterator[Finding]:
         right = communicator.all_gather_object(check(), f"doctor/{name}")
         wrong = [each for each, fine in enumerate(right) if not fine]
         if wrong:
-            remedy = "Faulty memory or network, or a defect of keras_ddl or MPI: please report it with this output."
+            remedy = "Faulty memory or network, or a bug in keras_ddl or MPI: please report it with this output."
             yield Finding(Severity.ERROR, name, f"wrong results on rank(s) {', '.join(map(str, wrong))}", remedy)
         else:
             yield Finding(Severity.OK, name, f"right on {size} ranks ({time.perf_counter() - start:.2f} s)")
@@ -176,12 +176,12 @@ def training() -> Iterator[Finding]:
         )
     else:
         seconds = time.perf_counter() - start
-        found = f"40 steps, loss {history[0]:.3g} to {history[-1]:.3g}, weights bitwise equal ({seconds:.1f} s)"
-        yield Finding(Severity.OK, "training", found)
+        result = f"40 steps, loss {history[0]:.3g} to {history[-1]:.3g}, weights bitwise equal ({seconds:.1f} s)"
+        yield Finding(Severity.OK, "training", result)
 
 
 def transport() -> Iterator[Finding]:
-    """Returns what the engine of this communicator runs on, and what it could not use."""
+    """Yields what the communicator's engine uses, and what it cannot use."""
     described = communicator.describe()
     yield Finding(Severity.OK, "engine", described)
     if communicator.local_size() > 1 and "cross memory attach" not in described:
@@ -189,29 +189,29 @@ def transport() -> Iterator[Finding]:
             "Large all-reduces took up to 1.6 times as long without it. It needs kernel.yama.ptrace_scope=0, in "
             "containers also --cap-add SYS_PTRACE, and one user for all ranks. KERAS_DDL_CMA=0 switches it off."
         )
-        found = f"not available; kernel.yama.ptrace_scope is {_yama()}"
-        yield Finding(Severity.NOTE, "cross memory attach", found, remedy)
+        status = f"not available; kernel.yama.ptrace_scope is {_yama()}"
+        yield Finding(Severity.NOTE, "cross memory attach", status, remedy)
     if mpi.running():
         yield thread_level()
 
 
 def thread_level() -> Finding:
-    """Returns what MPI lets threads do: keras_ddl's own threads call it beside the program's."""
+    """Returns the finding about MPI's thread level: keras_ddl's own threads call MPI beside the program's."""
     from mpi4py import MPI
 
     levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
-    found = f"MPI_THREAD_{levels[MPI.Query_thread()]}"
-    if found == "MPI_THREAD_MULTIPLE":
-        return Finding(Severity.OK, "MPI threads", found)
+    level = f"MPI_THREAD_{levels[MPI.Query_thread()]}"
+    if level == "MPI_THREAD_MULTIPLE":
+        return Finding(Severity.OK, "MPI threads", level)
     remedy = "keras_ddl needs MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level alone, or build MPI with it."
-    return Finding(Severity.ERROR, "MPI threads", found, remedy)
+    return Finding(Severity.ERROR, "MPI threads", level, remedy)
 
 
 def _yama() -> str:
     try:
         return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
-        return "not there"
+        return "missing"
 
 
 def _mpi_library() -> str:

@@ -1,1 +1,1 @@
-"""Files that are whole: written so that no reader and no kill sees half of one, and checked."""
+"""Atomic, durable and verified files."""

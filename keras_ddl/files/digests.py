@@ -1,4 +1,4 @@
-"""Digests of files, and records that tell when they or their files were altered."""
+"""Digests of files, and records by which alterations are detected."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ def digest(path: Path) -> str:
 
 
 def digest_bytes(content: bytes) -> str:
-    """Returns the SHA-256 of some bytes, in hexadecimal."""
+    """Returns the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `record` with the SHA-256 of its own JSON added, so that one altered byte shows (`is_sealed`)."""
+    """Returns `record` with the SHA-256 of its own JSON added; `is_sealed` detects an altered byte."""
     return {**record, "sha256": _digest_of(record)}
 
 
 def is_sealed(record: Any) -> bool:
-    """Whether a record read back from JSON is what `sealed` returned."""
+    """Whether a record read from JSON is unchanged since `sealed`."""
     return isinstance(record, dict) and record.get("sha256") == _digest_of(record)
 
 
 def inventory(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns relative file name -> {bytes, sha256} of every file under `folder`."""
+    """Returns relative file name -> {bytes, sha256} for every file under `folder`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest(path)} for path in files}
 
 
 def size_of(folder: Path) -> int:
-    """Returns the bytes of all files under `folder`."""
+    """Returns the total size of all files under `folder`, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool) -> str | None:
-    """Returns how `folder` differs from its `inventory`, or None. Extra files do not count.
+    """Returns how `folder` differs from its `inventory`, or None. Extra files are ignored.
 
-    With `contents`, every file is read and its SHA-256 compared; else only sizes are.
+    `contents`: read every file and compare its SHA-256; otherwise only sizes are compared.
     """
     for name, record in files.items():
         path = folder / name
@@ -53,7 +53,7 @@ def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents
         except OSError:
             return f"{name} is missing"
         if size != record["bytes"]:
-            return f"{name} has {size} of {record['bytes']} bytes (cut short, or still being copied)"
+            return f"{name} has {size} of {record['bytes']} bytes (truncated, or still being copied)"
         try:
             if contents and digest(path) != record["sha256"]:
                 return f"{name} was altered after it was written (its SHA-256 differs)"

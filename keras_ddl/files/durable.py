@@ -1,7 +1,7 @@
-"""Files and directories that appear whole or not at all: fill a hidden one beside the goal, sync it to disk, rename it.
+"""Files and directories that appear complete or not at all: write a hidden one beside the target, sync it, rename it.
 
-`rename` is the only step a reader can see, and POSIX makes it atomic. What a killed writer leaves is a `.tmp-*`
-directory, which every reader ignores and `sweep_temporaries` removes.
+`rename` is the only step that readers can see, and POSIX makes it atomic. A killed writer leaves a `.tmp-*` directory,
+which readers ignore and `sweep_temporaries` removes.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any
 
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"  # suffix of a directory that is being replaced by a newer one of its name
-_OTHER_HOST_SECONDS = 24 * 3600.0  # a temporary of a host we cannot ask is left alone this long
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY  # opening a FIFO would wait for its writer
+_OTHER_HOST_SECONDS = 24 * 3600.0  # how long another host's temporaries stay: its processes cannot be checked
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY  # O_DIRECTORY, because opening a FIFO would wait for its writer
 _PATTERN = re.compile(r"^\.tmp-(?P<host>.*)-(?P<pid>\d+)-[^-]*$")
 
 
 def explain(error: OSError, what: str, path: Path | str) -> str:
-    """Returns one sentence of rule, received and remedy for a failed file operation (`what`: 'a checkpoint', ...)."""
+    """Returns the message (rule, received, remedy) for a failed file operation. `what`: 'A checkpoint', ..."""
     number = error.errno
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
-            f"{what} must be written whole. Received: no space left for {path} ({error.strerror}). "
-            f"Nothing was published and earlier ones are untouched. Free space or raise the quota, or keep fewer."
+            f"{what} must be written completely. Received: no space left for {path} ({error.strerror}). Nothing was "
+            f"published and earlier ones are untouched. Free space or raise the quota, or keep fewer."
         )
     if number == errno.EROFS:
         return (
-            f"{what} needs a directory that can be written to. Received: {path} ({error.strerror}). Earlier ones are "
+            f"{what} needs a writable directory. Received: {path} ({error.strerror}). Earlier ones are "
             "untouched. Mount it writable (Linux makes a disk read-only after errors), or give another directory."
         )
     if number in (errno.EACCES, errno.EPERM):
         return (
-            f"{what} needs a directory this process may write to. Received: {path} ({error.strerror}, user id "
+            f"{what} needs a directory that this process may write to. Received: {path} ({error.strerror}, user id "
             f"{os.geteuid()}). Change its owner or mode, or give another directory."
         )
     if number in (errno.ENOTDIR, errno.EEXIST):
@@ -50,7 +50,7 @@ def explain(error: OSError, what: str, path: Path | str) -> str:
 
 
 def make_directory(path: Path, what: str, error_type: type[Exception]) -> Path:
-    """Creates `path` and its parents. Raises: error_type: it is a file, or may not be created or written to."""
+    """Creates `path` and its parents. Raises: error_type: it is a file, or cannot be created or written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,9 +63,9 @@ def make_directory(path: Path, what: str, error_type: type[Exception]) -> Path:
 
 @contextlib.contextmanager
 def staging_directory(parent: Path) -> Iterator[Path]:
-    """Yields a new hidden directory in `parent`, which is removed at the end unless it was renamed by then.
+    """Yields a new hidden directory in `parent`, which is removed at the end unless it was renamed.
 
-    Its name carries host and process, so that `sweep_temporaries` can tell a dead writer from a live one.
+    Its name contains host and process, so that `sweep_temporaries` can recognize a dead writer.
     """
     path = parent / f"{TEMPORARY}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     path.mkdir()  # not mkdtemp, whose 0700 would hide the result from a server run by another user
@@ -81,7 +81,7 @@ def sync_file(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a directory; they commit a rename when they answer it.
+        # Some network file systems cannot sync a directory, but commit a rename before they return.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
             raise
     finally:
@@ -101,8 +101,8 @@ def sync_tree(path: Path) -> None:
 def publish(staged: Path, final: Path, *, replace: bool) -> None:
     """Renames `staged`, whose contents are complete, to `final` after syncing it; then syncs the parent.
 
-    With `replace`, a `final` that exists is first renamed to `final`.replaced, which readers of checkpoints take while
-    `final` is missing; `recover` or the next `publish` removes it.
+    With `replace`, an existing `final` is first renamed to `final`.replaced, which readers of checkpoints use while
+    `final` is missing; `sweep_temporaries` or the next `publish` removes it.
     Raises: FileExistsError: `final` exists and `replace` is false; OSError.
     """
     sync_tree(staged)
@@ -111,7 +111,7 @@ def publish(staged: Path, final: Path, *, replace: bool) -> None:
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     try:
-        if final.exists():  # rename() would silently take the place of an empty directory
+        if final.exists():  # rename() would silently replace an empty directory
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final))
         try:
             staged.rename(final)
@@ -129,14 +129,14 @@ def publish(staged: Path, final: Path, *, replace: bool) -> None:
 
 
 def write_whole(path: str | Path, write: Callable[[str], Any], *, synced: bool = True) -> Any:
-    """Calls `write` with a hidden path beside `path`, of the same name, and moves what it makes there to `path`.
+    """Calls `write` with a hidden path of the same name, and moves its result to `path`.
 
-    A file, or a directory that is new or only holds what the new one holds, appears at once; into other directories
-    that exist, files are moved one by one. Without `synced` it outlives the process, but not the host.
-    Returns: what `write` returns. Raises: what `write` raises; OSError. Then what was at `path` is still there.
+    A file appears atomically, and so does a directory, unless an existing one at `path` has other entries: then files
+    are moved one by one. Without `synced`, the result survives the process, but not the host.
+    Returns: what `write` returns. Raises: what `write` raises; OSError. `path` is then unchanged.
     """
     final = Path(os.path.realpath(path))
-    base = next(parent for parent in final.parents if parent.is_dir())  # `write` makes the rest, or says it is missing
+    base = next(parent for parent in final.parents if parent.is_dir())  # `write` creates the rest, or fails
     with staging_directory(base) as folder:
         staged = folder / "new"
         staged.mkdir()
@@ -148,30 +148,30 @@ def write_whole(path: str | Path, write: Callable[[str], Any], *, synced: bool =
             raise
         if synced:
             sync_tree(staged)
-        for made in sorted(staged.iterdir(), key=_indexes_last):
-            _move(made, base / made.name, folder)
+        for entry in sorted(staged.iterdir(), key=_indexes_last):
+            _move(entry, base / entry.name, folder)
         if synced:
             sync_file(base)
     return result
 
 
-def _indexes_last(made: Path) -> tuple[bool, str]:
-    return made.suffix == ".json", made.name  # an index appears after what it lists
+def _indexes_last(entry: Path) -> tuple[bool, str]:
+    return entry.suffix == ".json", entry.name  # an index must appear after the files that it lists
 
 
-def _move(made: Path, final: Path, folder: Path) -> None:
-    if not made.is_dir() or not final.exists():
-        made.replace(final)
-    elif {each.name for each in final.iterdir()} <= {each.name for each in made.iterdir()}:
+def _move(entry: Path, final: Path, folder: Path) -> None:
+    if not entry.is_dir() or not final.exists():
+        entry.replace(final)
+    elif {each.name for each in final.iterdir()} <= {each.name for each in entry.iterdir()}:
         final.replace(folder / "replaced")
-        made.replace(final)
+        entry.replace(final)
     else:
-        for part in sorted(made.iterdir()):
+        for part in sorted(entry.iterdir()):
             _move(part, final / part.name, folder)
 
 
 def remove(path: Path) -> None:
-    """Removes a directory so that no reader meets it half-removed: renamed to a temporary first."""
+    """Removes a directory; renames it first, so that no reader sees it partly removed."""
     if not path.exists():
         return
     with staging_directory(path.parent) as bin_:
@@ -180,10 +180,10 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def being_read(path: Path) -> Iterator[None]:
-    """While the block runs, `remove_unless_read` in any process of this host leaves the directory alone."""
+    """Protects a directory from `remove_unless_read` in any process of this host, within the block."""
     try:
         descriptor = os.open(path, _DIRECTORY)
-    except OSError:  # it is gone: who reads it will tell
+    except OSError:  # missing: reading it will fail
         yield
         return
     try:
@@ -195,9 +195,9 @@ def being_read(path: Path) -> Iterator[None]:
 
 
 def remove_unless_read(path: Path) -> bool:
-    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it is gone.
+    """As `remove`, unless a process of this host is reading it (`being_read`). Returns whether it was removed.
 
-    Raises: OSError: it is no directory, or may not be read or removed.
+    Raises: OSError: it is no directory, or cannot be read or removed.
     """
     try:
         descriptor = os.open(path, _DIRECTORY)
@@ -211,16 +211,16 @@ def remove_unless_read(path: Path) -> bool:
     except OSError:  # no locks here
         pass
     try:
-        remove(path)  # with the lock held: a reader that comes now waits, and finds nothing
+        remove(path)  # while locked: a new reader waits, and then finds nothing
     finally:
         os.close(descriptor)
     return True
 
 
 def sweep_temporaries(parent: Path) -> list[str]:
-    """Removes what killed writers left in `parent`; temporaries of live processes stay. Returns the names removed.
+    """Removes temporaries of killed writers in `parent`; those of live processes stay. Returns the names removed.
 
-    A directory that was being replaced when its writer died takes its name back.
+    A directory that was being replaced when its writer died gets its name back.
     """
     removed = []
     for entry in sorted(parent.iterdir()) if parent.is_dir() else ():

@@ -1,4 +1,4 @@
-"""The last whole checkpoint that this process knows of: what to say of it when a job ends with an error."""
+"""The last complete checkpoint that this process knows, for the message when a job ends with an error."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ _known: dict[str, Any] = {}
 
 
 def note(path: Path, step: int, resume: bool, run_dir: str | None) -> None:
-    """Notes that the checkpoint of `step` is whole; `resume`: whether the program goes on from it when started again.
+    """Records that the checkpoint of `step` is complete. `resume`: whether a restarted program continues from it.
 
-    `run_dir`: where the launcher finds it, None without one. What cannot be told to the launcher is left untold.
+    `run_dir`: where the launcher reads the record, None without a launcher. A failure to write it is ignored.
     """
-    found = {"path": str(path.absolute()), "step": step, "resume": resume}
-    if found == _known:
+    checkpoint = {"path": str(path.absolute()), "step": step, "resume": resume}
+    if checkpoint == _known:
         return
-    _known.update(found)
+    _known.update(checkpoint)
     if run_dir is not None:
         text = json.dumps(_known)
         try:
             write_whole(Path(run_dir) / FILE, lambda part: Path(part).write_text(text), synced=False)
-        except OSError:  # a full disk, of which the job fails anyway
+        except OSError:  # a full disk, with which the job fails anyway
             pass
 
 
 def known() -> dict[str, Any] | None:
-    """Returns what this process has noted last."""
+    """Returns the last record of this process."""
     return dict(_known) if _known else None
 
 
 def read(run_dir: Path) -> dict[str, Any] | None:
-    """Returns what the process of `run_dir` has noted last; None for nothing."""
+    """Returns the last record of the process of `run_dir`; None without one."""
     try:
-        found = json.loads((run_dir / FILE).read_bytes()[:4096])
-        return {"path": str(found["path"]), "step": int(found["step"]), "resume": bool(found["resume"])}
+        record = json.loads((run_dir / FILE).read_bytes()[:4096])
+        return {"path": str(record["path"]), "step": int(record["step"]), "resume": bool(record["resume"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def resume_hint(checkpoint: dict[str, Any]) -> str:
-    """Returns what to type to go on from it, in one line."""
+    """Returns a line that says how to resume from the checkpoint."""
     how = "start the same command again"
     if not checkpoint["resume"]:
         how += ", with resume=True in callbacks.Checkpoint"

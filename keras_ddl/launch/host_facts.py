@@ -70,7 +70,7 @@ def clock_offset(clock: float, sent: float, received: float) -> tuple[float, flo
     return clock - (sent + received) / 2, (received - sent) / 2
 
 
-def told_clock(run_dir: str | None) -> dict[str, float] | None:
+def measured_clock(run_dir: str | None) -> dict[str, float] | None:
     """Returns the offset of this host's clock that the launcher measured; None without one."""
     try:
         clock = json.loads((Path(run_dir or "") / CLOCK_FILE).read_text())

@@ -1,4 +1,4 @@
-"""Going on from the latest checkpoint, on all ranks: its variables, and what a run is besides (`progress.py`)."""
+"""Resumes from the latest checkpoint on all ranks: variables, and the rest of a run's state (`progress.py`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from keras_ddl.strategy.shards import sharded_slots
 
 @dataclasses.dataclass
 class Resumed:
-    """Where a run goes on.
+    """Where a resumed run continues.
 
     Attributes:
-        batches: of all epochs; in_epoch: those of the epoch that is resumed in its middle, else 0.
-        stopped_of: the epochs that were asked for, where a callback has ended the run.
-        rates: of the learning rate's controller; progress: what `capture` gave; None: the checkpoint holds none.
-        restoration: what comes back when the first epoch begins; None without progress.
+        batches: batches done in all epochs; in_epoch: those done in the epoch that is resumed in its middle, else 0.
+        stopped_of: the `epochs` of the fit that a callback ended early, else None.
+        rates: state of the learning-rate controller. progress: as returned by `capture`. None: not in the checkpoint.
+        restoration: restores the rest when the first epoch begins; None without progress.
     """
 
     step: int
@@ -41,10 +41,10 @@ class Resumed:
 
 
 def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
-    """Puts the latest checkpoint in `dir` into the model and its optimizers, and fit to its place. COLLECTIVE.
+    """Restores the latest checkpoint in `dir` into the model, its optimizers, and fit. COLLECTIVE.
 
     Args:
-        epochs: what fit was asked for: a run that a callback has ended stays ended, unless it is given more epochs.
+        epochs: of fit; a run that a callback ended stays ended unless this has changed.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
     if not _is_built(model):
@@ -78,7 +78,7 @@ def _is_built(model: Any) -> bool:
 
 
 def _build_for_data(model: Any) -> None:
-    """Builds a model of a Strategy, which its first step would build, by calling it on symbols of its fit's data."""
+    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs of its fit's data."""
     reading = fits.reading_of(model)
     if reading is None or strategy_of(model) is None:
         return
@@ -93,12 +93,12 @@ def _build_for_data(model: Any) -> None:
             model(tf.nest.pack_sequence_as(x, symbols))
     except KerasDdlError:
         raise
-    except Exception:  # a model's own code, which may fail in any way; resuming then says what it needs
+    except Exception:  # a model's own code may fail in any way; the caller then reports that the model is not built
         return
 
 
 def _read_latest(model: Any, dir: Path) -> Resumed:
-    """On rank 0: restores the model; returns what the other ranks need to know."""
+    """On rank 0: restores the model; returns what the other ranks need."""
     read = model_state.restore_checkpoint(model, dir, "latest")
     extra = read.extra or {}
     return Resumed(

@@ -1,8 +1,8 @@
-"""What a run is besides its variables, for an exact resume: its place in the data, random numbers, the metrics of the
-epoch that runs, and what other callbacks remember.
+"""Saves and restores a run's state besides its variables, for an exact resume: the position in the data, random
+numbers, the metrics of the current epoch, and the state of other callbacks.
 
-`capture` gives JSON and arrays for a checkpoint; `Restoration` hands them back, each at the moment when nothing that
-Keras does afterwards undoes it.
+`capture` returns JSON and arrays for a checkpoint. `Restoration` restores each part at a moment after which Keras does
+not overwrite it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from keras_ddl.strategy import fits
 
 RECORD = "progress.json"
 ARRAYS = "progress.npz"
-# What Keras's callbacks remember from one epoch or batch to the next.
+# Attributes that Keras's callbacks keep from one epoch or batch to the next.
 _REMEMBERED = {
     keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
 }
 
-# What the ranks' states of a metric are together, for those that are no sum.
+# How the ranks' states of a metric are combined, for those that are not summed.
 _TOGETHER = {
     "mean": lambda values: values.astype(np.float64).mean(axis=0),
     "equal": lambda values: values[0],
@@ -46,9 +46,9 @@ _TOGETHER = {
 def capture(
     model: Any, others: Sequence[Any], epochs: int, batches: int, logs: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns (JSON, key -> array) of a run after `batches` of an epoch, with `epochs` before it. COLLECTIVE.
+    """Returns (JSON, key -> array) of a run after `epochs` epochs and `batches` batches. COLLECTIVE.
 
-    The result means something on rank 0 only. Inside an epoch it holds each rank's own metrics, layer state and logs.
+    Only rank 0's result is valid. Within an epoch it includes each rank's own metrics, layer state and logs.
     """
     reading = fits.reading_of(model)
     generator = keras_compat.global_seed_generator()
@@ -61,7 +61,7 @@ def capture(
     arrays: dict[str, Any] = {}
     for name, one in _named(others).items():
         for number, array in enumerate(getattr(one, "best_weights", None) or ()):
-            # EarlyStopping makes new ones and never writes into these. NumPy's files do not know bfloat16.
+            # No copy: EarlyStopping replaces these arrays and never writes into them. NumPy's files lack bfloat16.
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array
             arrays[f"callbacks/{name}/{number}"] = exact
     if batches:
@@ -72,7 +72,7 @@ def capture(
             for number, variable in enumerate(those)
         ]
         mine = (numbers, {key: variable.numpy() for key, variable in variables})
-        # Under a Strategy metrics are those of one process, on every rank.
+        # Under a Strategy, metrics are global and equal on all ranks.
         shared = keras_compat.strategy_of(model) is not None
         gathered = [mine] if shared else _gather(mine, "metrics")
         record["logs"] = [theirs for theirs, _ in gathered]
@@ -84,10 +84,10 @@ def capture(
 
 @contextlib.contextmanager
 def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-    """Inside, layers hold one state of all ranks, as a checkpoint is to have it; after it, each rank's own again.
+    """Within the block, layers have one state agreed on by all ranks, for a checkpoint; afterwards each rank's own.
 
-    So taking a checkpoint changes nothing, but for sums that each rank gathers for itself: these stay agreed on.
-    Yields key -> array of what differed, of each rank. COLLECTIVE.
+    So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
+    rank's differing states. COLLECTIVE.
     """
     if not communicator.is_initialized() or communicator.size() == 1:
         yield {}
@@ -109,7 +109,7 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns what `capture` gave for a checkpoint; None where the checkpoint has none."""
+    """Returns what `capture` returned for a checkpoint; None: the checkpoint has no such state."""
     if not (folder / RECORD).exists():
         return None
     arrays = {}
@@ -120,16 +120,16 @@ def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 class Restoration:
-    """Puts back what `capture` returned; `arrays` are those of all ranks. Made alike on every rank."""
+    """Restores what `capture` returned. Create it on every rank with the same arguments; `arrays`: of all ranks."""
 
     def __init__(self, model: Any, record: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         self._model, self._record, self._arrays = model, record, arrays
         self._same_ranks = record["ranks"] == (communicator.size() if communicator.is_initialized() else 1)
         self._rank = communicator.rank() if communicator.is_initialized() else 0
-        self._awaited: set[str] = set()  # parts of the metrics that are still to come back
+        self._awaited: set[str] = set()  # parts of the metrics still to be restored
 
     def at_train_begin(self) -> None:
-        """The place in the data, and the random numbers that are no variables of the model."""
+        """Restores the position in the data, and random state that is not in the model's variables."""
         reading = fits.reading_of(self._model)
         if reading is not None and self._record["data"] is not None:
             reading.go_to(self._record["data"])
@@ -137,7 +137,7 @@ class Restoration:
             keras_compat.make_global_seed_generator().state.assign(self._record["seed"])
 
     def at_epoch_begin(self, others: Sequence[Any]) -> None:
-        """What on_train_begin of the other callbacks, and fit itself, have reset: once, before the first epoch."""
+        """Restores, before the first epoch, what fit and the other callbacks' on_train_begin have reset."""
         for name, one in _named(others).items():
             for attribute, value in (self._record["callbacks"].get(name) or {}).items():
                 _remember(one, attribute, value)
@@ -158,11 +158,11 @@ class Restoration:
                     layers[int(number)].assign(value)
 
     def at_test_begin(self) -> None:
-        """Metrics that no step of training has made yet are not for an evaluation."""
+        """Gives up metrics that no training step has created yet: an evaluation must not get their state."""
         self._awaited.clear()
 
     def _restore_metrics(self) -> None:
-        """The metrics that exist, now; those of compile() once the first step has made them, before it writes them."""
+        """Restores existing metrics now, and those of compile() when the first step creates them."""
         compiled = models.compiled_parts(self._model)
         self._awaited = {"own", *compiled}
         self._restore_part("own")
@@ -170,7 +170,7 @@ class Restoration:
             models.after_build(built, functools.partial(self._restore_part, part))
 
     def _restore_part(self, part: str) -> None:
-        """Each rank's own metrics; for another number of ranks, what all together had seen becomes rank 0's."""
+        """Restores each rank's own metrics; for another number of ranks, rank 0 gets the combined state."""
         if part not in self._awaited:
             return
         self._awaited.discard(part)
@@ -196,28 +196,28 @@ class Restoration:
             return _TOGETHER[way](values)
         return values.sum(axis=0, dtype=values.dtype) if self._rank == 0 else np.zeros_like(values[0])
 
-    def _place(self, told: int) -> int:
-        """Whose of the states that `told` ranks have told are this rank's."""
-        return self._rank if self._same_ranks and self._rank < told else 0
+    def _place(self, count: int) -> int:
+        """Returns which of `count` ranks' states is this rank's."""
+        return self._rank if self._same_ranks and self._rank < count else 0
 
     def _under(self, prefix: str) -> list[Any]:
-        found = {int(key[len(prefix) :]): value for key, value in self._arrays.items() if key.startswith(prefix)}
-        return [found[number] for number in sorted(found)]
+        arrays = {int(key[len(prefix) :]): value for key, value in self._arrays.items() if key.startswith(prefix)}
+        return [arrays[number] for number in sorted(arrays)]
 
 
 def _way_of(variable: Any) -> str:
-    """Returns how the ranks' own states of a metric combine: "sum" | "mean" | "equal"."""
+    """Returns how the ranks' states of a metric are combined: "sum" | "mean" | "equal"."""
     return {"mean": "mean", "only_first_replica": "equal"}.get(variable.aggregation, "sum")
 
 
 def _named(others: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> callback, of the callbacks that remember something: the class, with a number where it repeats."""
-    found: dict[str, Any] = {}
+    """Returns name -> callback, of callbacks with state. The name is the class, with a number if it repeats."""
+    callbacks: dict[str, Any] = {}
     for one in others:
         if isinstance(one, tuple(_REMEMBERED)) or hasattr(one, "get_state"):
             name = type(one).__name__
-            found[name if name not in found else f"{name} {len(found)}"] = one
-    return found
+            callbacks[name if name not in callbacks else f"{name} {len(callbacks)}"] = one
+    return callbacks
 
 
 def _memory_of(one: Any) -> dict[str, Any]:

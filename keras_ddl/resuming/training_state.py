@@ -1,4 +1,4 @@
-"""The state that all ranks of a training must share: the variables of the model and of its optimizers."""
+"""Broadcasts the variables of a model and its optimizers, which must be equal on all ranks of a training."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def build_optimizer(model: Any) -> None:
 
 
 def broadcast_training_state(model: Any, root: int = 0, exclude: Iterable[Any] = ()) -> None:
-    """Gives all ranks root's variables, except those of `exclude` and what optimizers keep for them. COLLECTIVE.
+    """Broadcasts root's variables to all ranks, except `exclude` and the optimizers' slots for them. COLLECTIVE.
 
-    Without a Strategy each rank's random layers then draw from a stream of their own; under one the ranks share a seed,
-    of whose numbers each takes those of its rows.
+    Without a Strategy, random layers then use a different stream on each rank. Under one, the ranks share a seed, and
+    each takes the numbers of its rows.
 
     Raises: RankMismatchError: the ranks have different variables.
     """
     if not communicator.is_initialized() or communicator.size() == 1:
         return
-    if models.has_keras_train_step(model):  # only another step knows which variables its optimizers update
+    if models.has_keras_train_step(model):  # for custom steps, it is unknown which variables the optimizers update
         build_optimizer(model)
     variables = _without(exclude, agreement.all_variables(model))
     broadcast_with_streams(variables, root, own_streams=keras_compat.strategy_of(model) is None)
 
 
 def broadcast_with_streams(variables: Sequence[Any], root: int = 0, *, own_streams: bool = True) -> None:
-    """Gives all ranks root's variables; with `own_streams`, random layers a stream of each rank's own. COLLECTIVE."""
+    """Broadcasts root's variables. With `own_streams`, each rank's random layers get their own stream. COLLECTIVE."""
     agreement.broadcast_variables(variables, root=root)
     stream = (communicator.rank() - root) % communicator.size()
     if stream and own_streams:
@@ -52,7 +52,7 @@ def broadcast_with_streams(variables: Sequence[Any], root: int = 0, *, own_strea
 def _without(exclude: Iterable[Any], variables: list[Any]) -> list[Any]:
     left_out = list(exclude)
     ids = {id(each) for each in left_out}
-    # The name that Keras gives what an optimizer keeps for a variable begins with the variable's path.
+    # Keras's names of an optimizer's slots begin with the variable's path.
     paths = tuple(f"{(getattr(each, 'path', None) or each.name).replace('/', '_')}_" for each in left_out)
     return [
         each
@@ -62,10 +62,10 @@ def _without(exclude: Iterable[Any], variables: list[Any]) -> list[Any]:
 
 
 def agree_on_local_state(model: Any) -> None:
-    """Makes one state of what the ranks gather from their own rows, for a checkpoint inside an epoch. COLLECTIVE.
+    """Combines the state that ranks compute from their own rows, for a checkpoint within an epoch. COLLECTIVE.
 
-    Layers' state is agreed on, which under a Strategy is equal already; gradients that are accumulated for the next
-    update are summed: on every rank under a Strategy (strategy/step/accumulation.py), else on rank 0.
+    Layers' state is agreed on (under a Strategy it is already equal). Gradients accumulated for the next update are
+    summed: on every rank under a Strategy (strategy/step/accumulation.py), else on rank 0.
     """
     if communicator.is_initialized() and communicator.size() > 1:
         if keras_compat.strategy_of(model) is None:
@@ -76,7 +76,7 @@ def agree_on_local_state(model: Any) -> None:
 
 
 def _collect_accumulated_gradients(model: Any, rank: int) -> None:
-    """Moves what ranks have accumulated, each by itself, to rank 0: only the sum over ranks means anything."""
+    """Moves the sum of the ranks' accumulated gradients to rank 0: only the sum over ranks is used."""
     variables = [] if model.run_eagerly else models.accumulators_of(model)
     if variables:
         for variable, total in zip(variables, ops.all_reduce_n([each.value for each in variables], op="sum")):

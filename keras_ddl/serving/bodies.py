@@ -1,4 +1,4 @@
-"""How compressed bodies of HTTP requests are unpacked."""
+"""Decompresses bodies of HTTP requests."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import zlib
 
 from keras_ddl.serving.status import invalid, too_large
 
-# Content-Encoding -> zlib's number for what may come: gzip or zlib, as browsers and curl send it.
+# Content-Encoding -> zlib's `wbits`.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 def inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """Returns what a compressed body unpacks to.
+    """Returns the decompressed body.
 
-    Raises: RequestError: INVALID_ARGUMENT: it is cut off, false, or of an encoding that is not known;
-        RESOURCE_EXHAUSTED: it unpacks to more than `limit` bytes.
+    Raises: RequestError: INVALID_ARGUMENT: the body is truncated or invalid, or the encoding unknown;
+        RESOURCE_EXHAUSTED: it decompresses to more than `limit` bytes.
     """
     if encoding not in _WINDOWS:
         raise invalid(f"Content-Encoding must be one of {sorted(_WINDOWS)}. Received: {encoding[:50]!r}.")
     unpacker = zlib.decompressobj(_WINDOWS[encoding])
     try:
-        found = unpacker.decompress(body, limit + 1)
+        data = unpacker.decompress(body, limit + 1)
     except zlib.error as error:
         raise invalid(f"The body is not {encoding}: {error}") from None
-    if len(found) > limit:
+    if len(data) > limit:
         raise too_large(limit)
     if not unpacker.eof or unpacker.unused_data:
-        raise invalid(f"The body is not {encoding}: it is cut off, or goes on after its end.")
-    return found
+        raise invalid(f"The body is not {encoding}: it is truncated, or has data after its end.")
+    return data

@@ -1,4 +1,4 @@
-"""Messages of TensorFlow Serving's config files that tensorflow-serving-api does not bring, and how they are read.
+"""Messages of TensorFlow Serving's config files that tensorflow-serving-api lacks, and their parser.
 
 Field numbers: tensorflow_serving/config/ssl_config.proto and monitoring_config.proto.
 """
@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from keras_ddl.errors import ConfigError
 
-# Message -> field -> (number, type); a type that is none of protobuf's is the name of a message above it.
+# Message -> field -> (number, type); the type is protobuf's, or the name of a preceding message.
 _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "SSLConfig": {
         "server_key": (1, "string"),
@@ -46,7 +46,7 @@ def _type(name: str) -> Any:
 
 
 def read_file(path: str, name: str) -> Any:
-    """Returns the message `name` that a file holds as protocol buffer text. Raises: ConfigError: it holds none."""
+    """Reads a message of the type `name` from a file in protocol buffer text format. Raises: ConfigError."""
     try:
         return text_format.Parse(Path(path).read_text(), _type(name)())
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:

@@ -1,4 +1,4 @@
-"""How many connections there may be, and how one is ended: what one client holds must not be missing to another."""
+"""Limits the number of connections and ends them, so that one client cannot use up what others need."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from aiohttp import web
 
-_KEPT_FILES = 200  # for models, logs, gRPC's own, and what is accepted at once before it is counted
+_KEPT_FILES = 200  # for models, logs, gRPC's own, and connections that are accepted but not yet counted
 _MOST_FILES = 8192
-_MOST_CONNECTIONS = 1000  # of an interface
+_MOST_CONNECTIONS = 1000  # per interface
 
 
 def connections() -> int:
-    """Returns how many connections each interface may have, after raising the limit of open files if that is low."""
+    """Raises a low limit of open files; returns how many connections each interface may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _MOST_FILES:
         soft = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
@@ -28,13 +28,13 @@ def connections() -> int:
 
 
 class Connections:
-    """Makes the protocols of connections, as asyncio's servers ask for them."""
+    """A protocol factory for asyncio's servers. At the limit it closes older connections, idle ones first."""
 
     def __init__(self, make: web.Server, most: int) -> None:
         self._make, self._most = make, most
 
     def __call__(self) -> asyncio.Protocol:
-        # Those that are open, in the order in which they came. asyncio accepts some 100 at once, which join them later.
+        # Open connections, oldest first. asyncio accepts some 100 at once, which are added later.
         before = self._make.connections
         if len(before) >= self._most:
             before.sort(key=lambda each: each._current_request is not None)
@@ -45,10 +45,10 @@ class Connections:
 
 
 def disconnect(peer: str) -> None:
-    """Ends the connections of a client of gRPC, which itself keeps an answer for as long as nobody reads it.
+    """Ends the connections of a gRPC client: gRPC itself keeps a response as long as the client does not read it.
 
     Args:
-        peer: as gRPC names it, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; those of unix sockets have no names.
+        peer: gRPC's name, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; peers at unix sockets have no names.
     """
     host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -1,4 +1,4 @@
-"""Classify and Regress: signatures over serialized tf.Example, and what their answers must look like."""
+"""Classify and Regress: checks signatures over serialized tf.Example, and converts their outputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CLASSES, SCORES, OUTPUTS = "classes", "scores", "outputs"
 
 
 def check(signature: Signature, method: str, *, by_name: bool) -> None:
-    """Sees to it that a signature takes examples.
+    """Checks that a signature takes examples.
 
     Args:
-        by_name: it must say that it was made for `method`; tf.saved_model.save says "predict" of all signatures.
-    Raises: RequestError: INVALID_ARGUMENT: it was not made for that.
+        by_name: also check that its method name is `method`; tf.saved_model.save writes "predict" for all signatures.
+    Raises: RequestError: INVALID_ARGUMENT: it does not.
     """
     if by_name and signature.method != method:
         raise invalid(
@@ -31,21 +31,21 @@ def check(signature: Signature, method: str, *, by_name: bool) -> None:
 
 
 def fetches(signature: Signature, method: str) -> list[str]:
-    """Returns the outputs that an answer is made of."""
+    """Returns the outputs that a response needs."""
     names = (CLASSES, SCORES) if method == CLASSIFY else (OUTPUTS,)
-    found = [name for name in names if name in signature.outputs]
-    if not found:
+    present = [name for name in names if name in signature.outputs]
+    if not present:
         raise RequestError(
             Code.FAILED_PRECONDITION,
             f"Signature {signature.name!r} needs an output {' or '.join(names)}. It has {sorted(signature.outputs)}.",
         )
-    return found
+    return present
 
 
 def classifications(outputs: Mapping[str, np.ndarray], count: int) -> list[list[tuple[str, float]]]:
     """Returns (label, score) of every class, for each of `count` examples. Missing labels are "", missing scores 0.
 
-    Raises: RequestError: FAILED_PRECONDITION: the model answers other shapes than [count, n].
+    Raises: RequestError: FAILED_PRECONDITION: an output has another shape than [count, n].
     """
     classes, scores = outputs.get(CLASSES), outputs.get(SCORES)
     shapes = {array.shape for array in (classes, scores) if array is not None}
@@ -54,11 +54,15 @@ def classifications(outputs: Mapping[str, np.ndarray], count: int) -> list[list[
         raise RequestError(
             Code.FAILED_PRECONDITION, f"classes and scores must be [{count}, n]. The model answered {sorted(shapes)}."
         )
-    labels = (
-        np.full(shape, "") if classes is None else [[text.decode(errors="replace") for text in row] for row in classes]
-    )
+    if classes is None:
+        labels = [[""] * shape[1]] * count
+    else:
+        labels = [[text.decode(errors="replace") for text in row] for row in classes]
     values = np.zeros(shape) if scores is None else scores
-    return [[(str(label), float(value)) for label, value in zip(*pair)] for pair in zip(labels, values)]
+    return [
+        [(label, float(value)) for label, value in zip(of_row, values_of_row)]
+        for of_row, values_of_row in zip(labels, values)
+    ]
 
 
 def regressions(outputs: Mapping[str, np.ndarray], count: int) -> list[float]:
@@ -72,16 +76,16 @@ def regressions(outputs: Mapping[str, np.ndarray], count: int) -> list[float]:
 
 
 def rows_of(message: Any) -> np.ndarray:
-    """Returns the examples of an Input, serialized, each with the context.
+    """Returns the serialized examples of an Input, each with the context.
 
-    Raises: RequestError: INVALID_ARGUMENT: there is none.
+    Raises: RequestError: INVALID_ARGUMENT: there are no examples.
     """
     kind = message.WhichOneof("kind")
     rows = getattr(message, kind).examples if kind else ()
     if not rows:
         raise invalid("Input is empty: it has no tf.Example.")
     context = message.example_list_with_context.context.SerializeToString()
-    found = np.empty(len(rows), dtype=object)
-    # What stands in a message twice counts as it stands there last; serialized messages merge by concatenation.
-    found[:] = [context + each.SerializeToString() for each in rows]
-    return found
+    examples = np.empty(len(rows), dtype=object)
+    # Concatenating serialized messages merges them; the later value of a field counts.
+    examples[:] = [context + row.SerializeToString() for row in rows]
+    return examples

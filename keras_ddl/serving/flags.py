@@ -1,4 +1,4 @@
-"""TensorFlow Serving's flags: what each does in keras-ddl serve, which takes them all; docs/serving-flags.md.
+"""TensorFlow Serving's flags, and what each does in keras-ddl serve, which accepts all; docs/serving-flags.md.
 
 Source: tensorflow_serving/model_servers/main.cc (2.19).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class Support(enum.Enum):
-    """What becomes of a flag that is given."""
+    """How far a flag is supported."""
 
     WORKS = "works"
     DIFFERS = "differs"
@@ -23,10 +23,10 @@ class Flag:
     """A flag.
 
     Attributes:
-        kind: of its value.
-        option: the parameter of keras-ddl serve that it sets; "": none, or one of its own (`tfs_` and its name).
-        note: how it differs, why it has no effect or is refused.
-        scale: what its value is multiplied with.
+        kind: type of its value.
+        option: the parameter of keras-ddl serve that it sets; "": none, or one named `tfs_` and the flag's name.
+        note: how it differs, or why it has no effect or is refused.
+        scale: factor for its value.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The requests that are under way, and what they hold of the server's own memory."""
+"""The requests in progress, and the memory that they use in the server's own process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from keras_ddl.serving import memory
 from keras_ddl.serving.memory import MEGABYTE
 from keras_ddl.serving.status import Code, RequestError
 
-_SMALL_BYTES = 2**16  # requests that stay below need no room: their number is bounded
-_STALLED_SECONDS = 2.0  # without a byte in either direction, after which a request gives way to others
-_MOST = 4096  # requests under way
-_MOST_UNREAD = 1000  # of which nothing has come but their headers
+_SMALL_BYTES = 2**16  # smaller requests are not counted: their number is bounded
+_STALLED_SECONDS = 2.0  # without a byte in either direction, after which a request may be dropped for others
+_MOST = 4096  # requests in progress
+_MOST_UNREAD = 1000  # requests of which only the headers have arrived
 _LOOK_SECONDS = 0.03
-_YOUNG_SECONDS = 0.1  # which a small message needs to come on a busy machine
+_YOUNG_SECONDS = 0.1  # that a small message may take to arrive on a busy machine
 
 
 class Flight:
-    """A request under way. `drop`: ends it, and whoever holds something for it lets that go."""
+    """A request in progress. `drop` ends it and releases its memory."""
 
     def __init__(self, flights: Flights, drop: Callable[[], None]) -> None:
         self._flights, self.drop = flights, drop
@@ -29,17 +29,17 @@ class Flight:
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, size: int) -> None:
-        """Says that it holds `size` bytes now. Raises: RequestError: UNAVAILABLE: others hold as much as they may."""
+        """Sets the number of bytes that it uses now. Raises: RequestError: UNAVAILABLE: the limit is reached."""
         self.moved_at = time.monotonic()
         self.size = 0 if size <= _SMALL_BYTES else size
         self._flights._count(self)
 
     def compute(self) -> None:
-        """Says that it waits for a model from now on, and not for its client."""
+        """Marks it as waiting for a model, not for its client."""
         self.moved_at = None
 
-    def ends_within(self, seconds: float) -> None:
-        """Drops it when it has not ended by then."""
+    def drop_after(self, seconds: float) -> None:
+        """Drops it if it has not ended by then."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.drop)
 
     def ended(self) -> None:
@@ -48,42 +48,41 @@ class Flight:
 
 
 class Flights:
-    """All requests under way. On the event loop only.
+    """All requests in progress. On the event loop only.
 
-    Bytes that the server holds itself are counted: bodies, answers. What gRPC holds of messages that have not come
-    whole it tells nobody: there the memory of this process is looked at, and the oldest of such messages are dropped
-    while it is above the limit.
+    The server counts the bytes of its own bodies and responses. gRPC does not report what it uses for incomplete
+    messages: for these, `watch` reads the memory of this process, and drops the oldest while it is above the limit.
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes that requests may hold in this process: a half those that are counted, a half the others."""
+        """`limit`: bytes for requests in this process: half for counted ones, half for gRPC's."""
         self._limit, self._used = limit // 2, 0
-        self._all: dict[Flight, None] = {}  # in the order in which they began
+        self._all: dict[Flight, None] = {}  # oldest first
         self._unread: dict[Flight, None] = {}
         self._first = memory.resident_bytes()
 
     def begin(self, drop: Callable[[], None]) -> Flight:
-        """Args: drop: ends the request. Raises: RequestError: RESOURCE_EXHAUSTED: there are too many."""
+        """Adds a request. `drop`: ends it. Raises: RequestError: RESOURCE_EXHAUSTED: there are too many."""
         if len(self._all) >= _MOST:
-            raise RequestError(Code.RESOURCE_EXHAUSTED, f"{_MOST} requests are under way. Try again later.")
+            raise RequestError(Code.RESOURCE_EXHAUSTED, f"{_MOST} requests are in progress. Try again later.")
         flight = Flight(self, drop)
         self._all[flight] = None
         return flight
 
     def end(self, flight: Flight) -> None:
         self._all.pop(flight, None)
-        self.has_come(flight)
+        self.message_received(flight)
         self._used -= flight.counted
         flight.counted = 0
         flight.ended()
 
-    def awaits_message(self, flight: Flight) -> None:
-        """Notes that a message over gRPC is to come. The oldest such request gives way if there are many."""
+    def await_message(self, flight: Flight) -> None:
+        """Marks it as waiting for a gRPC message. If there are too many such requests, the oldest is dropped."""
         self._unread[flight] = None
         if len(self._unread) > _MOST_UNREAD:
             self._drop(next(iter(self._unread)))
 
-    def has_come(self, flight: Flight) -> None:
+    def message_received(self, flight: Flight) -> None:
         self._unread.pop(flight, None)
 
     def _count(self, flight: Flight) -> None:
@@ -99,8 +98,8 @@ class Flights:
             else:
                 raise RequestError(
                     Code.UNAVAILABLE,
-                    f"The requests under way hold {self._used // MEGABYTE} of {self._limit // MEGABYTE} MB "
-                    "(half of --max-memory-mb). Try again later.",
+                    f"The requests in progress use {self._used // MEGABYTE} of {self._limit // MEGABYTE} MB (half of "
+                    "--max-memory-mb). Try again later.",
                 )
         self._used += more
         flight.counted = flight.size
@@ -110,8 +109,8 @@ class Flights:
         self.end(flight)
         flight.drop()
 
-    async def look(self) -> None:
-        """Looks at this process's memory from time to time, and keeps it below the limit."""
+    async def watch(self) -> None:
+        """Polls this process's memory, and keeps it below the limit."""
         looks = 0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)

@@ -1,7 +1,7 @@
-"""What the process that forks has imported, and where the processes that it forks begin.
+"""The fork server that starts the processes of model versions.
 
-To import TensorFlow takes seconds, to fork a process that has done so milliseconds: that is how a version answers again
-soon after its process has been ended. The one that forks runs no operation, hence has no threads of TensorFlow's.
+Importing TensorFlow takes seconds, forking a process that has imported it milliseconds: so a version answers again soon
+after its process has died. The fork server runs no operation, hence has no threads of TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 
 def context(modules: tuple[str, ...]) -> ForkServerContext:
-    """Returns what makes processes by fork. `modules`: to import before, because they register operations."""
-    found = get_context("forkserver")
+    """Returns the context of the fork server. `modules`: imported first, because they register operations."""
+    result = get_context("forkserver")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["PYTHONSAFEPATH"] = "1"  # the folder that the server was started in may hold anything
-    found.set_forkserver_preload(["__main__", f"{__package__}.forked_imports", *modules])
-    return found
+    os.environ["PYTHONSAFEPATH"] = "1"  # the current folder may contain any module
+    result.set_forkserver_preload(["__main__", f"{__package__}.forked_imports", *modules])
+    return result
 
 
 def begin(requests: socket.socket, *arguments: Any) -> None:
-    """Runs in the new process: model_process.main, as long as the server lives."""
+    """Entry point of the new process: runs model_process.main; ends with the server."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the server, which finishes what is under way
+        signal.signal(number, signal.SIG_IGN)  # they are for the server, which finishes running requests
     parent = parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

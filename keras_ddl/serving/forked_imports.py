@@ -1,4 +1,4 @@
-"""Imported by the process that forks, once."""
+"""Imports of the fork server."""
 
 import gc
 import logging
@@ -11,4 +11,4 @@ from keras_ddl.compat.tensorflow import tf  # noqa: E402
 from keras_ddl.serving import model_process  # noqa: E402, F401
 
 tf.get_logger().setLevel(logging.ERROR)
-gc.freeze()  # what is imported stays, and stays shared
+gc.freeze()  # keeps the collector from touching these objects, so that their memory stays shared

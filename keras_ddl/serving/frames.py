@@ -1,4 +1,4 @@
-"""How the server and its processes talk over a socket: frames of a head, a JSON object and a body of bytes."""
+"""The protocol between the server and its model processes: frames of a head, a JSON object and a body of bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Frame(NamedTuple):
 
 
 def head_of(number: int, fields: Mapping[str, Any], size: int) -> bytes:
-    """Returns what stands before a body of `size` bytes."""
+    """Returns the part of a frame before a body of `size` bytes."""
     text = json.dumps(fields).encode()
     return HEAD.pack(number, len(text), size) + text
 

@@ -1,4 +1,4 @@
-"""What both interfaces share: the look-up of a model, the call of its process, and what becomes of errors."""
+"""What both interfaces share: looking up a model, calling its process, and recording errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_ddl.serving.status import Code, RequestError
 
 
 class Front:
-    """Passes requests on. It looks at none of them."""
+    """Forwards requests to model processes without parsing them."""
 
     def __init__(self, models: ModelManager, metrics: Metrics, options: Options) -> None:
         self.models, self.metrics, self.stopping = models, metrics, False
@@ -22,19 +22,19 @@ class Front:
 
     @property
     def ready(self) -> bool:
-        """Whether every model can be asked, as health has it."""
+        """Whether every model has an available version, for health checks."""
         return not self.stopping and self.models.all_available()
 
     @contextlib.contextmanager
     def answering(self, record: Record, peer: str) -> Iterator[None]:
-        """Records a request that the block answers; its errors are those of `record`, unless the client has left."""
+        """Records a request that the block answers. Errors are stored in `record`; a client that left is re-raised."""
         try:
             yield
         except RequestError as error:
-            # Another one: the traceback of this one holds the request.
+            # A copy: the traceback of the original keeps the request in memory.
             record.error = RequestError(error.code, error.message, http_status=error.http_status)
         except TimeoutError:
-            text = f"The request did not come, or was not answered, within {self._timeout:g} s."
+            text = f"The request did not arrive, or was not answered, within {self._timeout:g} s."
             record.error = RequestError(Code.DEADLINE_EXCEEDED, text)
         except ConnectionError:
             record.error = RequestError(Code.CANCELLED, "The client has left.")
@@ -48,15 +48,15 @@ class Front:
         finally:
             self.metrics.record_request(record, peer)
 
-    async def ask(
+    async def forward(
         self, spec: Any, record: Record, flight: Flight, data: bytes | bytearray, encoding: str = "identity"
     ) -> bytes:
-        """Returns what the process of a version answers.
+        """Returns the response of a version's process.
 
         Args:
             spec: the ModelSpec.
             data: the request's body.
-        Raises: RequestError: there is no such version; what the process answers.
+        Raises: RequestError: no such version, or the error that the process returned.
         """
         record.model, record.signature = spec.name, spec.signature_name
         with self.models.use(spec.name, *_version_of(spec)) as process:
@@ -68,13 +68,13 @@ class Front:
         return frame.body
 
     def check(self, spec: Any, record: Record) -> None:
-        """Raises: RequestError: there is no version that could be asked."""
+        """Raises: RequestError: no such version is available."""
         record.model = spec.name
         with self.models.use(spec.name, *_version_of(spec)):
             pass
 
     def status(self, spec: Any, record: Record) -> list[Version]:
-        """Returns the versions that a ModelSpec names. Raises: RequestError: there are none."""
+        """Returns the versions that a ModelSpec selects. Raises: RequestError: there are none."""
         record.model = spec.name
         return self.models.status(spec.name, *_version_of(spec))
 

@@ -1,6 +1,6 @@
 """The gRPC interface: TensorFlow Serving's PredictionService and ModelService, and gRPC's own health service.
 
-Messages go to the processes as they come, and back as those write them.
+Serialized messages are forwarded to the model processes and back unchanged.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_CONTROL_BYTES = 2**20  # of requests that no process answers
+_CONTROL_BYTES = 2**20  # limit for requests that the server answers itself
 _RELOAD_SECONDS = 600.0  # that a new list of models may take to load
 _STREAMS = 100  # of a connection, at the same time
-_MOST_PENDING = (1000, 3000)  # requests that nobody has looked at: above it gRPC refuses some, above it all
+_MOST_PENDING = (1000, 3000)  # unprocessed requests: gRPC refuses some above the first, all above the second
 _METHODS: Mapping[str, Sequence[str]] = {
     "tensorflow.serving.PredictionService": ("Predict", "Classify", "Regress", "MultiInference", "GetModelMetadata"),
     "tensorflow.serving.ModelService": ("GetModelStatus", "HandleReloadConfigRequest"),
@@ -39,14 +39,14 @@ class GrpcInterface:
     """The gRPC server on the running event loop."""
 
     def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
-        """`connections`: how many there may be at the same time; one more is closed."""
+        """`connections`: the limit of open connections; further ones are closed."""
         self._front, self._flights, self._options = front, flights, options
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes),
                 ("grpc.max_send_message_length", options.message_bytes),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
-                ("grpc.http2.bdp_probe", 0),  # it widens the windows of streams that nobody reads from
+                ("grpc.http2.bdp_probe", 0),  # it would widen the windows of streams that are not read
                 ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.server.max_pending_requests", _MOST_PENDING[0]),
                 ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING[1]),
@@ -65,18 +65,22 @@ class GrpcInterface:
         async def answer(_: Any, context: Any) -> bytes | None:
             return await self._answer(name, context)
 
-        # For the server of a stream, a request is read when it is asked for, so that one that never comes is noticed.
+        # As a stream, the server reads the request itself, so it can time out if the message never arrives.
         return grpc.stream_unary_rpc_method_handler(answer)
 
     async def _answer(self, name: str, context: Any) -> bytes | None:
         record, task, flight = Record("grpc", name), asyncio.current_task(), None
         assert task is not None
+
+        def drop() -> None:
+            task.cancel()
+
         try:
             with self._front.answering(record, context.peer()):
-                flight = self._flights.begin(task.cancel)
+                flight = self._flights.begin(drop)
                 context.add_done_callback(lambda _: self._flights.end(flight))
-                # No name for the message in here: gRPC keeps this frame, until the next collection of garbage, of
-                # every call that is aborted.
+                # The message has no name here: gRPC keeps this frame of an aborted call until the next garbage
+                # collection.
                 return self._sent(
                     flight, context, await self._dispatch(name, await self._read(name, context, flight), record, flight)
                 )
@@ -84,24 +88,24 @@ class GrpcInterface:
             if flight is None or not flight.is_dropped:
                 raise
             task.uncancel()
-            record.error = RequestError(Code.RESOURCE_EXHAUSTED, "The request did not come while others waited.")
+            record.error = RequestError(Code.RESOURCE_EXHAUSTED, "The request did not arrive while others waited.")
         assert record.error is not None
         await context.abort(_CODES[int(record.error.code)], record.error.message)
         return None
 
     def _sent(self, flight: Flight, context: Any, answer: bytes) -> bytes:
-        flight.hold(2 * len(answer))  # once more in gRPC, until the client has read it
+        flight.hold(2 * len(answer))  # gRPC has a second copy until the client has read it
         flight.drop = functools.partial(disconnect, context.peer())
-        flight.ends_within(self._options.timeout)
+        flight.drop_after(self._options.timeout)
         return answer
 
     async def _read(self, name: str, context: Any, flight: Flight) -> bytes:
-        self._flights.awaits_message(flight)
+        self._flights.await_message(flight)
         try:
             async with asyncio.timeout(self._options.timeout):
                 data = await context.read()
         finally:
-            self._flights.has_come(flight)
+            self._flights.message_received(flight)
         if not isinstance(data, bytes):
             raise invalid(f"{name} takes one message. Received: none.")
         flight.hold(len(data))
@@ -110,7 +114,7 @@ class GrpcInterface:
     async def _dispatch(self, name: str, data: bytes, record: Record, flight: Flight) -> bytes:
         if name in _METHODS["tensorflow.serving.PredictionService"]:
             spec = routing.spec_of(data, in_task=name == "MultiInference")
-            return await self._front.ask(spec, record, flight, data)
+            return await self._front.forward(spec, record, flight, data)
         if len(data) > _CONTROL_BYTES:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED, f"The request may have {_CONTROL_BYTES} bytes. Received: {len(data)}."
@@ -125,7 +129,7 @@ class GrpcInterface:
         if not self._options.allow_reload:
             raise RequestError(
                 Code.PERMISSION_DENIED,
-                "This server does not take lists of models from clients. Start it with --allow-reload-config.",
+                "This server does not accept lists of models from clients. Start it with --allow-reload-config.",
             )
         try:
             configs = model_config.of_bytes(b"".join(routing.field_1(data)))
@@ -147,7 +151,7 @@ class GrpcInterface:
 
         Args:
             credentials: of the server, for TLS.
-        Raises: OSError: one is taken.
+        Raises: OSError: an address is in use.
         """
         ports = []
         for address in addresses:

@@ -1,4 +1,4 @@
-"""Answers requests in the process of a model version: bytes as they came, to bytes as they go."""
+"""Answers requests in the process of a model version: from the bytes of a request to those of its response."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ _SIGNATURE_DEF = "signature_def"
 
 
 class Handlers:
-    """Handles the requests of one version, in any thread. What a method returns is the answer's body."""
+    """Handles the requests of one version, in any thread.
+
+    Methods get `reply`, the fields of the reply besides its body, and set "signature" in it, also before they raise.
+    """
 
     def __init__(self, servable: Servable, options: Options) -> None:
         self._servable, self._run, self._options = servable, servable.run, options
-        # Method -> the type of its request, and what makes its response.
+        # Method -> the type of its request, and its handler.
         self._grpc: Mapping[str, tuple[Any, Callable[[Any, dict[str, Any]], Any]]] = {
             "Predict": (predict_pb2.PredictRequest, self._predict),
             "Classify": (classification_pb2.ClassificationRequest, self._classify),
@@ -46,23 +49,23 @@ class Handlers:
             "Metadata": self._rest_metadata,
         }
 
-    def answer(self, protocol: str, method: str, encoding: str, data: bytes, said: dict[str, Any]) -> bytes:
-        """
+    def answer(self, protocol: str, method: str, encoding: str, data: bytes, reply: dict[str, Any]) -> bytes:
+        """Returns the body of the response.
+
         Args:
             protocol: "grpc" or "rest".
-            encoding: of the data, as Content-Encoding has it.
-            said: gets "signature", the name of the one that the request asks for.
+            encoding: of the data, a Content-Encoding.
         Raises: RequestError.
         """
         if protocol == "rest":
             if encoding != "identity":
                 data = bodies.inflated(data, encoding, self._options.message_bytes)
-            return self._rest[method](data, said)
+            return self._rest[method](data, reply)
         request = _parsed(self._grpc[method][0], data)
         spec = request.tasks[0].model_spec if method == "MultiInference" and request.tasks else request.model_spec
-        if spec.name != self._servable.name:  # whoever chose this process has not read all of the request
+        if spec.name != self._servable.name:  # routing.py reads only the first fields
             raise invalid("The model_spec must be the first field of a request.")
-        answer = self.respond(method, request, said).SerializeToString()
+        answer = self.respond(method, request, reply).SerializeToString()
         if len(answer) > self._options.message_bytes:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
@@ -70,14 +73,14 @@ class Handlers:
             )
         return answer
 
-    def respond(self, method: str, request: Any, said: dict[str, Any]) -> Any:
-        """Returns the response to a message of gRPC, whatever model it names. Raises: RequestError."""
-        return self._grpc[method][1](request, said)
+    def respond(self, method: str, request: Any, reply: dict[str, Any]) -> Any:
+        """Returns the response to a gRPC message; does not check the model's name. Raises: RequestError."""
+        return self._grpc[method][1](request, reply)
 
     # ---- gRPC ----------------------------------------------------------------------------------------------------
 
-    def _predict(self, request: Any, said: dict[str, Any]) -> Any:
-        signature = self._signature(request.model_spec, said)
+    def _predict(self, request: Any, reply: dict[str, Any]) -> Any:
+        signature = self._signature(request.model_spec, reply)
         fetches = tensors.outputs_of(signature, request.output_filter)
         feeds = tensors.feeds_of(signature, request.inputs)
         response = predict_pb2.PredictResponse(model_spec=self._spec_of(signature))
@@ -85,17 +88,17 @@ class Handlers:
             response.outputs[alias].CopyFrom(tensors.proto_of(array, as_content=self._options.as_tensor_content))
         return response
 
-    def _classify(self, request: Any, said: dict[str, Any]) -> Any:
-        signature = self._signature(request.model_spec, said)
+    def _classify(self, request: Any, reply: dict[str, Any]) -> Any:
+        signature = self._signature(request.model_spec, reply)
         result = self._classify_rows(signature, examples.rows_of(request.input))
         return classification_pb2.ClassificationResponse(model_spec=self._spec_of(signature), result=result)
 
-    def _regress(self, request: Any, said: dict[str, Any]) -> Any:
-        signature = self._signature(request.model_spec, said)
+    def _regress(self, request: Any, reply: dict[str, Any]) -> Any:
+        signature = self._signature(request.model_spec, reply)
         result = self._regress_rows(signature, examples.rows_of(request.input))
         return regression_pb2.RegressionResponse(model_spec=self._spec_of(signature), result=result)
 
-    def _multi_inference(self, request: Any, said: dict[str, Any]) -> Any:
+    def _multi_inference(self, request: Any, reply: dict[str, Any]) -> Any:
         if not request.tasks:
             raise invalid("Inference request must contain at least one task.")
         specs = [task.model_spec for task in request.tasks]
@@ -107,7 +110,7 @@ class Handlers:
         rows = examples.rows_of(request.input)
         response = inference_pb2.MultiInferenceResponse()
         for task in request.tasks:
-            signature = self._signature(task.model_spec, said)
+            signature = self._signature(task.model_spec, reply)
             result = response.results.add(model_spec=self._spec_of(signature))
             if task.method_name == CLASSIFY:
                 result.classification_result.CopyFrom(self._classify_rows(signature, rows))
@@ -117,7 +120,7 @@ class Handlers:
                 raise RequestError(Code.UNIMPLEMENTED, f"Unsupported signature method_name: {task.method_name}")
         return response
 
-    def _get_model_metadata(self, request: Any, said: dict[str, Any]) -> Any:
+    def _get_model_metadata(self, request: Any, reply: dict[str, Any]) -> Any:
         if not request.metadata_field:
             raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
         for name in request.metadata_field:
@@ -139,42 +142,42 @@ class Handlers:
 
     # ---- REST ----------------------------------------------------------------------------------------------------
 
-    def _rest_predict(self, data: bytes, said: dict[str, Any]) -> bytes:
+    def _rest_predict(self, data: bytes, reply: dict[str, Any]) -> bytes:
         request = json_values.predict_request(data, self._servable.signatures)
         signature = request.signature
-        said["signature"] = signature.name
+        reply["signature"] = signature.name
         fetches = list(signature.outputs)
         outputs = self._run(signature, {**signature.defaults, **request.inputs}, fetches)
         return json_values.predict_response(fetches, outputs, request.in_rows)
 
-    def _rest_classify(self, data: bytes, said: dict[str, Any]) -> bytes:
-        result = self._classify_rows(*self._rest_rows(data, said))
+    def _rest_classify(self, data: bytes, reply: dict[str, Any]) -> bytes:
+        result = self._classify_rows(*self._rest_rows(data, reply))
         answers = [[[one.label, one.score] for one in each.classes] for each in result.classifications]
         return json.dumps({"results": answers}).encode()
 
-    def _rest_regress(self, data: bytes, said: dict[str, Any]) -> bytes:
-        result = self._regress_rows(*self._rest_rows(data, said))
+    def _rest_regress(self, data: bytes, reply: dict[str, Any]) -> bytes:
+        result = self._regress_rows(*self._rest_rows(data, reply))
         return json.dumps({"results": [each.value for each in result.regressions]}).encode()
 
-    def _rest_rows(self, data: bytes, said: dict[str, Any]) -> tuple[Signature, np.ndarray]:
+    def _rest_rows(self, data: bytes, reply: dict[str, Any]) -> tuple[Signature, np.ndarray]:
         signature, rows = json_values.examples_request(data, self._servable.signatures)
-        said["signature"] = signature.name
-        found = np.empty(len(rows), dtype=object)
-        found[:] = rows
-        return signature, found
+        reply["signature"] = signature.name
+        array = np.empty(len(rows), dtype=object)
+        array[:] = rows
+        return signature, array
 
-    def _rest_metadata(self, data: bytes, said: dict[str, Any]) -> bytes:
+    def _rest_metadata(self, data: bytes, reply: dict[str, Any]) -> bytes:
         answer = json_format.MessageToDict(
             self._metadata(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         for each in answer["metadata"].values():
-            del each["@type"]  # which TensorFlow Serving leaves out
+            del each["@type"]  # TensorFlow Serving omits it
         return json.dumps(answer, indent=1).encode()
 
     # ---- both ----------------------------------------------------------------------------------------------------
 
-    def _signature(self, spec: Any, said: dict[str, Any]) -> Signature:
-        said["signature"] = spec.signature_name[:100]
+    def _signature(self, spec: Any, reply: dict[str, Any]) -> Signature:
+        reply["signature"] = spec.signature_name[:100]
         return self._servable.signature(spec.signature_name)
 
     def _spec_of(self, signature: Signature) -> Any:

@@ -1,8 +1,8 @@
-"""Health for probes, on a port of its own (--health-port) and in a process of its own.
+"""Health for probes, on a separate port (--health-port) and in a separate process.
 
-That process shares nothing with requests: no event loop, memory, open files or port, and no module but those of Python
-itself. All that reaches it is a byte on a pipe, time and again, that says whether the server is ready. A server from
-which none comes is not healthy; one that has ended takes its health process with it.
+That process shares nothing with requests: no event loop, memory, open files or port; it imports only Python's own
+modules. The server regularly writes a byte to a pipe that says whether it is ready. Without bytes, the server is not
+healthy. When the server ends, so does the health process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import sys
 import time
 
 SILENT_SECONDS = 10.0  # without a byte, after which the server counts as hung
-_MOST_CONNECTIONS = 64  # of which the oldest gives way
-_ANSWER_SECONDS = 2.0  # that a client has for its request and for reading the answer
+_MOST_CONNECTIONS = 64  # above it, the oldest is closed
+_ANSWER_SECONDS = 2.0  # that a client has to send its request and read the response
 _MOST_BYTES = 8192  # of a request
 
 
 class HealthPort:
-    """The server's end. Listens from the beginning."""
+    """The server's end. The constructor listens and starts the process."""
 
     def __init__(self, host: str, port: int, silent_seconds: float = SILENT_SECONDS) -> None:
-        """`port`: 0 chooses one. Raises: OSError: it is taken."""
+        """`port`: 0 chooses one. Raises: OSError: the port is in use."""
         try:
             self._listener = socket.create_server(
                 (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_MOST_CONNECTIONS
@@ -38,7 +38,7 @@ class HealthPort:
         self._writer = self._start()
 
     def _start(self) -> int:
-        """Starts the process. Returns the end of its pipe to write to."""
+        """Starts the process. Returns the write end of its pipe."""
         reader, writer = os.pipe()
         descriptors = (self._listener.fileno(), reader)
         try:
@@ -56,8 +56,11 @@ class HealthPort:
         return writer
 
     def show(self, ready: bool) -> None:
-        """To be called several times a second. Does not wait. A process that has ended is started anew, once it can."""
-        with contextlib.suppress(OSError):  # the pipe is full, or there are no files left: the next call tries again
+        """Tells the process whether the server is ready, and restarts a dead process. Does not block.
+
+        Call it several times a second.
+        """
+        with contextlib.suppress(OSError):  # a full pipe, or no descriptors left: the next call tries again
             if self._process.poll() is not None:
                 before, self._writer = self._writer, self._start()
                 os.close(before)
@@ -70,12 +73,12 @@ class HealthPort:
 
 
 class _Probes(asyncio.Protocol):
-    """The process's end: the byte that came last."""
+    """The process's end: answers probes by the last byte that arrived."""
 
     def __init__(self, silent_seconds: float) -> None:
         self._silent_seconds = silent_seconds
         self._ready, self._came_at = False, time.monotonic()
-        self._connections: dict[asyncio.Task, None] = {}  # in the order in which they came
+        self._connections: dict[asyncio.Task, None] = {}  # oldest first
 
     def data_received(self, data: bytes) -> None:
         self._ready, self._came_at = data.endswith(b"1"), time.monotonic()
@@ -119,7 +122,7 @@ class _Probes(asyncio.Protocol):
 
 async def _serve(listener: int, pipe: int, silent_seconds: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the server, whose end ends this process
+        signal.signal(number, signal.SIG_IGN)  # they are for the server; this process ends with it
     probes = _Probes(silent_seconds)
     await asyncio.get_running_loop().connect_read_pipe(lambda: probes, os.fdopen(pipe, "rb", 0))
     server = await asyncio.start_server(probes.answer, sock=socket.socket(fileno=listener), limit=_MOST_BYTES)

@@ -1,7 +1,7 @@
-"""Values of the REST interface: JSON as TensorFlow Serving has it, to and from arrays.
+"""Converts the REST interface's JSON, in TensorFlow Serving's form, to and from arrays.
 
-Rows ("instances" -> "predictions"): one value for each row, an object by name where there are several. Columns
-("inputs" -> "outputs"): one value for each name. Bytes are {"b64": "..."}; NaN and Infinity are written as such.
+Rows ("instances" -> "predictions"): one value per row, which is an object by name if there are several inputs or
+outputs. Columns ("inputs" -> "outputs"): one value per name. Bytes are {"b64": "..."}; NaN and Infinity are literals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_ddl.serving.status import invalid
 from keras_ddl.serving.tensors import check_names, check_shape
 
 _ROWS, _COLUMNS = "instances", "inputs"
-_BYTES_SUFFIX = "_bytes"  # outputs with such a name are not text
+_BYTES_SUFFIX = "_bytes"  # outputs with such names are bytes, not text
 _DEFAULT_SIGNATURE = "serving_default"
 _ROWS_AT_A_TIME = 1000
 _FROM_URL = str.maketrans("-_", "+/")
@@ -35,7 +35,7 @@ Signatures = Mapping[str, Signature]
 
 @dataclass
 class Predict:
-    """A predict request: the inputs by alias, and whether they came in rows (else columns)."""
+    """A predict request: the inputs by alias, and whether they were sent in rows (else columns)."""
 
     signature: Signature
     inputs: dict[str, np.ndarray]
@@ -43,13 +43,13 @@ class Predict:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Returns the object that a request's body is. Raises: RequestError: INVALID_ARGUMENT: it is none."""
+    """Parses a request's body. Raises: RequestError: INVALID_ARGUMENT: it is not a JSON object."""
     try:
         value = _loads(body.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON Parse error: {error}") from None
     if not isinstance(value, dict):
-        raise invalid("JSON Value: [...] Type: not an object. The body of a request is an object.")
+        raise invalid("JSON Value: [...] Type: not an object. The body of a request must be an object.")
     return value
 
 
@@ -57,16 +57,16 @@ def _loads(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        if b"NaN" in body or b"Infinity" in body:  # which are no JSON, and TensorFlow Serving takes them
+        if b"NaN" in body or b"Infinity" in body:  # not JSON, but TensorFlow Serving accepts them
             return json.loads(body)
         raise
 
 
 def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
-    """Returns the name of the signature that is asked for. Raises: RequestError: INVALID_ARGUMENT: there is none."""
+    """Returns the name of the requested signature. Raises: RequestError: INVALID_ARGUMENT: it does not exist."""
     name = request.get("signature_name", "")
     if not isinstance(name, str):
-        raise invalid(f'"signature_name" is a string. Received: {reprlib.repr(name)}.')
+        raise invalid(f'"signature_name" must be a string. Received: {reprlib.repr(name)}.')
     name = name or _DEFAULT_SIGNATURE
     if name not in signatures:
         raise invalid(
@@ -76,15 +76,14 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
 
 
 def predict_request(body: bytes, signatures: Signatures) -> Predict:
-    """Reads a predict request.
+    """Parses a predict request.
 
-    Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that no array of an input's dtype
-        can have.
+    Raises: RequestError: INVALID_ARGUMENT: neither rows nor columns, or both; values that do not fit an input's dtype.
     """
     request = parse(body)
     name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
-        raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
+        raise invalid(f'A predict request must have "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
     signature, in_rows = signatures[name], _ROWS in request
     inputs = signature.inputs
     columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)
@@ -96,9 +95,9 @@ def predict_request(body: bytes, signatures: Signatures) -> Predict:
 
 
 def examples_request(body: bytes, signatures: Signatures) -> tuple[Signature, list[bytes]]:
-    """Reads a classify or regress request. Returns the signature and tf.Examples, serialized.
+    """Parses a classify or regress request. Returns the signature and serialized tf.Examples.
 
-    Raises: RequestError: INVALID_ARGUMENT: there are none.
+    Raises: RequestError: INVALID_ARGUMENT: there are no examples.
     """
     request = parse(body)
     name, rows = signature_of(request, signatures), request.get("examples")
@@ -110,7 +109,7 @@ def examples_request(body: bytes, signatures: Signatures) -> tuple[Signature, li
 
 def _columns_of_rows(rows: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
-        raise invalid(f'"{_ROWS}" is a list of at least one row. Received: {reprlib.repr(rows)}.')
+        raise invalid(f'"{_ROWS}" must be a list of at least one row. Received: {reprlib.repr(rows)}.')
     first = rows[0].keys() if isinstance(rows[0], dict) and not _is_bytes(rows[0]) else None
     for row in rows:
         if (row.keys() if isinstance(row, dict) and not _is_bytes(row) else None) != first:
@@ -128,7 +127,7 @@ def _columns(value: Any, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]
 
 def _only(name: str, inputs: Mapping[str, Any]) -> str:
     if len(inputs) != 1:
-        raise invalid(f"Signature {name!r} takes {sorted(inputs)}: name each. Received: values without a name.")
+        raise invalid(f"Signature {name!r} takes {sorted(inputs)} by name. Received: values without a name.")
     return next(iter(inputs))
 
 
@@ -139,18 +138,18 @@ def _is_bytes(value: Any) -> bool:
 def _array(alias: str, value: Any, number: int) -> np.ndarray:
     dtype = tf.as_dtype(number)
     try:
-        # As objects first: of a text among numbers NumPy would make as many texts, each as long.
-        found = np.array(value, dtype=object)
+        # As objects first: with one string among numbers, NumPy would convert all to strings of that length.
+        array = np.array(value, dtype=object)
         if dtype == tf.string:
-            found.reshape(-1)[:] = [_bytes_of(each) for each in found.reshape(-1)]
-            return found
+            array.reshape(-1)[:] = [_bytes_of(each) for each in array.reshape(-1)]
+            return array
         wanted = np.dtype(dtype.as_numpy_dtype)
         if wanted.kind not in _KINDS:
-            raise invalid(f"Input {alias!r} is of dtype {dtype.name}, which JSON cannot express.")
-        kinds = set(map(type, found.reshape(-1)))
+            raise invalid(f"Input {alias!r} has dtype {dtype.name}, which JSON cannot express.")
+        kinds = set(map(type, array.reshape(-1)))
         if not kinds <= _KINDS[wanted.kind]:
             raise ValueError(f"values are {' and '.join(sorted(map(_described, kinds - _KINDS[wanted.kind])))}")
-        return found.astype(wanted)  # of numbers that do not fit, an OverflowError
+        return array.astype(wanted)  # OverflowError: a number is too large
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise invalid(f"Input {alias!r} takes {dtype.name}: {error}.") from None
 
@@ -168,13 +167,14 @@ _KINDS = {
 
 
 def _described(kind: type) -> str:
-    return {list: "rows of unequal lengths or depths", str: "text", dict: "objects"}.get(kind, kind.__name__)
+    names: dict[type, str] = {list: "rows of unequal lengths or depths", str: "text", dict: "objects"}
+    return names.get(kind, kind.__name__)
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Returns a string, or what {"b64": ...} encodes. Raises: ValueError: it is neither."""
+    """Returns the bytes of a string or of {"b64": ...}. Raises: ValueError: it is neither."""
     if _is_bytes(value) and isinstance(value["b64"], str):
-        # Without padding, over several lines, and with the alphabet for URLs, too: as clients write it.
+        # Clients also write base64 without padding, in several lines, and with the alphabet for URLs.
         text = "".join(value["b64"].split()).rstrip("=").translate(_FROM_URL)
         try:
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -186,19 +186,19 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def example_of(value: Any) -> bytes:
-    """Returns a serialized tf.Example of an object of numbers, strings, bytes, and lists of these.
+    """Converts an object of numbers, strings, bytes and lists of these to a serialized tf.Example.
 
     Raises: RequestError: INVALID_ARGUMENT: it is anything else.
     """
     if not isinstance(value, dict):
         raise invalid(f"An example must be an object of features. Received: {reprlib.repr(value)}.")
-    found = example_pb2.Example()
+    example = example_pb2.Example()
     for name, each in value.items():
         try:
-            found.features.feature[name].CopyFrom(_feature(each if isinstance(each, list) else [each]))
+            example.features.feature[name].CopyFrom(_feature(each if isinstance(each, list) else [each]))
         except (OverflowError, ValueError) as error:
             raise invalid(f"Feature {name[:100]!r}: {error}.") from None
-    return found.SerializeToString()
+    return example.SerializeToString()
 
 
 def _feature(values: list[Any]) -> feature_pb2.Feature:
@@ -214,9 +214,9 @@ def _feature(values: list[Any]) -> feature_pb2.Feature:
 
 
 def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows: bool) -> bytes:
-    """Returns the answer to a predict request: one output alone stands without its name.
+    """Returns the response to a predict request. A single output has no name in it.
 
-    Raises: RequestError: INVALID_ARGUMENT: rows are asked for, and an output has not one value for each, or is complex.
+    Raises: RequestError: INVALID_ARGUMENT: an output is complex, or, for rows, has not one value per row.
     """
     sizes = {array.shape[:1] for array in arrays}
     if in_rows and (len(sizes) > 1 or sizes == {()}):
@@ -225,7 +225,7 @@ def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows
     arrays = [_with_json_dtype(name, array) for name, array in zip(names, arrays)]
     is_finite = all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays)
     columns = [_values(name, array, is_finite) for name, array in zip(names, arrays)]
-    # NaN and Infinity are no JSON; the names that Python's json gives them are those of TensorFlow Serving.
+    # JSON has no NaN and Infinity; Python's json writes them as TensorFlow Serving does.
     write = dumps if is_finite else _dumps_any
     if in_rows and len(names) > 1:
         return b'{"predictions":[' + b",".join(_written_rows(names, columns, write)) + b"]}"
@@ -235,14 +235,14 @@ def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows
 
 
 def _written_rows(names: Sequence[str], columns: Sequence[Any], write: Callable[[Any], bytes]) -> Iterator[bytes]:
-    """Yields some rows at a time: Python needs far more memory for a row than its text has."""
+    """Yields the text of some rows at a time: a row's Python objects need far more memory than its text."""
     rows = zip(*columns)
     while some := [dict(zip(names, row)) for row in itertools.islice(rows, _ROWS_AT_A_TIME)]:
         yield write(some)[1:-1]
 
 
 def dumps(value: Any) -> bytes:
-    """Returns a value as JSON; arrays of finite numbers in the shortest form that their dtype reads back."""
+    """Returns JSON; finite floats in arrays are written in the shortest form that reads back exactly."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -259,21 +259,21 @@ def _with_json_dtype(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _values(name: str, array: np.ndarray, is_finite: bool) -> Any:
-    """Returns what orjson writes, or, if not all numbers are finite, what json writes."""
+    """Returns a value that orjson can write, or, if not all numbers are finite, json."""
     if array.dtype.kind == "O":
         as_bytes = name.endswith(_BYTES_SUFFIX)
         flat = [{"b64": base64.b64encode(text).decode()} if as_bytes else _text(text) for text in array.reshape(-1)]
-        found = np.empty(len(flat), dtype=object)
-        found[:] = flat
-        return found.reshape(array.shape).tolist()
+        values = np.empty(len(flat), dtype=object)
+        values[:] = flat
+        return values.reshape(array.shape).tolist()
     if is_finite and array.ndim and array.size:
         return np.ascontiguousarray(array)
-    # By way of text, float32 0.1 stays 0.1.
+    # Through strings, float32 0.1 stays 0.1.
     return (array.astype(str).astype(np.float64) if array.dtype.kind == "f" else array).tolist()
 
 
 def _text(value: bytes) -> Any:
-    """Returns text as such; bytes that are no text as {"b64": ...}, which loses nothing."""
+    """Returns a string; for bytes that are not UTF-8, {"b64": ...}."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What a process holds, how much more it may come to hold, and how it gives memory back to the system."""
+"""Measures and limits a process's memory, and returns free memory to the system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MEGABYTE = 2**20
 
 
 def resident_bytes() -> int:
-    """Returns what of this process is in memory."""
+    """Returns the resident size of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def collect() -> None:
-    """Returns to the system what nobody needs any more, where the C library can.
+    """Returns unused memory to the system, if the C library can.
 
-    Python keeps it in cycles (exceptions that went through frames hold their requests), and the C library for later.
+    Python keeps some in cycles (tracebacks of exceptions refer to requests), and the C library keeps some for later.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -27,10 +27,10 @@ def collect() -> None:
 
 
 def bound(more: int) -> None:
-    """Lets this process allocate `more` bytes beyond what it has now; the system refuses what goes beyond.
+    """Limits this process's memory to `more` bytes beyond what it has now, and disables core files.
 
-    RLIMIT_DATA counts private writable memory. Address space (RLIMIT_AS) says less: the C library reserves 64 MB of it
-    for each thread. A process that the system ends leaves no core file.
+    The limit is RLIMIT_DATA, for private writable memory. RLIMIT_AS would be misleading: the C library reserves 64 MB
+    of address space for each thread.
     """
     status = Path("/proc/self/status").read_text()
     now = int(status.partition("VmData:")[2].split()[0]) * 1024

@@ -15,13 +15,13 @@ from keras_ddl.serving.status import Code, RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
 _COUNT = b":tensorflow:serving:request_count"
-prometheus_client.disable_created_metrics()
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 # Microseconds, from 10 us to 20 s.
 _BUCKETS = [10 * 1.8**i for i in range(26)]
 
 
 class Record:
-    """What the metrics and the access log record of one request. `method`: one that there is, or ""."""
+    """What the metrics and the access log record of a request. `method`: "" if unknown."""
 
     def __init__(self, protocol: str, method: str) -> None:
         self.protocol, self.method = protocol, method
@@ -45,7 +45,7 @@ class Metrics:
     def __init__(self, access_log: TextIO | None = None) -> None:
         self._access_log = access_log
         self.registry = prometheus_client.CollectorRegistry()
-        # The leading colon is TensorFlow Serving's; Prometheus keeps such names for recording rules, and takes them.
+        # The leading colon is TensorFlow Serving's; Prometheus accepts such names, though reserved.
         self._count = prometheus_client.Counter(
             _COUNT.decode(),
             "The total number of requests.",
@@ -61,11 +61,11 @@ class Metrics:
         )
 
     def record_request(self, record: Record, peer: str) -> None:
-        """Counts a request, unless it asks for health, and logs it."""
+        """Counts and logs a request, except health checks."""
         if record.method == "Check":
             return
         seconds = record.seconds
-        # The name comes from the request: all unknown models count as one.
+        # The name is the client's: unknown models must not create time series, so they share one.
         model = record.model if record.version is not None else ""
         self._count.labels(model, record.status).inc()
         self._latency.labels(model, record.method, record.protocol.upper()).observe(seconds * 1e6)

@@ -1,4 +1,4 @@
-"""The models to serve and which of their versions, as in TensorFlow Serving's ModelServerConfig."""
+"""Which models and versions to serve, as in TensorFlow Serving's ModelServerConfig."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ModelConfig:
     """One model to serve.
 
     Attributes:
-        latest: serve this many of the highest versions; 0: all of them, unless `specific` names some.
-        specific: the versions to serve, whatever others exist.
+        latest: how many of the highest versions to serve; 0: all, unless `specific` names some.
+        specific: the versions to serve, instead of the highest.
         labels: label -> version.
     """
 
@@ -36,9 +36,9 @@ class ModelConfig:
 
 
 def read_file(path: str) -> list[ModelConfig]:
-    """Reads a model config file: a ModelServerConfig as protocol buffer text, as of TensorFlow Serving.
+    """Reads TensorFlow Serving's model config file: a ModelServerConfig in protocol buffer text format.
 
-    Raises: ConfigError: it is not one.
+    Raises: ConfigError: the file is invalid.
     """
     from google.protobuf import text_format
     from tensorflow_serving.config import model_server_config_pb2
@@ -47,13 +47,13 @@ def read_file(path: str) -> list[ModelConfig]:
         return of_proto(text_format.Parse(Path(path).read_text(), model_server_config_pb2.ModelServerConfig()))
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"A model config file is text. Error parsing text-format tensorflow.serving.ModelServerConfig: {path!r}: "
-            f"{str(error).rstrip('.')}. See docs/serving.md."
+            "A model config file must be text. Error parsing text-format tensorflow.serving.ModelServerConfig: "
+            f"{path!r}: {str(error).rstrip('.')}. See docs/serving.md."
         ) from None
 
 
 def of_bytes(data: bytes) -> list[ModelConfig]:
-    """Returns the models of a serialized ModelServerConfig. Raises: ConfigError: as of_proto, or it names none."""
+    """Returns the models of a serialized ModelServerConfig. Raises: ConfigError: as of_proto, or there is no config."""
     from google.protobuf.message import DecodeError
     from tensorflow_serving.config import model_server_config_pb2
 
@@ -67,14 +67,14 @@ def of_bytes(data: bytes) -> list[ModelConfig]:
 
 
 def of_proto(config: Any) -> list[ModelConfig]:
-    """Returns the models of a ModelServerConfig. Raises: ConfigError: one is incomplete or listed twice."""
+    """Returns the models of a ModelServerConfig. Raises: ConfigError: a model is incomplete or listed twice."""
     if config.WhichOneof("config") == "custom_model_config":
         raise ConfigError("Models must be given as a list. Received: custom_model_config. Use model_config_list.")
     models = [_of_one(each) for each in config.model_config_list.config]
     names = [model.name for model in models]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"Each model must have a name of its own. Received: {twice} more than once.")
+        raise ConfigError(f"Each model must have a unique name. Received: {twice} more than once.")
     return models
 
 
@@ -97,11 +97,11 @@ def _of_one(config: Any) -> ModelConfig:
 
 
 def versions_on_disk(base_path: Path) -> dict[int, Path]:
-    """Returns number -> directory of the versions. One without its graph is still being written.
+    """Returns number -> directory of the versions, except those without a graph, which are still being written.
 
-    A name may have leading zeros (00000123). Of two names for one number the first in the alphabet counts.
+    A name may have leading zeros (00000123). Of two names for one number, the alphabetically first counts.
 
-    Raises: OSError: nobody can say what is there, because of a lack of files or permissions, or a disk that fails.
+    Raises: OSError: the directory cannot be read: no permission, no free descriptors, or a disk failure.
     """
     try:
         entries = sorted(base_path.iterdir(), reverse=True)
@@ -116,6 +116,6 @@ def _has_graph(path: Path) -> bool:
         try:
             (path / name).stat()
             return True
-        except (FileNotFoundError, NotADirectoryError):  # not Path.exists, to which any error is an absence
+        except (FileNotFoundError, NotADirectoryError):  # not Path.exists, which treats any error as absence
             pass
     return False

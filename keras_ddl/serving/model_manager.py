@@ -1,8 +1,8 @@
-"""The models of a server and their versions: found on disk, loaded, switched to, unloaded.
+"""Manages the models of a server: polls the disk for versions, loads new ones, and unloads stale ones.
 
 One task polls and loads, so that versions appear in order and only one is loaded at a time. A stale version is unloaded
-only when a wanted one is available and when its own last request has finished. A directory that cannot be read says
-nothing: what is loaded stays.
+only when a wanted one is available and its own last request has finished. If a directory cannot be read, loaded
+versions stay.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import contextlib
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from keras_ddl.files import durable
 from keras_ddl.serving import model_config
+from keras_ddl.serving.frames import Frame
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.status import Code, RequestError, invalid
 
@@ -27,7 +28,7 @@ _DRAIN_SECONDS, _LOOK_SECONDS = 30.0, 0.05
 
 
 class Loaded(Protocol):
-    """A version that answers. `error`: why it does so no more. `busy`: requests that it has not answered."""
+    """A loaded version. `error`: why it can no longer answer. `busy`: the number of unanswered requests."""
 
     path: Path
     version: int
@@ -36,8 +37,11 @@ class Loaded(Protocol):
     @property
     def busy(self) -> int: ...
 
+    async def call(self, fields: Mapping[str, Any], body: bytes | bytearray) -> Frame:
+        """Returns the reply to a request. Raises: RequestError."""
+
     def close(self) -> bool:
-        """Ends it. Returns whether all requests were done: what it computes is given up."""
+        """Ends it, and abandons running requests. Returns whether there were none."""
 
 
 class State(enum.IntEnum):
@@ -63,13 +67,13 @@ class Version:
     failures: int = 0
 
     def failed(self, error: str) -> None:
-        """It could not be loaded, or answers no more."""
+        """Marks it as failed: it could not be loaded, or can no longer answer."""
         self.state, self.error, self.servable = State.END, error, None
         self.failed_at = time.monotonic()
         self.failures += 1
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as a ModelVersionStatus."""
+        """Returns a ModelVersionStatus."""
         status = {"error_code": "UNKNOWN" if self.error else "OK", "error_message": self.error}
         return {"version": str(self.number), "state": self.state.name, "status": status}
 
@@ -91,12 +95,12 @@ class ModelManager:
         Args:
             load: loads a version and warms it up; an exception becomes the version's error.
             poll_seconds: interval between polls of the disk.
-            retries: how often a version that could not be loaded is tried again; None: for ever.
-            retry_seconds: how long to wait before.
+            retries: how often to retry a version that could not be loaded; None: no limit.
+            retry_seconds: how long to wait before a retry.
             allow_any_labels: labels may move to versions that are not available.
         """
         self._configs = {config.name: config for config in configs}
-        self._said: dict[str, str] = {}  # model -> what was last said of its directory
+        self._warned: dict[str, str] = {}  # model -> the last warning about its directory
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
@@ -110,7 +114,7 @@ class ModelManager:
 
     @property
     def busy(self) -> int:
-        """How many requests no version has answered yet."""
+        """The number of unanswered requests."""
         return sum(each.busy for each in self._servables())
 
     def close(self) -> None:
@@ -129,9 +133,9 @@ class ModelManager:
         """Yields an available version, and keeps it loaded while it is in use.
 
         Args:
-            number, label: which one; by default the highest available.
-        Raises: RequestError: INVALID_ARGUMENT: no such label, no name; UNAVAILABLE: the first models are being loaded;
-            NOT_FOUND: no such model, or no such version that answers.
+            number, label: which version; default: the highest available.
+        Raises: RequestError: INVALID_ARGUMENT: unknown label, or no name; UNAVAILABLE: the first models are still being
+            loaded; NOT_FOUND: no such model, or no such available version.
         """
         version = self._chosen(name, number, label)
         assert version.servable is not None
@@ -185,9 +189,9 @@ class ModelManager:
     async def reload(self, configs: Sequence[ModelConfig], timeout: float) -> RequestError | None:
         """Serves these models from now on, and waits until the disk has been polled for them.
 
-        Returns: the error of a model of which no version could be loaded; the request stands.
-        Raises: RequestError: FAILED_PRECONDITION: a label is of a version that does not answer; DEADLINE_EXCEEDED:
-            loading takes longer; the request stands.
+        Returns: the error of a model without an available version; the new list stays in effect.
+        Raises: RequestError: FAILED_PRECONDITION: a label names a version that is not available; DEADLINE_EXCEEDED:
+            loading takes longer; the new list stays in effect.
         """
         for config in configs:
             self._check_labels(config)
@@ -208,7 +212,7 @@ class ModelManager:
         return None
 
     def _check_labels(self, config: ModelConfig) -> None:
-        """As in TensorFlow Serving, a label moves to a version only once that answers; a new model may have any."""
+        """Checks, as TensorFlow Serving does, that labels move only to available versions; a new model may have any."""
         known = self._versions.get(config.name)
         if not known or self._allow_any_labels:
             return
@@ -223,7 +227,7 @@ class ModelManager:
                 )
 
     async def poll(self) -> None:
-        """Looks at the disk, loads what is new, and unloads what is stale."""
+        """Reads the disk, loads new versions, and unloads stale ones."""
         async with self._polling:
             for name, config in list(self._configs.items()):
                 await self._poll_one(name, config)
@@ -236,26 +240,26 @@ class ModelManager:
     async def _poll_one(self, name: str, config: ModelConfig) -> None:
         versions = self._versions[name]
         for version in versions.values():
-            if version.servable is not None and version.servable.error:  # it answered, and can do so no more
+            if version.servable is not None and version.servable.error:  # its process could not be restarted
                 version.failed(version.servable.error)
         try:
             on_disk = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
         except OSError as error:
-            self._say(name, f"its directory cannot be read; what is loaded stays: {error}")
+            self._warn(name, f"its directory cannot be read; loaded versions stay: {error}")
             return
         wanted = config.choose(list(on_disk))
         if wanted or versions:
-            self._said.pop(name, None)
+            self._warned.pop(name, None)
         else:
-            self._say(name, f"{config.base_path} has no version to serve yet; waiting for one")
+            self._warn(name, f"{config.base_path} has no version to serve yet; waiting for one")
         for number in sorted(wanted):
             if self._is_to_be_loaded(versions.get(number), on_disk[number]):
                 await self._load_version(config, number, on_disk[number])
         await self._unload_stale(name, wanted)
 
-    def _say(self, name: str, text: str) -> None:
-        if self._said.get(name) != text:  # once, and not at each poll
-            self._said[name] = text
+    def _warn(self, name: str, text: str) -> None:
+        if self._warned.get(name) != text:  # once, not at each poll
+            self._warned[name] = text
             LOG.warning("model %s: %s", name, text)
 
     def _is_to_be_loaded(self, version: Version | None, path: Path) -> bool:
@@ -265,8 +269,8 @@ class ModelManager:
             return version.servable.path != path  # it has moved
         if not version.error:
             return version.state == State.END
-        may_again = self._retries is None or version.failures <= self._retries
-        return may_again and time.monotonic() - version.failed_at > self._retry_seconds
+        may_retry = self._retries is None or version.failures <= self._retries
+        return may_retry and time.monotonic() - version.failed_at > self._retry_seconds
 
     async def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
         versions = self._versions[config.name]
@@ -278,9 +282,9 @@ class ModelManager:
         begin = time.monotonic()
         try:
             with contextlib.ExitStack() as stack:
-                await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # while another removes it
+                await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # an export must not remove it
                 version.servable = await self._load(config, path, number)
-        except Exception as error:  # whatever is wrong with a model, the server keeps running
+        except Exception as error:  # a broken model must not stop the server
             version.failed(f"{type(error).__name__}: {error}")
             LOG.error("model %s version %d could not be loaded from %s: %s", config.name, number, path, version.error)
             return
@@ -294,7 +298,7 @@ class ModelManager:
         versions = self._versions[name]
         available = any(versions[number].state == State.AVAILABLE for number in wanted if number in versions)
         if wanted and not available and name in self._configs:
-            return  # nothing wanted is available (yet): keep what is
+            return  # no wanted version is available yet: keep the old ones
         for version in list(versions.values()):
             if version.number not in wanted and version.servable is not None:
                 await self._unload(name, version)

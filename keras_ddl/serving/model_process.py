@@ -1,7 +1,7 @@
-"""A process that holds one model version, and parses and computes what strangers ask of it.
+"""The process of one model version, which parses and computes clients' requests.
 
-The system bounds what it may allocate, and the server how long it may compute: a request that needs more ends this
-process, and the server starts another. Each thread takes a request from the socket, answers it, and takes the next.
+The system limits its memory, and the server its time per request: a request that needs more ends this process, and the
+server starts another. Each thread takes a request from the socket, answers it, and takes the next.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
 from keras_ddl.serving.warm_up import warm_up
 
-_LARGE_BYTES = 8 * memory.MEGABYTE  # of a request or an answer, after which memory goes back to the system
+_LARGE_BYTES = 8 * memory.MEGABYTE  # of request and response, after which memory is returned to the system
 _SWITCH_SECONDS = 0.001
 
 
 def main(connection: socket.socket, path: Path, name: str, version: int, options: Options) -> None:
-    """Loads the version, says so, and answers requests until the server closes the connection. Does not return."""
+    """Loads the version, reports that, and answers requests until the server closes the connection. Does not return."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         servable = Servable(
@@ -42,16 +42,16 @@ def main(connection: socket.socket, path: Path, name: str, version: int, options
         handlers = Handlers(servable, options)
         rounds = options.warm_up_rounds if options.warm_up else 0
         replayed = sum(warm_up(handlers, path) for _ in range(rounds))
-    except BaseException as error:  # whatever is wrong with a model, the server says it
+    except BaseException as error:  # the server reports it
         frames.send(connection, 0, {"error": f"{type(error).__name__}: {error}"[:10_000]})
         os._exit(1)
     process = _Process(connection, handlers)
     begin = threading.Barrier(options.computing + 1)
     for _ in range(options.computing):
         threading.Thread(target=process.serve, args=(begin,), daemon=True).start()
-    begin.wait()  # their stacks belong to what it has before the first request
+    begin.wait()  # the memory limit counts from after the threads' stacks
     memory.collect()
-    gc.freeze()  # the graph stays: to look through it again and again would hold up requests
+    gc.freeze()  # the graph stays: the collector need not traverse it again
     memory.bound(options.memory_bytes)
     frames.send(connection, 0, {"warmed_up": replayed})
     process.ready.set()
@@ -71,7 +71,7 @@ class _Process:
             with self._reading:
                 try:
                     frame = frames.receive(self._stream)
-                except MemoryError:  # in the middle of a frame: what follows cannot be read any more
+                except MemoryError:  # in the middle of a frame: the stream cannot be read any further
                     frame = None
                 except ConnectionError:
                     frame = None
@@ -83,26 +83,26 @@ class _Process:
                 memory.collect()
 
     def _answer(self, frame: frames.Frame) -> int:
-        asked, body = frame.fields, b""
-        said: dict[str, Any] = {}
+        request, body = frame.fields, b""
+        reply: dict[str, Any] = {}
         try:
-            body = self._handlers.answer(asked["protocol"], asked["method"], asked["encoding"], frame.body, said)
+            body = self._handlers.answer(request["protocol"], request["method"], request["encoding"], frame.body, reply)
         except RequestError as error:
-            said = {**said, "code": int(error.code), "error": error.message, "status": error.http_status}
+            reply = {**reply, "code": int(error.code), "error": error.message, "status": error.http_status}
         except MemoryError:
-            said = {
+            reply = {
                 "code": int(Code.RESOURCE_EXHAUSTED),
-                "error": "The request or its answer takes more memory than it may (--max-memory-mb). Send fewer rows.",
+                "error": "The request or its response exceeds the memory limit (--max-memory-mb). Send fewer rows.",
                 "status": 503,
             }
-        except Exception as error:  # a defect, which must not look like one of the request
-            said = {"code": int(Code.INTERNAL), "error": f"{type(error).__name__}: {error}", "status": 500}
-            print(f"keras-ddl serve: {asked['method']}: {traceback.format_exc()}", file=sys.stderr, flush=True)
-        if "error" in said:
-            said["error"] = said["error"].encode(errors="replace").decode()[:10_000]
+        except Exception as error:  # a bug of the server, not an error of the request
+            reply = {"code": int(Code.INTERNAL), "error": f"{type(error).__name__}: {error}", "status": 500}
+            print(f"keras-ddl serve: {request['method']}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+        if "error" in reply:
+            reply["error"] = reply["error"].encode(errors="replace").decode()[:10_000]
         try:
             with self._writing:
-                frames.send(self._connection, frame.number, said, body)
+                frames.send(self._connection, frame.number, reply, body)
         except ConnectionError:
             os._exit(0)
         return len(body)

@@ -1,4 +1,4 @@
-"""The process of a model version as the server sees it: asked, timed, ended, and started again."""
+"""The server's side of a model version's process: calls it, times it, ends it, and restarts it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
-_PIECE = 2**18  # what is written at once is copied at once
+_PIECE = 2**18  # asyncio copies what is written at once
 _LOAD_SECONDS = 600.0
 
 
@@ -29,7 +29,7 @@ class LoadError(Exception):
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request to a process. `suspect`: one that was under way when the process died."""
+    """A request to a process. `suspect`: it was running when the process died."""
 
     fields: Mapping[str, Any]
     body: bytes | bytearray
@@ -39,14 +39,14 @@ class Call:
 
 
 class ModelProcess:
-    """One version's process. It lives until `close`: when it dies, another takes its place.
+    """One version's process, which is replaced when it dies, until `close`.
 
-    Which request ended it? If one was under way, that one. If several were, each is asked again, alone, so that only
-    the one that does it again is refused. On the event loop only.
+    If one request was running when the process died, that request is refused. If several were, each is retried alone,
+    so that only the one that kills the process again is refused. On the event loop only.
     """
 
     def __init__(self, context: Any, name: str, version: int, path: Path, options: Options) -> None:
-        """`context`: of multiprocessing, that makes the process."""
+        """`context`: the multiprocessing context that starts the process."""
         self.name, self.version, self.path, self.error = name, version, path, ""
         self.warmed_up = 0
         self._context, self._options = context, options
@@ -75,19 +75,19 @@ class ModelProcess:
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_PIECE)
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
-                said = (await self._frame(reader)).fields
+                reply = (await self._frame(reader)).fields
         except asyncio.IncompleteReadError:
-            said = {"error": "The process that loaded it has ended."}
+            reply = {"error": "The process that loaded it has ended."}
         except BaseException:
-            said = {}
+            reply = {}
             raise
         finally:
-            if "warmed_up" not in said or self._closed:
+            if "warmed_up" not in reply or self._closed:
                 writer.transport.abort()
                 process.kill()
-        if "error" in said or self._closed:
-            raise LoadError(said.get("error", "The server has stopped."))
-        self.warmed_up, self._process, self._writer, self._sending = said["warmed_up"], process, writer, asyncio.Lock()
+        if "error" in reply or self._closed:
+            raise LoadError(reply.get("error", "The server has stopped."))
+        self.warmed_up, self._process, self._writer, self._sending = reply["warmed_up"], process, writer, asyncio.Lock()
         self._spawn(self._read(reader, writer))
         self._pump()
 
@@ -104,10 +104,10 @@ class ModelProcess:
         return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
 
     async def _send(self, number: int, call: Call) -> None:
-        """Sends what is large in pieces: what is written at once is copied at once."""
+        """Sends a large body in pieces, because asyncio copies what is written at once."""
         writer, body = self._writer, memoryview(call.body)
         assert writer is not None
-        with contextlib.suppress(ConnectionError):  # whoever reads notices
+        with contextlib.suppress(ConnectionError):  # `_read` handles it
             async with self._sending:
                 writer.write(frames.head_of(number, call.fields, len(body)))
                 for begin in range(0, len(body), _PIECE):
@@ -115,7 +115,7 @@ class ModelProcess:
                     await writer.drain()
 
     async def call(self, fields: Mapping[str, Any], body: bytes | bytearray) -> frames.Frame:
-        """Returns the answer. Raises: RequestError: UNAVAILABLE: the queue is full; what the process answers."""
+        """Returns the reply. Raises: RequestError: UNAVAILABLE: the queue is full; or the error of the reply."""
         if self.busy >= self._options.computing + self._options.queue:
             raise RequestError(
                 Code.UNAVAILABLE,
@@ -132,8 +132,8 @@ class ModelProcess:
             if call in self._waiting:  # the client has left
                 self._waiting.remove(call)
         if "error" in frame.fields:
-            said = frame.fields
-            raise RequestError(Code(said["code"]), said["error"], http_status=said["status"])
+            reply = frame.fields
+            raise RequestError(Code(reply["code"]), reply["error"], http_status=reply["status"])
         return frame
 
     def _pump(self) -> None:
@@ -175,13 +175,13 @@ class ModelProcess:
         LOG.warning(
             "model %s version %d: a request took longer than %g s", self.name, self.version, self._options.timeout
         )
-        for each in self._running.values():  # it was not they
-            self._again(each)
+        for each in self._running.values():
+            self._retry(each)
         self._running.clear()
         self._process.kill()
         self._died(self._writer)
 
-    def _again(self, call: Call) -> None:
+    def _retry(self, call: Call) -> None:
         if call.timer is not None:
             call.timer.cancel()
         if not call.answer.done():
@@ -197,11 +197,11 @@ class ModelProcess:
         self._running.clear()
         for call in reversed(running):
             if len(running) == 1:
-                text = "The process that computed the answer has ended: the request takes more memory than it may, or "
-                self._finish(call, _failed(Code.RESOURCE_EXHAUSTED, text + "the model cannot take it.", 503))
+                text = "The process that computed the answer has died: the request exceeds the memory limit, or the "
+                self._finish(call, _failed(Code.RESOURCE_EXHAUSTED, text + "model cannot handle it.", 503))
             else:
                 call.suspect = True
-                self._again(call)
+                self._retry(call)
         if not self._closed:
             self._spawn(self._restart())
 
@@ -211,7 +211,7 @@ class ModelProcess:
             await self.start()
         except (LoadError, OSError, TimeoutError) as error:
             self.error = f"{type(error).__name__}: {error}"
-            LOG.error("model %s version %d cannot be started again: %s", self.name, self.version, self.error)
+            LOG.error("model %s version %d cannot be restarted: %s", self.name, self.version, self.error)
             while self._waiting:
                 self._finish(self._waiting.popleft(), _failed(Code.UNAVAILABLE, "The model has ended.", 503))
         else:
@@ -225,7 +225,7 @@ class ModelProcess:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> bool:
-        """Ends the process. Returns whether all requests were done: what it computes is given up."""
+        """Ends the process, and abandons running requests. Returns whether there were none."""
         done, self._closed = not self.busy, True
         writer, self._writer = self._writer, None
         if writer is not None:

@@ -1,6 +1,6 @@
 """The REST interface of TensorFlow Serving, its metrics path, and health for load balancers.
 
-Bodies go to the processes as they come, and answers back as those write them.
+Bodies are forwarded to the model processes and back unchanged.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Origin, Content-Type, Accept, Authorization",
 }
-_SMALL_BYTES, _PIECE = 2**16, 2**18  # of an answer: sent at once, and sent at a time of a larger one
+_SMALL_BYTES, _PIECE = 2**16, 2**18  # up to the first, a response is sent at once; larger ones in pieces of the second
 _MOST_DIGITS = 19  # of a version
-# (HTTP method, what is asked) -> the name of the method, as in gRPC.
+# (HTTP method, method in the path) -> gRPC's name of the method.
 _METHODS = {
     ("POST", "predict"): "Predict",
     ("POST", "classify"): "Classify",
@@ -48,7 +48,7 @@ class RestInterface:
     """The HTTP server on the running event loop."""
 
     def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
-        """`connections`: how many there may be at the same time; the one that idles longest gives way to one more."""
+        """`connections`: the limit of open connections; for further ones, the longest idle one is closed."""
         self._front, self._flights, self._options = front, flights, options
         self._connections = connections
         self._headers = _CORS if options.cors else {}
@@ -61,12 +61,12 @@ class RestInterface:
             app.router.add_route("OPTIONS", "/{rest:.*}", self._preflight)
         app.router.add_route("*", "/{rest:.*}", self._model)
         logger = logging.getLogger("keras_ddl.serving.http")
-        logger.setLevel(logging.CRITICAL)  # what clients break in HTTP itself is no news, and must not fill a log
+        logger.setLevel(logging.CRITICAL)  # clients' invalid HTTP must not fill the log
         self._runner = web.AppRunner(
             app,
             access_log=None,
             handle_signals=False,
-            handler_cancellation=True,  # what nobody waits for any more leaves the queue
+            handler_cancellation=True,  # a request whose client has left is removed from the queue
             keepalive_timeout=options.idle_seconds,
             shutdown_timeout=options.drain_seconds,
             logger=logger,
@@ -75,7 +75,7 @@ class RestInterface:
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
-        """Returns the port; 0 chooses one. Raises: OSError: it is taken."""
+        """Listens; returns the port (0 chooses one). Raises: OSError: the port is in use."""
         await self._runner.setup()
         assert self._runner.server is not None
         protocols = Connections(self._runner.server, self._connections)
@@ -90,12 +90,12 @@ class RestInterface:
         return self._listening.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Takes no new connections, and waits for the requests under way."""
+        """Accepts no new connections, and waits for running requests."""
         if self._listening is not None:
             self._listening.close()
         await self._runner.cleanup()
 
-    # ---- what is asked -------------------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------------------------
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._front.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
@@ -111,10 +111,10 @@ class RestInterface:
         return web.Response(status=200, headers=self._headers)
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
-        found = _MODEL.fullmatch(request.path)
+        match = _MODEL.fullmatch(request.path)
         method = None
-        if found is not None:
-            method = _METHODS.get((request.method, found["method"] or found["metadata"] or "status"))
+        if match is not None:
+            method = _METHODS.get((request.method, match["method"] or match["metadata"] or "status"))
         record, body, status, flight = Record("rest", method or ""), b"", 200, None
 
         def drop() -> None:
@@ -124,12 +124,12 @@ class RestInterface:
         try:
             with self._front.answering(record, request.remote or ""):
                 flight = self._flights.begin(drop)
-                if method is None or found is None:
+                if method is None or match is None:
                     code = Code.INVALID_ARGUMENT if request.path.startswith("/v1/") else Code.NOT_FOUND
                     raise RequestError(code, f"Malformed request: {request.method} {request.path[:200]}")
-                record.model = found["name"]
+                record.model = match["name"]
                 async with asyncio.timeout(self._options.timeout):
-                    body = await self._answer(request, _spec(found), record, flight)
+                    body = await self._answer(request, _spec(match), record, flight)
                 flight.hold(len(body))
             if record.error is not None:
                 text, status = record.error.message.encode(errors="replace").decode(), record.error.http_status
@@ -146,10 +146,10 @@ class RestInterface:
         self._front.check(spec, record)  # before its body is read
         body = await self._body(request, flight)
         encoding = request.headers.get("Content-Encoding", "identity").lower()[:50]
-        return await self._front.ask(spec, record, flight, body, encoding)
+        return await self._front.forward(spec, record, flight, body, encoding)
 
     async def _body(self, request: web.Request, flight: Flight) -> bytearray:
-        """Returns the body as it comes. Raises: RequestError: RESOURCE_EXHAUSTED: it is larger than the limit."""
+        """Returns the body, not decompressed. Raises: RequestError: RESOURCE_EXHAUSTED: it is larger than the limit."""
         if (request.content_length or 0) > self._options.message_bytes:
             raise too_large(self._options.message_bytes)
         body = bytearray()
@@ -164,7 +164,7 @@ class RestInterface:
         return body
 
     async def _send(self, request: web.Request, body: bytes, status: int, flight: Flight | None) -> web.StreamResponse:
-        """Sends an answer. A large one goes in pieces, each when the client has taken the one before."""
+        """Sends a response. A large one is sent in pieces, each when the client has read the previous one."""
         headers = {**self._headers, "Content-Type": "application/json"}
         if len(body) <= _SMALL_BYTES or flight is None:
             return web.Response(body=body, status=status, headers=headers)
@@ -177,19 +177,19 @@ class RestInterface:
                     await response.write(memoryview(body)[begin : begin + _PIECE])
                 flight.hold(len(body))
             await response.write_eof()
-        except TimeoutError:  # it does not read its answer
+        except TimeoutError:  # the client does not read
             flight.drop()
-        except ConnectionError:  # it has left
+        except ConnectionError:  # the client has left
             pass
         return response
 
 
-def _spec(found: Any) -> Any:
-    spec = model_pb2.ModelSpec(name=found["name"])
-    if found["version"] is not None:
-        if len(found["version"]) > _MOST_DIGITS or int(found["version"]) >= 2**63:
-            raise invalid(f"There is no version {found['version'][:30]}.")
-        spec.version.value = int(found["version"])
-    elif found["label"] is not None:
-        spec.version_label = found["label"]
+def _spec(match: re.Match[str]) -> Any:
+    spec = model_pb2.ModelSpec(name=match["name"])
+    if match["version"] is not None:
+        if len(match["version"]) > _MOST_DIGITS or int(match["version"]) >= 2**63:
+            raise invalid(f"There is no version {match['version'][:30]}.")
+        spec.version.value = int(match["version"])
+    elif match["label"] is not None:
+        spec.version_label = match["label"]
     return spec

@@ -1,7 +1,7 @@
-"""Which model a message of gRPC is for, and the few small messages that the server reads and writes itself.
+"""Finds which model a gRPC message is for, and encodes the few small messages that the server answers itself.
 
-Nothing here imports TensorFlow, and nothing grows with a message: its first fields are looked at, and the contents of
-what has a length are skipped. Source: https://protobuf.dev/programming-guides/encoding.
+Nothing here imports TensorFlow. The cost does not grow with the message: only its first fields are read, and contents
+are skipped by their length. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorflow_serving.apis import model_pb2
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_FIELDS = 200  # of a message that are looked at
+_MOST_FIELDS = 200  # that are read of a message
 _MOST_BYTES = 4096  # of a ModelSpec
 
 
@@ -24,17 +24,17 @@ def spec_of(data: bytes, *, in_task: bool = False) -> Any:
     """Returns the ModelSpec of a request, which is its field 1.
 
     Args:
-        in_task: of its first InferenceTask, whose field 1 it is.
-    Raises: RequestError: INVALID_ARGUMENT: there is none, or it is malformed.
+        in_task: return that of the request's first InferenceTask, in whose field 1 it is.
+    Raises: RequestError: INVALID_ARGUMENT: it is missing or malformed.
     """
     parts = field_1(data)
     if in_task:
         if not parts:
             raise invalid("Inference request must contain at least one task.")
         parts = field_1(parts[0])
-    found = b"".join(bytes(part[:_MOST_BYTES]) for part in parts[:4])
+    serialized = b"".join(bytes(part[:_MOST_BYTES]) for part in parts[:4])
     try:
-        spec = model_pb2.ModelSpec.FromString(found)
+        spec = model_pb2.ModelSpec.FromString(serialized)
     except DecodeError:
         raise invalid(
             f"The model_spec of a request must have at most {_MOST_BYTES} bytes, and be well-formed."
@@ -45,13 +45,13 @@ def spec_of(data: bytes, *, in_task: bool = False) -> Any:
 
 
 def field_1(message: bytes | memoryview) -> list[memoryview]:
-    """Returns the contents of field 1, where it has a length, as often as it stands among the first fields."""
+    """Returns the contents of each length-delimited field 1 among the first fields."""
     fields = itertools.islice(_fields(memoryview(message)), _MOST_FIELDS)
     return [value for number, value in fields if number == 1]
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields number and contents of the fields that have a length, up to where the message is malformed."""
+    """Yields (number, contents) of length-delimited fields, until the message ends or is malformed."""
     position, end = 0, len(message)
     while position < end:
         key, position = _varint(message, position)
@@ -67,7 +67,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Returns a varint and where it ends; one that does not end is 0 at the end of the message."""
+    """Returns a varint and the position after it; for an unterminated one, 0 and the end of the message."""
     value = 0
     for shift, byte in enumerate(message[position : position + 10]):
         value |= (byte & 0x7F) << 7 * shift
@@ -78,11 +78,11 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
 
 def status_response(versions: Sequence[Any]) -> bytes:
     """Returns a GetModelStatusResponse of the versions of a model (model_manager.Version)."""
-    found = b""
+    response = b""
     for each in versions:
         code = Code.UNKNOWN if each.error else Code.OK
-        found += _text(1, _number(1, each.number) + _number(2, each.state) + _text(3, status(code, each.error)))
-    return found
+        response += _text(1, _number(1, each.number) + _number(2, each.state) + _text(3, status(code, each.error)))
+    return response
 
 
 def reload_response(error: RequestError | None) -> bytes:
@@ -104,10 +104,10 @@ def _text(field: int, value: bytes) -> bytes:
 
 
 def encoded(value: int) -> bytes:
-    """Returns a number from 0 to 2^64 - 1 as a varint."""
-    found = bytearray()
+    """Encodes a number from 0 to 2^64 - 1 as a varint."""
+    varint = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        varint.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    varint.append(value)
+    return bytes(varint)

@@ -1,4 +1,4 @@
-"""One version of a model in memory: its signatures, and a session that answers them."""
+"""A loaded model version: its signatures, and a session that runs them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from keras_ddl.serving.status import Code, RequestError, invalid
 DEFAULT_SIGNATURE = "serving_default"
 CLASSIFY = "tensorflow/serving/classify"
 REGRESS = "tensorflow/serving/regress"
-_INIT = "__saved_model_init_op"  # which loaders run, and clients do not ask
+_INIT = "__saved_model_init_op"  # for loaders, not for clients
 _SERVE = "serve"  # the tag of the graph that is served
-_CALLABLES = 64  # each is a graph of its own for TensorFlow, and clients choose which outputs they want
+_CALLABLES = 64  # limit of cached ones: each is a pruned graph in TensorFlow, and clients choose the outputs
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Signature:
 
     Attributes:
         inputs, outputs: alias -> TensorInfo.
-        shapes: alias of an input -> extents that its arrays must have, -1 being any; None: of any rank.
+        shapes: alias of an input -> the shape that its arrays must have, with -1 for any size; None: any rank.
         defaults: values for inputs that a request may leave out.
     """
 
@@ -42,7 +42,7 @@ class Signature:
 
 
 class Servable:
-    """A loaded SavedModel, for as long as its process lives. Answers from any number of threads at once."""
+    """A loaded SavedModel, which stays loaded until its process ends. Thread-safe."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Servable:
         """Loads the graph that has these tags, with its weights.
 
         Args:
-            intra_op_threads, inter_op_threads: of TensorFlow, within and between operations; 0: one for each core.
+            intra_op_threads, inter_op_threads: TensorFlow's threads within and between operations; 0: one per core.
             gpu_memory_fraction: of each GPU; 0: TensorFlow decides.
         Raises: tf.errors.OpError, OSError, ValueError: it cannot be loaded.
         """
@@ -67,14 +67,14 @@ class Servable:
         options = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=intra_op_threads,
             inter_op_parallelism_threads=inter_op_threads,
-            use_per_session_threads=True,  # so that no model waits for another one's operations
+            use_per_session_threads=True,  # so that models do not wait for each other's operations
             allow_soft_placement=True,
         )
         options.gpu_options.per_process_gpu_memory_fraction = gpu_memory_fraction
         self._session = tf.compat.v1.Session(graph=graph, config=options)
         with graph.as_default():
             meta_graph = tf.compat.v1.saved_model.load(self._session, list(tags), str(path))
-        # As they are in the file: what a client asks for as metadata.
+        # Unchanged, for clients' metadata requests.
         self.signature_defs = dict(meta_graph.signature_def)
         self.signatures = {
             name: _signature(name, each, graph) for name, each in self.signature_defs.items() if name != _INIT
@@ -83,51 +83,51 @@ class Servable:
         self._lock = threading.Lock()
 
     def signature(self, name: str) -> Signature:
-        """Returns the signature of that name, "" being the default one.
+        """Returns the signature of that name; "": the default one.
 
-        Raises: RequestError: FAILED_PRECONDITION: there is none.
+        Raises: RequestError: FAILED_PRECONDITION: it does not exist.
         """
         name = name or DEFAULT_SIGNATURE
-        found = self.signatures.get(name)
-        if found is None:
+        signature = self.signatures.get(name)
+        if signature is None:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 f'Serving signature key "{name}" not found. The model has {sorted(self.signatures)}.',
             )
-        return found
+        return signature
 
     def run(self, signature: Signature, feeds: Mapping[str, np.ndarray], fetches: Sequence[str]) -> list[np.ndarray]:
         """Returns the outputs `fetches` for the inputs `feeds`, by alias.
 
         Args:
-            feeds: one array for each input of the signature, of its dtype.
-        Raises: RequestError: what TensorFlow raised, with its code.
+            feeds: an array for each input of the signature, of its dtype.
+        Raises: RequestError: TensorFlow's error, with its code.
         """
         call = self._callable(signature, tuple(fetches))
         try:
             return [_as_array(each) for each in call(*(feeds[alias] for alias in signature.inputs))]
         except tf.errors.OpError as error:
             raise RequestError(Code(error.error_code), error.message) from None
-        except (TypeError, ValueError) as error:  # of a feed's shape, before anything runs
+        except (TypeError, ValueError) as error:  # about a feed's shape, before anything runs
             raise invalid(str(error)) from None
 
     def _callable(self, signature: Signature, fetches: tuple[str, ...]) -> Any:
         key = (signature.name, fetches)
-        found = self._callables.get(key)
-        if found is None:
+        function = self._callables.get(key)
+        if function is None:
             options = config_pb2.CallableOptions(
                 feed=[_tensor_name(signature, "input", alias) for alias in signature.inputs],
                 fetch=[_tensor_name(signature, "output", alias) for alias in fetches],
             )
             with self._lock:
-                found = self._callables[key] = tf_compat.session_callable(self._session, options)
+                function = self._callables[key] = tf_compat.session_callable(self._session, options)
                 if len(self._callables) > _CALLABLES:
                     del self._callables[next(iter(self._callables))]
-        return found
+        return function
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """Returns what TensorFlow gives for a scalar, bytes among them, as an array like any other."""
+    """Returns TensorFlow's results as arrays, also scalars and bytes."""
     return np.array(value, dtype=object) if isinstance(value, (bytes, str)) else np.asarray(value)
 
 
@@ -138,10 +138,10 @@ def _signature(name: str, definition: Any, graph: tf.Graph) -> Signature:
 
 
 def _shape(info: Any, graph: tf.Graph) -> list[int] | None:
-    """Returns what is known of an input's shape.
+    """Returns the shape that an input must have; None: any.
 
-    A placeholder says what it takes. Any other tensor, as signatures of TensorFlow 1 name them, has the shape that the
-    graph would give it, and TensorFlow Serving's clients feed others.
+    Only placeholders require their shape. Signatures of TensorFlow 1 may name other tensors as inputs; these have the
+    shape that the graph computes, but clients may feed others.
     """
     if info.WhichOneof("encoding") != "name" or info.tensor_shape.unknown_rank:
         return None

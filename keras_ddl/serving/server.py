@@ -1,7 +1,7 @@
-"""The server: both interfaces over the models, from start to the last response.
+"""The server: runs both interfaces over the models, from start to the last response.
 
-This process parses and computes nothing for strangers: it reads bytes, asks the process of a model version, and writes
-bytes. It imports no TensorFlow.
+This process does not parse or compute requests: it reads bytes, forwards them to the process of a model version, and
+writes its bytes back. It imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Server:
         """Serves until SIGTERM or SIGINT, then finishes the running requests.
 
         Args:
-            started: called with the ports of gRPC, REST and health (None: it has none), before any model is loaded.
-        Returns: whether all ended in time; what did not is given up.
-        Raises: OSError: a port is taken.
+            started: called with the ports of gRPC, REST and health (None: no health port), before models are loaded.
+        Returns: whether all requests ended in time; others are abandoned.
+        Raises: OSError: a port is in use.
         """
         return asyncio.run(self._run(started))
 
@@ -73,7 +73,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         most = connections()
-        gc.freeze()  # what is imported stays: to look through it again and again would hold up requests
+        gc.freeze()  # imported modules stay: the collector need not traverse them again
         flights, front = Flights(options.memory_bytes), Front(self._models, Metrics(options.access_log), options)
         grpc_interface = GrpcInterface(front, flights, options, most)
         rest = RestInterface(front, flights, options, most)
@@ -85,7 +85,7 @@ class Server:
             context = options.tls.context() if options.tls is not None else None
             rest_port = await rest.start(options.host, options.rest_port, context)
             started(grpc_port, rest_port, health.port if health is not None else None)
-            tasks = [asyncio.create_task(each) for each in (flights.look(), self._models.follow())]
+            tasks = [asyncio.create_task(each) for each in (flights.watch(), self._models.follow())]
             if options.config_file is not None and options.config_poll_seconds > 0:
                 tasks.append(asyncio.create_task(self._follow_config(options.config_file)))
             await stop.wait()
@@ -103,7 +103,7 @@ class Server:
         return all_done
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Logs what asyncio says. A lack of files is nobody's defect, and said once: asyncio repeats it without end."""
+        """Logs errors of asyncio. An OSError (no free descriptors) is logged once, because asyncio repeats it."""
         error = context.get("exception")
         if not isinstance(error, OSError):
             loop.default_exception_handler(context)
@@ -120,26 +120,28 @@ class Server:
         return (await grpc_interface.start(addresses, credentials))[0]
 
     async def _follow_config(self, path: str) -> None:
-        """Serves what the model config file says, also when it changes; one that is wrong changes nothing."""
-        known = said = None
+        """Reloads the model config file when it changes. An invalid file changes nothing."""
+        known: bytes | None = None
+        logged: str | None = None
         while True:
+            error: Exception | None
             await asyncio.sleep(self._options.config_poll_seconds)
             try:
                 text = Path(path).read_bytes()
                 if text == known:
                     continue
-                known = text  # for the first time, too: it may have changed since the server began
+                known = text  # read it the first time, too: it may have changed since the server began
                 configs = model_config.read_file(path)
                 if not configs:  # perhaps it is being written
-                    raise ConfigError("It names no model. Those that are served stay.")
+                    raise ConfigError("It names no model. The served models stay.")
                 error = await self._models.reload(configs, _RELOAD_SECONDS)
-            except RequestError as later:  # such as a label of a version that is yet to come: the next poll tries again
-                error, known = later, None
-            except (OSError, ConfigError) as wrong:
-                error = wrong
-            if error is not None and str(error) != said:
+            except RequestError as temporary:  # a label of a version that is not loaded yet, say: the next poll retries
+                error, known = temporary, None
+            except (OSError, ConfigError) as invalid:
+                error = invalid
+            if error is not None and str(error) != logged:
                 LOG.error("model config file %s: %s", path, error)
-            said = None if error is None else str(error)
+            logged = None if error is None else str(error)
 
 
 async def _show_health(front: Front, health: HealthPort) -> None:

@@ -1,4 +1,4 @@
-"""The options of a server from those of its command line."""
+"""The options of a server, from its command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METRICS_PATH = "/monitoring/prometheus/metrics"
 
 @dataclass(frozen=True)
 class Options:
-    """How a server serves; docs/serving.md says what each means to a user. Times are in seconds, sizes in bytes."""
+    """The options of a server, described for users in docs/serving.md. Times are in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
     grpc_port: int = 8500
@@ -54,35 +54,35 @@ class Options:
 
     @property
     def computing(self) -> int:
-        """How many requests of a model are computed at the same time."""
+        """How many requests a model computes at the same time."""
         return self.threads or os.cpu_count() or 1
 
 
-def server_options(given: Mapping[str, Any], access_log: TextIO | None) -> Options:
-    """Returns the options that a command line gives; `tfs_...` are flags of TensorFlow Serving that are not ours.
+def server_options(arguments: Mapping[str, Any], access_log: TextIO | None) -> Options:
+    """Returns the options for a command line's arguments; `tfs_...` are TensorFlow Serving's flags.
 
-    Raises: ConfigError: a file that one names is not what it should be.
+    Raises: ConfigError: a file that an option names is invalid.
     """
     same = {field.name for field in fields(Options)} - {"tags", "modules"}
-    found: dict[str, Any] = {name: given[name] for name in same if given.get(name) is not None}
-    found["access_log"] = access_log
-    parallelism = given.get("tfs_tensorflow_session_parallelism")
+    options: dict[str, Any] = {name: arguments[name] for name in same if arguments.get(name) is not None}
+    options["access_log"] = access_log
+    parallelism = arguments.get("tfs_tensorflow_session_parallelism")
     if parallelism is not None:
-        found = {"intra_op_threads": parallelism, "inter_op_threads": parallelism, **found}
-    if given.get("ssl_config_file") is not None:
-        found["tls"] = tls.read_file(given["ssl_config_file"])
-    if given.get("tags") is not None:
-        found["tags"] = tuple(given["tags"].split(","))
+        options = {"intra_op_threads": parallelism, "inter_op_threads": parallelism, **options}
+    if arguments.get("ssl_config_file") is not None:
+        options["tls"] = tls.read_file(arguments["ssl_config_file"])
+    if arguments.get("tags") is not None:
+        options["tags"] = tuple(arguments["tags"].split(","))
     return Options(
-        **found,
-        modules=tuple(given["modules"]),
-        message_bytes=int(given["max_message_mb"] * MEGABYTE),
-        memory_bytes=int(given["max_memory_mb"] * MEGABYTE),
-        config_file=given.get("model_config_file"),
-        metrics_path=_metrics_path(given.get("tfs_monitoring_config_file")),
-        grpc_options=_channel_arguments(given.get("grpc_arguments") or ""),
-        allow_reload=given["allow_reload_config"],
-        allow_any_labels=bool(given.get("tfs_allow_version_labels_for_unavailable_models")),
+        **options,
+        modules=tuple(arguments["modules"]),
+        message_bytes=int(arguments["max_message_mb"] * MEGABYTE),
+        memory_bytes=int(arguments["max_memory_mb"] * MEGABYTE),
+        config_file=arguments.get("model_config_file"),
+        metrics_path=_metrics_path(arguments.get("tfs_monitoring_config_file")),
+        grpc_options=_channel_arguments(arguments.get("grpc_arguments") or ""),
+        allow_reload=arguments["allow_reload_config"],
+        allow_any_labels=bool(arguments.get("tfs_allow_version_labels_for_unavailable_models")),
     )
 
 
@@ -92,19 +92,19 @@ def _metrics_path(path: str | None) -> str | None:
     config = config_messages.read_file(path, "MonitoringConfig").prometheus_config
     if not config.enable:
         return None
-    found = config.path or METRICS_PATH
-    if not found.startswith("/"):
-        raise ConfigError(f"The path of metrics must begin with '/'. Received: {found!r} in {path!r}.")
-    return found
+    url = config.path or METRICS_PATH
+    if not url.startswith("/"):
+        raise ConfigError(f"The path of metrics must begin with '/'. Received: {url!r} in {path!r}.")
+    return url
 
 
 def _channel_arguments(text: str) -> tuple[tuple[str, Any], ...]:
-    """Returns "grpc.a=1,grpc.b=text" as pairs."""
-    found: list[tuple[str, Any]] = []
+    """Parses "grpc.a=1,grpc.b=text" to pairs."""
+    pairs: list[tuple[str, Any]] = []
     for part in filter(None, text.split(",")):
         name, separator, value = part.partition("=")
         if not separator:
-            raise ConfigError(f"--grpc_channel_arguments takes NAME=VALUE,NAME=VALUE. Received: {text!r}.")
+            raise ConfigError(f"--grpc_channel_arguments must be NAME=VALUE,NAME=VALUE. Received: {text!r}.")
         is_number = value.removeprefix("-").isdecimal()
-        found.append((name, int(value) if is_number else value))
-    return tuple(found)
+        pairs.append((name, int(value) if is_number else value))
+    return tuple(pairs)

@@ -1,4 +1,4 @@
-"""Errors of requests: gRPC's canonical codes, and the HTTP statuses that TensorFlow Serving gives them."""
+"""Errors of requests: gRPC's canonical codes, and TensorFlow Serving's HTTP statuses for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-# Those not listed are the server's fault: 500.
+# Other codes are the server's fault: 500.
 _HTTP = {
     Code.OK: 200,
     Code.CANCELLED: 499,
@@ -47,25 +47,25 @@ _HTTP = {
 
 
 class RequestError(Exception):
-    """A request that cannot be answered; `code` says whose fault it is."""
+    """A request that cannot be answered."""
 
     def __init__(self, code: Code, message: str, *, http_status: int | None = None) -> None:
-        """`http_status`: default: the one of the code."""
+        """`http_status`: default: that of the code."""
         super().__init__(message)
         self.code, self.message = code, message
         self.http_status = http_status or _HTTP.get(code, 500)
 
 
 def invalid(message: str) -> RequestError:
-    """Returns the error of a request that no version of the model could answer."""
+    """Returns the error for an invalid request."""
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 
 def too_large(limit: int) -> RequestError:
-    """Returns the error of a body that is larger than the limit."""
+    """Returns the error for a body that is larger than the limit."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
-        f"The body of a request may have {limit} bytes, also after it is unpacked. Received: more. Send fewer rows, or "
+        f"The body of a request may have {limit} bytes, also when decompressed. Received: more. Send fewer rows, or "
         "start the server with a larger --max-message-mb.",
         http_status=413,
     )

@@ -1,4 +1,4 @@
-"""Tensors of messages, to and from arrays, and what a signature takes and gives."""
+"""Converts TensorProtos to and from arrays, and checks them against a signature."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from keras_ddl.serving.routing import encoded
 from keras_ddl.serving.servable import Signature
 from keras_ddl.serving.status import invalid
 
-MAX_RANK, MAX_ELEMENTS = 64, 2**59  # of NumPy's arrays, which count their bytes in 63 bits
+MAX_RANK, MAX_ELEMENTS = 64, 2**59  # limits of NumPy's arrays, whose sizes in bytes have 63 bits
 _BOOL = int(tf.bool.as_datatype_enum)
-# dtype -> the field of a TensorProto that holds its values, where it is not `tensor_content`.
+# dtype -> the field of a TensorProto for its values, unless they are in `tensor_content`.
 _FIELDS = {
     tf.float32: "float_val",
     tf.float64: "double_val",
@@ -42,9 +42,9 @@ def dtype_name(number: int) -> str:
 
 
 def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto]) -> dict[str, np.ndarray]:
-    """Returns an array for each input that a request holds, by alias.
+    """Returns alias -> array for the inputs of a request.
 
-    Raises: RequestError: INVALID_ARGUMENT: they are not those of the signature.
+    Raises: RequestError: INVALID_ARGUMENT: they do not fit the signature.
     """
     check_names(signature, inputs)
     for alias, tensor in inputs.items():
@@ -60,10 +60,10 @@ def feeds_of(signature: Signature, inputs: Mapping[str, tensor_pb2.TensorProto])
     return {alias: _array_of(alias, tensor) for alias, tensor in inputs.items()}
 
 
-def check_names(signature: Signature, given: Mapping[str, Any]) -> None:
-    """Raises: RequestError: INVALID_ARGUMENT: there are more or fewer inputs than the signature takes."""
-    missing = set(signature.inputs) - set(given) - set(signature.defaults)
-    extra = set(given) - set(signature.inputs)
+def check_names(signature: Signature, inputs: Mapping[str, Any]) -> None:
+    """Raises: RequestError: INVALID_ARGUMENT: inputs are missing, or unknown."""
+    missing = set(signature.inputs) - set(inputs) - set(signature.defaults)
+    extra = set(inputs) - set(signature.inputs)
     if missing or extra:
         raise invalid(
             f"Inputs do not match those of signature {signature.name!r}. Sent extra: {sorted(extra)[:10]}. "
@@ -72,11 +72,11 @@ def check_names(signature: Signature, given: Mapping[str, Any]) -> None:
 
 
 def check_shape(signature: Signature, alias: str, shape: Sequence[int]) -> None:
-    """Compares a shape with the rank and the extents that a signature knows of an input.
+    """Checks a shape against the signature's shape of an input.
 
-    Operations of TensorFlow check a rank by ending the process.
+    Needed because TensorFlow's operations abort the process if the rank is wrong.
 
-    Raises: RequestError: INVALID_ARGUMENT: it does not fit, or no array can have it.
+    Raises: RequestError: INVALID_ARGUMENT: the shape does not fit, or is too large for an array.
     """
     if len(shape) > MAX_RANK or math.prod(filter(None, shape)) > MAX_ELEMENTS:
         shown = f"{len(shape)} dimensions" if len(shape) > MAX_RANK else list(shape)
@@ -95,9 +95,9 @@ def check_shape(signature: Signature, alias: str, shape: Sequence[int]) -> None:
 
 
 def _array_of(alias: str, tensor: tensor_pb2.TensorProto) -> np.ndarray:
-    """Returns a tensor as an array; as TensorFlow does, what is missing at the end repeats the last value."""
+    """Returns a tensor as an array. As in TensorFlow, missing values at the end repeat the last one."""
     try:
-        if tensor.tensor_content and tensor.dtype == _BOOL:  # any other byte than 0 is true
+        if tensor.tensor_content and tensor.dtype == _BOOL:  # any nonzero byte is true
             shape = [dimension.size for dimension in tensor.tensor_shape.dim]
             return (np.frombuffer(tensor.tensor_content, np.uint8) != 0).reshape(shape)
         return tf.make_ndarray(tensor)
@@ -109,8 +109,8 @@ def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
     """Returns an array as a TensorProto.
 
     Args:
-        as_content: numbers stand in `tensor_content` (--enable_serialization_as_tensor_content), else in `float_val`
-            and its like, as TensorFlow Serving has it.
+        as_content: write numbers to `tensor_content` (--enable_serialization_as_tensor_content) instead of `float_val`
+            and the like, TensorFlow Serving's default.
     """
     dtype = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
     tensor = tensor_pb2.TensorProto(dtype=dtype.as_datatype_enum)
@@ -137,7 +137,7 @@ def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
 def outputs_of(signature: Signature, wanted: Sequence[str]) -> list[str]:
     """Returns the requested outputs, by default all, in the signature's order.
 
-    Raises: RequestError: INVALID_ARGUMENT: one that there is not, or the same twice.
+    Raises: RequestError: INVALID_ARGUMENT: an unknown or repeated output.
     """
     wanted = list(wanted)
     unknown = [alias for alias in wanted if alias not in signature.outputs]

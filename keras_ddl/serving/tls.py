@@ -17,7 +17,7 @@ class Tls:
     """Keys and certificates as PEM text.
 
     Attributes:
-        authority: of the certificates that clients must show; "": what they show is not looked at.
+        authority: the CA for clients' certificates; "": they are not checked.
     """
 
     key: str
@@ -25,7 +25,7 @@ class Tls:
     authority: str = ""
 
     def credentials(self) -> Any:
-        """Returns gRPC's form."""
+        """Returns the server credentials for gRPC."""
         import grpc
 
         return grpc.ssl_server_credentials(
@@ -35,11 +35,11 @@ class Tls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Returns the form of Python's ssl."""
+        """Returns the server context for Python's ssl."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=self.authority or None)
         if self.authority:
             context.verify_mode = ssl.CERT_REQUIRED
-        with tempfile.TemporaryDirectory() as folder:  # Python loads a server's chain from files alone
+        with tempfile.TemporaryDirectory() as folder:  # Python loads a server's chain only from files
             key, chain = Path(folder, "key.pem"), Path(folder, "chain.pem")
             key.touch(mode=0o600)
             key.write_text(self.key)
@@ -49,16 +49,16 @@ class Tls:
 
 
 def read_file(path: str) -> Tls:
-    """Reads an SSLConfig as protocol buffer text: server_key, server_cert, custom_ca, client_verify.
+    """Reads an SSLConfig in protocol buffer text format: server_key, server_cert, custom_ca, client_verify.
 
-    Raises: ConfigError: it is not one, or what it holds is no key or no certificate.
+    Raises: ConfigError: the file, or a key or certificate in it, is invalid.
     """
     config = config_messages.read_file(path, "SSLConfig")
     if config.client_verify and not config.custom_ca:
-        raise ConfigError(f"client_verify needs custom_ca, whose certificates clients show. Received: {path!r}.")
-    found = Tls(config.server_key, config.server_cert, config.custom_ca if config.client_verify else "")
+        raise ConfigError(f"client_verify needs custom_ca, the CA of clients' certificates. Received: {path!r}.")
+    tls = Tls(config.server_key, config.server_cert, config.custom_ca if config.client_verify else "")
     try:
-        found.context()
+        tls.context()
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"server_key and server_cert must be PEM. Received: {path!r}: {error}.") from None
-    return found
+    return tls

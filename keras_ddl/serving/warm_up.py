@@ -1,7 +1,7 @@
 """Replays warm-up requests when a version is loaded, so that its first real request is as fast as the others.
 
-They lie in assets.extra/tf_serving_warmup_requests, a TFRecord of PredictionLog, at most 1,000 (TensorFlow Serving's
-format). An error in one is an error of the version, which is then not served.
+They are in assets.extra/tf_serving_warmup_requests, a TFRecord of PredictionLog with at most 1,000 (TensorFlow
+Serving's format). If one fails, the version is not served.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _METHODS = {
 
 
 def warm_up(handlers: Handlers, path: Path) -> int:
-    """Replays the requests that lie beside the model in `path`. Returns how many there were.
+    """Replays the warm-up requests of the model in `path`. Returns their number.
 
-    Raises: RequestError, ValueError: one of them fails.
+    Raises: RequestError, ValueError: a request fails.
     """
     if not (path / FILE).exists():
         return 0

@@ -1,7 +1,7 @@
-"""Where the ranks are: which share a host, which share memory, and the box of dimensions they form.
+"""The layout of ranks: which share a host, which share memory, and the box of dimensions that they form.
 
-Pure Python over the list of hosts; knows neither MPI nor TensorFlow. What an all-reduce costs on such a box is in
-keras_ddl.cost_model.
+Pure Python over the list of hosts, without MPI and TensorFlow. keras_ddl.cost_model predicts the cost of an all-reduce
+on such a box.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Topology:
         rank: this process, 0 <= rank < size.
         size: number of ranks.
         hosts: index of the host of each rank; hosts are numbered in the order of their lowest rank.
-        group: per rank, the lowest of the ranks it exchanges data with through shared memory.
-        mode: the mode this was made from, in its `plain_mode`.
-        dims: the box of ranks, fastest dimension first, () when the hosts hold different numbers of ranks.
+        group: per rank, the lowest rank with which it shares memory.
+        mode: the mode of this topology, as `plain_mode` writes it.
+        dims: the box of ranks, fastest dimension first; () if hosts have different numbers of ranks.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Topology:
 
     @property
     def local_rank(self) -> int:
-        """Position of this rank among the ranks of its host: what to choose a device by, whatever the mode."""
+        """Position of this rank among the ranks of its host, for choosing a device; independent of the mode."""
         return sum(host == self.hosts[self.rank] for host in self.hosts[: self.rank])
 
     @property
@@ -66,13 +66,13 @@ def make_topology(
     """Returns the topology of `rank` among `len(host_names)` ranks.
 
     Args:
-        host_names: per rank, any text that is equal exactly for ranks of one host.
+        host_names: per rank, any string that is equal exactly for ranks of one host.
         mode: see `parse_mode`.
-        rack_names: per rank, what its host calls its rack (KERAS_DDL_RACK); None where it says nothing. In mode 'p'
-            racks of equally many hosts, of equally many ranks, numbered rack by rack, become a third dimension.
+        rack_names: per rank, the rack of its host (KERAS_DDL_RACK), or None. In mode 'p', racks with equal numbers of
+            hosts and ranks, numbered rack by rack, become a third dimension.
 
     Raises:
-        ConfigError: as `parse_mode`; some ranks name a rack and others do not, or two ranks of a host name two.
+        ConfigError: as `parse_mode`; only some ranks have a rack, or two ranks of a host have different ones.
     """
     numbers: dict[str, int] = {}
     hosts = tuple(numbers.setdefault(name, len(numbers)) for name in host_names)
@@ -100,31 +100,31 @@ def _rack_of_each_host(hosts: Sequence[int], rack_names: Sequence[str | None]) -
     return list(racks.values())
 
 
-def part_of(whole: Topology, ranks: Sequence[int]) -> Topology:
-    """Returns the topology of some ranks of `whole`, with its rank among them, which share memory as they do there.
+def part_of(parent: Topology, ranks: Sequence[int]) -> Topology:
+    """Returns the topology of a subset of ranks, which share memory as in `parent`.
 
-    Its box has the dimensions of `whole` in which these ranks still form one: racks of equally many hosts, numbered
-    rack by rack, remain a dimension.
+    Its box has those dimensions of `parent` in which these ranks still form a box: racks with equal numbers of hosts,
+    numbered rack by rack, remain a dimension.
 
     Args:
-        ranks: numbers in `whole`, in the order of the new ranks; `whole.rank` is among them.
+        ranks: ranks of `parent`, in the order of the new ranks; `parent.rank` is among them.
     """
     numbers: dict[int, int] = {}
-    hosts = tuple(numbers.setdefault(whole.hosts[rank], len(numbers)) for rank in ranks)
-    leaders = [whole.group[rank] for rank in ranks]
+    hosts = tuple(numbers.setdefault(parent.hosts[rank], len(numbers)) for rank in ranks)
+    leaders = [parent.group[rank] for rank in ranks]
     group = tuple(leaders.index(leader) for leader in leaders)
     lengths = {group.count(leader) for leader in group}
-    dims = (lengths.pop(), *_outer_dims(whole, list(dict.fromkeys(leaders)))) if len(lengths) == 1 else ()
-    return Topology(ranks.index(whole.rank), len(ranks), hosts, group, whole.mode, dims)
+    dims = (lengths.pop(), *_outer_dims(parent, list(dict.fromkeys(leaders)))) if len(lengths) == 1 else ()
+    return Topology(ranks.index(parent.rank), len(ranks), hosts, group, parent.mode, dims)
 
 
-def _outer_dims(whole: Topology, leaders: Sequence[int]) -> tuple[int, ...]:
-    """Returns the box that some groups of `whole` form, given by their leaders there; a row at worst."""
-    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(whole.group))}
+def _outer_dims(parent: Topology, leaders: Sequence[int]) -> tuple[int, ...]:
+    """Returns the box that some groups of `parent` form, identified by their leaders; at worst one dimension."""
+    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(parent.group))}
     places = [numbers[leader] for leader in leaders]
     strides, block = [1], 1
-    for size in whole.dims[1:-1]:
-        block *= size  # groups of a rack of `whole`
+    for size in parent.dims[1:-1]:
+        block *= size  # groups of a rack of `parent`
         runs = [(rack, len(list(run))) for rack, run in itertools.groupby(place // block for place in places)]
         lengths = {length for _, length in runs}
         if len(lengths) == 1 and len({rack for rack, _ in runs}) == len(runs):
@@ -134,7 +134,7 @@ def _outer_dims(whole: Topology, leaders: Sequence[int]) -> tuple[int, ...]:
 
 
 def plain_mode(mode: str) -> str:
-    """Returns the one spelling of a mode: 'x:4x2' for '4x2' and IBM's 'b:4x2'; others as they are."""
+    """Normalizes a mode: '4x2' and IBM's 'b:4x2' become 'x:4x2'; others are unchanged."""
     match = _FORCED.fullmatch(mode)
     return f"x:{match[1]}" if match else mode
 
@@ -143,11 +143,11 @@ def parse_mode(mode: str, hosts: Sequence[int]) -> tuple[tuple[int, ...], tuple[
     """Returns (dims, group) of `mode` for ranks on `hosts` (the host index of each rank).
 
     'p' follows the hosts: ranks of one host share memory. 'x:LxH' or 'x:LxHxR' forces a box, fastest dimension first:
-    every L consecutive ranks share memory, and the other dimensions go over MPI even inside a host. The prefix may be
-    left out, and IBM's letters (p, r, b, n, m and c) are read as x.
+    each L consecutive ranks share memory, and the other dimensions use MPI even inside a host. The prefix may be left
+    out, and IBM's letters (p, r, b, n, m and c) mean x.
 
     Raises:
-        ConfigError: not such a mode, the product of the dimensions is not the number of ranks, or ranks that would
+        ConfigError: an invalid mode, the product of the dimensions is not the number of ranks, or ranks that would
             share memory are on different hosts.
     """
     size = len(hosts)

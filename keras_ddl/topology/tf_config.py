@@ -1,7 +1,7 @@
-"""TF_CONFIG, which names the tasks of a TensorFlow cluster, and the `keras-ddl run` that starts the same ranks.
+"""Parses TF_CONFIG, which lists the tasks of a TensorFlow cluster, and derives the `keras-ddl run` for the same ranks.
 
-Facts as TensorFlow documents them: the chief and the workers train (without a chief, worker 0 is it); an evaluator
-stands beside the cluster and looks at its checkpoints; parameter servers belong to another way of training.
+By TensorFlow's documentation, the chief and the workers train (without a chief, worker 0 is the chief). An evaluator is
+not in the cluster and evaluates its checkpoints. Parameter servers belong to another way of training.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from keras_ddl.errors import ConfigError
 
 NAME = "TF_CONFIG"
 _TRAINING = ("chief", "worker")
-# Programs that run what they are sent: a notebook's kernel, Ray's workers.
+# Programs that run functions sent to them: a notebook's kernel, Ray's workers.
 _HOSTS_OF_FUNCTIONS = ("ipykernel", "default_worker.py")
 _EXAMPLE = '{"cluster": {"worker": ["h0:2222", "h1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process of the cluster; `host` is None where the cluster does not list it."""
+    """One process of the cluster; `host` is None if the cluster does not list it."""
 
     type: str
     index: int
@@ -39,13 +39,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a TF_CONFIG says.
+    """The cluster of a TF_CONFIG.
 
     Attributes:
-        tasks: those that train, in the order of the ranks that stand for them: the chief first, host by host.
+        tasks: those that train, in the order of their ranks: the chief first, host by host.
         left_out: the others (evaluator, ps).
-        own: the task of this process; None where TF_CONFIG does not say.
-        addresses: per type of the tasks that train, the addresses, by index.
+        own: the task of this process; None if TF_CONFIG has none.
+        addresses: type of task -> addresses by index, for tasks that train.
     """
 
     tasks: tuple[Task, ...] = ()
@@ -68,7 +68,7 @@ class Cluster:
         return set(self.hosts) <= {"localhost"} or set(self.hosts) == {socket.gethostname()}
 
     def hosts_option(self) -> str | None:
-        """Returns the value of --hosts, as in "h0:2,h1:2"; None where this host is all there is."""
+        """Returns the value of --hosts, as in "h0:2,h1:2"; None if all tasks are on this host."""
         return None if self.on_this_host_only else ",".join(f"{host}:{n}" for host, n in self.hosts.items())
 
     def command(self, program: Sequence[str]) -> str:
@@ -78,7 +78,7 @@ class Cluster:
         return shlex.join(["keras-ddl", "run", *where, *program])
 
     def left_out_text(self) -> str:
-        """Returns a sentence about the tasks that no rank stands for; "" when there are none."""
+        """Returns a sentence about the tasks without a rank; "" if there are none."""
         parts = []
         if evaluators := [str(task) for task in self.left_out if task.type == "evaluator"]:
             parts.append(f"{', '.join(evaluators)} (start its own script alone, or pass validation_data to fit)")
@@ -88,16 +88,16 @@ class Cluster:
 
 
 def read(environ: Mapping[str, str] | None = None) -> Cluster:
-    """Returns what TF_CONFIG in the environment says; a Cluster without tasks where it is not set or empty.
+    """Parses TF_CONFIG of the environment; returns a Cluster without tasks if it is unset or empty.
 
-    Raises: ConfigError: it is not of the form that TensorFlow documents.
+    Raises: ConfigError: it is invalid.
     """
     text = (os.environ if environ is None else environ).get(NAME, "")
     return parse(text) if text.strip() else Cluster()
 
 
 def parse(text: str, origin: str = NAME) -> Cluster:
-    """Returns what the text of a TF_CONFIG says. Raises: ConfigError: it is not of the form TensorFlow documents."""
+    """Parses a TF_CONFIG. Raises: ConfigError: it is invalid."""
     try:
         return _cluster(json.loads(text))
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -109,10 +109,9 @@ def parse(text: str, origin: str = NAME) -> Cluster:
 
 
 def of_rank(text: str, rank: int, size: int) -> str | None:
-    """Returns the TF_CONFIG of one rank of a job that was given `text`: the same cluster, and the rank's own task.
+    """Returns the TF_CONFIG for one rank of a job with the TF_CONFIG `text`: the same cluster with the rank's task.
 
-    Returns: `text` where it names no cluster, or is none; None where it names another number of tasks than ranks, so
-        that no rank could be told which it is.
+    Returns: `text` if it has no cluster or is invalid; None if the number of tasks differs from `size`.
     """
     try:
         cluster = parse(text)
@@ -127,13 +126,13 @@ def of_rank(text: str, rank: int, size: int) -> str | None:
 
 
 def check_not_one_of_a_cluster() -> None:
-    """Raises ConfigError, with the command that starts all ranks, in a process that TF_CONFIG makes one of several.
+    """Raises ConfigError if TF_CONFIG makes this process one of several; the message has the command for all ranks.
 
-    For a process without a launcher, which would train alone, silently, as would all others of the cluster.
+    For a process without a launcher: it would silently train alone, and so would the others of the cluster.
     """
     cluster = read()
     if len(cluster.tasks) < 2 or (cluster.own is not None and cluster.own.type == "evaluator"):
-        return  # an evaluator is meant to be alone
+        return  # an evaluator runs alone
     program = own_program()
     words = [
         f"TF_CONFIG names {len(cluster.tasks)} tasks that train together, and only a launcher brings ranks together. "
@@ -148,7 +147,7 @@ def check_not_one_of_a_cluster() -> None:
 
 
 def own_program() -> list[str]:
-    """Returns the command line of this process with `python` for the interpreter; a stand-in where it has no script."""
+    """Returns the command line of this process with `python` as interpreter; `python train.py` if it has no script."""
     words = getattr(sys, "orig_argv", [])[1:]
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     runs_a_script = main and words and not any(host in word for host in _HOSTS_OF_FUNCTIONS for word in words)
@@ -181,7 +180,7 @@ def _cluster(content: Any) -> Cluster:
 
 
 def _by_index(listed: Any) -> dict[int, str]:
-    """The addresses of one type of task: a list, or a dict by index where some are missing."""
+    """Returns index -> address for one type of task. `listed`: a list, or a dict by index if some are missing."""
     if isinstance(listed, str):
         raise TypeError("a list of addresses is expected")
     pairs = listed.items() if isinstance(listed, dict) else enumerate(listed)

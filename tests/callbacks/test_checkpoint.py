@@ -113,7 +113,7 @@ def test_checkpoint_asks_for_the_mode_of_a_metric_that_does_not_say(tmp_path):
 
 
 def test_checkpoint_says_when_the_monitored_metric_is_missing(tmp_path):
-    with pytest.warns(UserWarning, match="monitor='val_loss' is not in the epoch's logs, which hold.*'mae'"):
+    with pytest.warns(UserWarning, match="monitor='val_loss' is not in the epoch's logs, which have.*'mae'"):
         fit(make(), checkpointing(tmp_path))
     assert steps(tmp_path) == [3, 6, 9]
 
@@ -143,7 +143,7 @@ def test_checkpoint_goes_on_in_a_second_fit_of_the_process(tmp_path):
     assert [each.epoch for each in ckpt.list_checkpoints(tmp_path)] == [1, 2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:Two callbacks set the learning rate against each other")
+@pytest.mark.filterwarnings("ignore:Two callbacks set the learning rate: it was changed")
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -327,7 +327,7 @@ def test_a_checkpoint_that_cannot_be_published_is_a_warning(tmp_path):
 
 def test_publishing_needs_the_base_graph_and_room_for_a_version(tmp_path):
     for options in ({"export_base": False}, {"publish_keep": 0}):
-        with pytest.raises(ConfigError, match="publish_to exports with the base graph.*Received"):
+        with pytest.raises(ConfigError, match="publish_to and serve need the base graph.*Received"):
             callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served", **options)
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match="needs a directory"):

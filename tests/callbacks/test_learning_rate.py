@@ -240,7 +240,10 @@ def test_an_object_starts_with_its_first_epoch_and_holds_its_last_value():
 def test_another_callback_that_sets_the_rate_during_warmup_is_reported(four_ranks):
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.05)
     warmup = callbacks.LearningRateWarmup(warmup_epochs=2)
-    with pytest.warns(UserWarning, match="against each other: it was changed from .* to 0.05 while LearningRateWarmup"):
+    with pytest.warns(
+        UserWarning,
+        match="Two callbacks set the learning rate: it was changed from .* to 0.05 while LearningRateWarmup",
+    ):
         fit(make(), warmup, scheduler)
 
 

@@ -257,13 +257,13 @@ def test_a_part_that_answers_otherwise_than_its_graph_is_refused(tmp_path):
 
 @pytest.mark.parametrize("serve", [[], 3, {"a b": "generator"}, ["student.encoder"], {"g": 3}, ""])
 def test_serve_names_parts(tmp_path, serve):
-    with pytest.raises(ConfigError, match="serve names what is to be served.*Received"):
+    with pytest.raises(ConfigError, match="serve must be an attribute.*Received"):
         checkpointing(tmp_path, serve=serve)
 
 
 def test_options_of_several_parts_are_by_name(tmp_path):
     for sample in (Z, {"critics": X}):
-        with pytest.raises(ConfigError, match=r"sample is a mapping of their names, \['critic', 'generator'\]"):
+        with pytest.raises(ConfigError, match=r"sample must be a mapping from their names, \['critic', 'generator'\]"):
             checkpointing(tmp_path, serve=["critic", "generator"], sample=sample)
-    with pytest.raises(ConfigError, match="which is of what serve names.*export_base=False"):
+    with pytest.raises(ConfigError, match="publish_to and serve need the base graph.*export_base=False"):
         checkpointing(tmp_path, serve="critic", export_base=False)

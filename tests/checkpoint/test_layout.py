@@ -175,7 +175,7 @@ def halve_state(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (cut, r"weights\.data-00000-of-00001 has 20191 of 20291 bytes \(cut short"),
+        (cut, r"weights\.data-00000-of-00001 has 20191 of 20291 bytes \(truncated"),
         (lose_index, r"weights\.index is missing"),
         (lose_state, r"state\.json is missing"),
         (edit_state, r"state\.json was altered"),
@@ -222,7 +222,7 @@ def test_unknown_choices_are_told_what_there_is(tmp_path: Path) -> None:
     write(tmp_path, 3, metrics={"loss": 1.0})
     with pytest.raises(CheckpointError, match="'latest', 'best' or a step. Received: 'newest'.*: 3"):
         checkpoint.find(tmp_path, "newest")
-    with pytest.raises(CheckpointError, match="names a step that was saved. Received: 4. Steps in .*: 3"):
+    with pytest.raises(CheckpointError, match="must be a saved step. Received: 4. Steps in .*: 3"):
         checkpoint.find(tmp_path, 4)
     with pytest.raises(CheckpointError, match=r"metric='val_loss'.*\['loss'\]"):
         checkpoint.find(tmp_path, "best")
@@ -235,7 +235,7 @@ def test_unknown_choices_are_told_what_there_is(tmp_path: Path) -> None:
 def test_values_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="one number. Received: loss=.1, 2."):
         write(tmp_path, 1, metrics={"loss": [1, 2]})
-    with pytest.raises(CheckpointError, match="extra holds JSON values"):
+    with pytest.raises(CheckpointError, match="extra must be JSON values"):
         write(tmp_path, 1, extra={"layer": object()})
     assert list(tmp_path.iterdir()) == []
 

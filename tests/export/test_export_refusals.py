@@ -224,7 +224,7 @@ def test_full_disk_leaves_nothing(tmp_path: Path, room: str) -> None:
     most = {"for nothing": 10, "for the graph": graph + 10, "for all but the end": weights - 1000}[room]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # Python ignores the signal: writes fail
     try:
-        with pytest.raises(ExportError, match="must be written whole. Received: no space left.*keep fewer"):
+        with pytest.raises(ExportError, match="must be written completely. Received: no space left.*keep fewer"):
             export_here(tmp_path / "ckpt", tmp_path / "out", which=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

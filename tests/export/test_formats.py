@@ -346,10 +346,10 @@ def test_a_directory_holds_versions_of_one_kind(tmp_path, monkeypatch):
         (tmp_path / kind / "3").mkdir(parents=True)
         (tmp_path / kind / "3" / file).touch()
     for out, each in (("saved", "onnx"), ("onnx", "tflite")):
-        with pytest.raises(ExportError, match="versions of one kind.*is to be written"):
+        with pytest.raises(ExportError, match="versions of one format.*is to be written"):
             export.export_format(tmp_path / "saved" / "3", tmp_path / out, format=each)
     from keras_ddl.export import versions
 
-    with pytest.raises(ExportError, match=r"versions of one kind.*3/model\.onnx, where saved_model\.pb"):
+    with pytest.raises(ExportError, match=r"versions of one format.*3/model\.onnx, where saved_model\.pb"):
         versions.choose(tmp_path / "onnx", None, None)
     assert versions.choose(tmp_path / "saved", None, None).name == "4"

@@ -56,7 +56,7 @@ def test_output_traceback_of_a_failure_is_held_back(rank: int, size: int):
 
 
 def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(output, "_HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(output, "_TRACEBACK_SECONDS", 0.05)
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", TRACEBACK)
     assert rank.tick() and err.data == b""

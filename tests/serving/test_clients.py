@@ -100,7 +100,7 @@ def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
         ([], "Give directories of models or --model-config-file"),
         (["nowhere"], "create it: the server waits"),
         (["a=model/7"], "Give its parent directory"),
-        (["a=.", "a=.."], "a name of its own"),
+        (["a=.", "a=.."], "a unique name"),
         (["a=.", "b=..", "--model-name", "c"], "for one DIRECTORY"),
         (["--model-config-file", "broken.config"], "Error parsing text-format"),
         (["--model-config-file", "twice.config"], "more than once"),

@@ -84,7 +84,7 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
                 model.optimizer.learning_rate = 2.5
             history, said = fit_guarded(model, guard, *savers, epochs=30)
             assert 1 <= len(said) <= 3 and "Training goes back to step" in said[0], said
-            assert f"to step {8 if directory else 0} and on with learning rate 0.5 (1 of 3)" in said[0], said
+            assert f"to step {8 if directory else 0} and continues with learning rate 0.5 (1 of 3)" in said[0], said
             assert len(history["loss"]) == 30 and history["loss"][-1] < 1e-2 * history["loss"][0], history["loss"]
             assert abs(float(model.optimizer.learning_rate) - 2.5 * 0.2 ** len(said)) < 1e-6
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
@@ -166,7 +166,7 @@ def check_the_guard_refuses_what_it_cannot_watch():
     ):
         with pytest.raises(ConfigError, match="Received"):
             callbacks.DivergenceGuard(**bad)
-    with pytest.raises(ConfigError, match="Received: monitor='perplexity'; the logs hold"):
+    with pytest.raises(ConfigError, match="Received: monitor='perplexity'; the logs have"):
         regression(0.1).fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard("perplexity")])
     model = regression(keras.optimizers.schedules.CosineDecay(0.1, 10))
     with pytest.raises(ConfigError, match="SGD with a schedule"):

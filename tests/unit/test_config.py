@@ -88,14 +88,6 @@ def test_mode_comes_from_ddl_options_unless_overridden(monkeypatch):
     assert config.mode_from_environment() == "x:4x1"
 
 
-def test_describe_lists_every_variable_with_its_value(monkeypatch):
-    monkeypatch.setenv("KERAS_DDL_BUCKET_BYTES", "77")
-    rows = {row.name: (value, is_set) for row, value, is_set in config.describe()}
-    assert rows.keys() == config.VARIABLES.keys()
-    assert rows["BUCKET_BYTES"] == (77, True)
-    assert rows["STAGING_BYTES"] == (64 << 20, False)
-
-
 def test_every_row_has_a_reason_and_a_unit_in_its_name():
     for row in config.VARIABLES.values():
         assert row.why.endswith(".")
