@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_ddl import checkpoint, model_state
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.errors import CheckpointError
 
@@ -192,3 +193,13 @@ def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt-00000001"]
     checkpoint.validate(checkpoint.latest(tmp_path))
+
+
+def test_keys_are_those_of_tensorflow_s_checkpoints(tmp_path: Path) -> None:
+    names = ["dense/kernel", "a.b", "a..S/.b", "plain"]
+    tracked = {name: tf.Variable(float(number)) for number, name in enumerate(names)}
+    prefix = tf.train.Checkpoint(weights=tracked).write(str(tmp_path / "checkpoint"))
+    for number, name in enumerate(names):
+        key = bundle.variable_key("weights", name)
+        assert bundle.read(prefix, {key: "float32"})[key].numpy() == number
+        assert bundle.name_of(key) == name
