@@ -10,7 +10,9 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl import callbacks, model_state
 from keras_ddl import checkpoint as ckpt
+from keras_ddl.compat.models import accumulators_of
 from keras_ddl.errors import CheckpointError, RankMismatchError
+from keras_ddl.resuming.training_state import agree_on_local_state
 from strategy.common import (
     RANK,
     SIZE,
@@ -291,6 +293,18 @@ def check_resume_in_an_accumulation_of_a_model_that_its_first_step_builds():
         for mine, one in zip(*state):
             np.testing.assert_array_equal(mine.numpy(), one.numpy(), err_msg=one.path)
         check_equal_on_all_ranks(resumed, history)
+
+
+def check_gradients_that_plain_keras_accumulates_are_summed_once_for_a_checkpoint():
+    keras.utils.set_random_seed(1)
+    model = small_model(keras.optimizers.SGD(0.05, gradient_accumulation_steps=3))
+    model.train_on_batch(X[RANK : RANK + 4], Y[RANK : RANK + 4])
+    own = [each.numpy() for each in accumulators_of(model)]
+    sums = [sum(of_all) for of_all in zip(*everyone(own))]
+    agree_on_local_state(model)
+    assert len(own) == 4
+    for found, total in zip(accumulators_of(model), sums):
+        np.testing.assert_allclose(found.numpy(), total if RANK == 0 else 0 * total, rtol=1e-6)
 
 
 def check_checkpoint_of_a_subclassed_model_goes_on_in_a_second_fit():

@@ -98,6 +98,15 @@ def test_best_follows_metric_and_mode(tmp_path: Path) -> None:
     assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [4, 5]
 
 
+def test_prune_counts_no_damaged_checkpoint_among_those_that_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        damaged = write(tmp_path, step).path
+    (damaged / "state.json").unlink()
+    assert checkpoint.prune(tmp_path, 2) == []
+    write(tmp_path, 4)
+    assert checkpoint.prune(tmp_path, 2) == [1, 3]
+
+
 def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_ddl import checkpoint, model_state
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.errors import CheckpointError
 
@@ -192,3 +193,36 @@ def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [entry.name for entry in tmp_path.iterdir()] == ["ckpt-00000001"]
     checkpoint.validate(checkpoint.latest(tmp_path))
+
+
+class Twins(keras.Model):
+    """Two layers of one name, so that their variables have the same paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Dense(2, name="twin"), layers.Dense(2, name="twin")
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def test_variables_of_one_path_are_all_kept(tmp_path: Path) -> None:
+    saved, other = Twins(), Twins()
+    for model in (saved, other):
+        model(X[:2, :2])
+    paths = [variable.path for variable in saved.variables]
+    assert len(set(paths)) == 2 and len(model_state.weights_of(saved)) == 4, paths
+    model_state.save_checkpoint(saved, tmp_path, 1)
+    model_state.restore_checkpoint(other, tmp_path)
+    for mine, one in zip(other.get_weights(), saved.get_weights()):
+        np.testing.assert_array_equal(mine, one)
+
+
+def test_keys_are_those_of_tensorflow_s_checkpoints(tmp_path: Path) -> None:
+    names = ["dense/kernel", "a.b", "a..S/.b", "plain"]
+    tracked = {name: tf.Variable(float(number)) for number, name in enumerate(names)}
+    prefix = tf.train.Checkpoint(weights=tracked).write(str(tmp_path / "checkpoint"))
+    for number, name in enumerate(names):
+        key = bundle.variable_key("weights", name)
+        assert bundle.read(prefix, {key: "float32"})[key].numpy() == number
+        assert bundle.name_of(key) == name

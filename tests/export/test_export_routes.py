@@ -33,6 +33,21 @@ def serve(path: Path, signature: str = "serving_default", **feed: Any) -> dict[s
     return {name: answer.numpy() for name, answer in answers.items()}
 
 
+def test_fingerprints_tell_weights_apart_and_not_versions(tmp_path: Path) -> None:
+    model = dense_model()
+    base = export.write_base_graph(model, tmp_path, sample=rows(4))
+    for step in (1, 2, 3):
+        if step == 3:
+            disturb(model)
+        model_state.save_checkpoint(model, tmp_path, step, base=base)
+    paths = [
+        export.export_saved_model(tmp_path, tmp_path / "out", which=step, validate="off").path for step in (1, 2, 3)
+    ]
+    one, same, other = (tf.saved_model.experimental.read_fingerprint(str(path)) for path in paths)
+    assert one.checkpoint_hash == same.checkpoint_hash != other.checkpoint_hash
+    assert one.graph_def_program_hash == other.graph_def_program_hash
+
+
 def test_classify_and_regress_take_examples(tmp_path: Path) -> None:
     words = keras.Input((), dtype="string", name="word")
     number = keras.Input((2,), name="number")

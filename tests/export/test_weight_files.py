@@ -12,7 +12,9 @@ import tensorflow as tf
 from keras import layers
 
 from keras_ddl import export, model_state
+from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
+from keras_ddl.export.sources import weights
 
 X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
 
@@ -187,3 +189,17 @@ def test_parts_are_found_in_files_of_the_whole_by_their_names(tmp_path: Path) ->
     other = tf.train.Checkpoint(one=model.right, two=model.left).save(str(tmp_path / "other"))
     with pytest.raises(ExportError, match="Received: one, two, which all match"):
         exported(tmp_path, Path(other), "left")
+
+
+@pytest.mark.parametrize("place", [0, 4, 10])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.complex64])
+def test_nan_is_found_in_every_slice_of_a_large_weight(
+    place: int, dtype: tf.DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_SLICE", 4)
+    values = np.zeros(11)
+    values[place] = np.inf
+    tensors = {
+        bundle.variable_key("weights", name): tf.cast(each, dtype) for name, each in (("a", values), ("b", [1.0]))
+    }
+    assert weights._not_finite(tensors) == ["a (1 of 11)"]

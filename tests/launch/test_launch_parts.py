@@ -2,7 +2,9 @@
 
 import json
 import os
+import select
 import socket
+import struct
 import time
 from pathlib import Path
 
@@ -153,6 +155,25 @@ def received(channel: Channel, count: int) -> list[tuple[Kind, bytes]]:
     while len(frames) < count and not channel.closed and time.monotonic() < deadline:
         frames += channel.read()
     return frames
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "closes"),
+    [
+        (Kind.HELLO, control.PRE_AUTH_RANK_FRAMES[Kind.HELLO], False),
+        (Kind.HELLO, control.PRE_AUTH_RANK_FRAMES[Kind.HELLO] + 1, True),
+        (Kind.OUT, 1, True),
+        (Kind.STOP, 0, True),
+        (99, 0, True),
+    ],
+)
+def test_channel_closes_at_the_header_of_what_a_stranger_may_not_send(kind: int, size: int, closes: bool):
+    ours, theirs = connected()
+    ours.sock.sendall(struct.pack("!BQ", kind, size))
+    select.select([theirs], [], [], LIMIT_SECONDS)
+    assert list(theirs.read()) == [] and theirs.closed == closes
+    ours.close()
+    theirs.close()
 
 
 def test_channel_carries_frames_of_any_size():

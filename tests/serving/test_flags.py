@@ -64,6 +64,12 @@ def test_the_table_of_the_docs_is_that_of_the_flags() -> None:
     assert flags.markdown() in DOCS.read_text(), "write flags.markdown() into docs/serving-flags.md"
 
 
+def test_values_are_in_the_unit_that_the_name_of_a_flag_says() -> None:
+    units = {"_in_ms": 1e-3, "_micros": 1e-6}
+    for flag in FLAGS:
+        assert flag.scale == next((unit for end, unit in units.items() if flag.name.endswith(end)), 1.0), flag.name
+
+
 @pytest.mark.parametrize(
     "flag", [each for each in FLAGS if each.support is Support.REFUSED], ids=lambda flag: flag.name
 )

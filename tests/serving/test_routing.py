@@ -32,12 +32,11 @@ def test_the_model_spec_of_a_message_is_found() -> None:
     assert routing.spec_of(both.SerializeToString(), in_task=True) == message.model_spec
 
 
-@pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 2**14, 2**21])
-def test_fields_of_any_length_may_stand_before_the_model_spec(length: int) -> None:
+def test_fields_of_any_length_may_stand_before_the_model_spec() -> None:
     message = request()
-    before = predict_pb2.PredictRequest()
-    before.inputs["x"].tensor_content = b"x" * length
-    assert routing.spec_of(before.SerializeToString() + message.SerializeToString()) == message.model_spec
+    for length in (*range(300), 2**14, 2**21):
+        before = predict_pb2.PredictRequest(output_filter=["\n" * length])
+        assert routing.spec_of(before.SerializeToString() + message.SerializeToString()) == message.model_spec, length
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from harness.rank_tests import run_ranks
+from keras_ddl import timeline
 from keras_ddl.timeline import steps
 
 pytestmark = pytest.mark.parallel
@@ -30,10 +31,14 @@ def train():
     model.fit(np.ones((4096, 512), "float32"), np.ones((4096, 1), "float32"), batch_size=4096, epochs=6, verbose=0)
 
 
+def test_moments_of_a_collective_follow_from_how_long_it_waited():
+    waits = {"bytes": 8, "waited_for_ranks_us": 1.5e6, "waited_for_turn_us": 0.5e6}
+    event = {"ph": "X", "pid": 3, "cat": "all_reduce", "name": "a", "ts": 5e6, "dur": 2e6, "args": waits}
+    assert timeline.collectives_of([event]) == [timeline.Collective(3, "all_reduce", "a", 8, 3.0, 4.5, 5.0, 7.0)]
+
+
 @pytest.mark.alone
 def test_timeline_shows_buckets_on_the_wire_while_backward_runs(tmp_path):
-    from keras_ddl import timeline
-
     path = tmp_path / 'a "timeline".json'
     run_ranks(train, 2, env={"KERAS_DDL_TIMELINE": str(path)}).check()
     assert timeline.merge(path) == path
