@@ -1,9 +1,13 @@
 """Versions appear, are switched to and let go while clients ask."""
 
+import asyncio
 import json
 import shutil
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -14,6 +18,8 @@ from tensorflow_serving.apis import model_management_pb2, prediction_log_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving.model_config import ModelConfig
+from keras_ddl.serving.model_manager import ModelManager, State
 
 X = [[1.0, 2.0, 3.0]]
 
@@ -184,3 +190,28 @@ def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
     (line,) = [json.loads(line) for line in log.read_text().splitlines() if '"work"' in line]
     assert (line["protocol"], line["method"], line["model"], line["version"]) == ("grpc", "Predict", "model", 3)
     assert line["status"] == "OK" and line["milliseconds"] > 500, line
+
+
+def test_a_stale_version_waits_for_its_last_request_and_no_longer(tmp_path: Path) -> None:
+    def add(number: int) -> None:
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "saved_model.pb").touch()
+
+    async def load(config: ModelConfig, path: Path, version: int) -> Any:
+        return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
+
+    async def serve() -> None:
+        manager = ModelManager([ModelConfig("model", tmp_path)], load)
+        add(1)
+        await manager.poll()
+        with manager.use("model") as servable:
+            add(2)
+            polling = asyncio.create_task(manager.poll())
+            await asyncio.sleep(0.5)
+            states = {each.number: each.state for each in manager.status("model")}
+            assert servable.version == 1 and states == {2: State.AVAILABLE, 1: State.UNLOADING}
+        await asyncio.wait_for(polling, 10)  # of the 30 seconds that it has to drain
+        states = {each.number: each.state for each in manager.status("model")}
+        assert states == {2: State.AVAILABLE, 1: State.END}
+
+    asyncio.run(serve())
