@@ -1,8 +1,8 @@
-"""What a script of Horovod calls, as keras_ddl does it: `import keras_ddl.horovod as hvd`.
+"""Horovod's interface on top of keras_ddl: `import keras_ddl.horovod as hvd`.
 
-Stands for `horovod.tensorflow`. `install()`, or `keras-ddl run --as-horovod`, lets unchanged imports of that find it.
-It works without a Strategy, as Horovod does. Names are translated here and nothing is decided: keras_ddl's own
-functions stand behind all of them. Where it differs from Horovod, docs/from-horovod.md says so.
+It replaces `horovod.tensorflow`. With `install()`, or `keras-ddl run --as-horovod`, unchanged imports of Horovod find
+it. It works without a Strategy, as Horovod does. It only translates names: keras_ddl's own functions do the work.
+docs/from-horovod.md lists the differences from Horovod.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Public name -> the module of this folder that has it; imported when first used. New names are added here.
+# Public name -> its module in this folder, which is imported when the name is first used.
 _HOME_OF = {
     **dict.fromkeys(
         (
@@ -42,12 +42,12 @@ _HOME_OF = {
 # Modules of this folder that are also found as attributes: hvd.compression.
 _MODULES = ("callbacks", "compression", "elastic", "keras", "keras_elastic")
 
-# Names of Horovod that are not here -> what to use instead.
+# Names of Horovod that are missing here -> what to use instead.
 _ABSENT = {
     "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
     "check_num_rank_power_of_2": "Adasum takes any number of ranks here.",
-    "handle_average_backwards_compatibility": "The functions that take average= see to it.",
+    "handle_average_backwards_compatibility": "The functions that take average= handle it.",
     "gpu_available": "TensorFlow says so: tf.config.list_physical_devices('GPU').",
     **dict.fromkeys(
         (

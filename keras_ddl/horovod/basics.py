@@ -1,4 +1,4 @@
-"""Start, end, who and how many, what this was built with: Horovod's names for what keras_ddl.communicator knows."""
+"""Horovod's names for init, shutdown, ranks, sizes and build features, by keras_ddl.communicator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class ReduceOp(enum.StrEnum):
-    """How values of several ranks become one, in the words of `keras_ddl.all_reduce`."""
+    """Reductions; the values are keras_ddl.all_reduce's names."""
 
     Average = "mean"
     Sum = "sum"
@@ -60,7 +60,7 @@ class ReduceOp(enum.StrEnum):
 
 
 def reduce_op(op: Any) -> ReduceOp:
-    """Returns the op that a caller named; None is Average. Raises: ConfigError: there is none of this name."""
+    """Returns the ReduceOp for a caller's `op`; None means Average. Raises: ConfigError: unknown op."""
     try:
         return ReduceOp.Average if op is None else ReduceOp(op)
     except ValueError:
@@ -68,7 +68,7 @@ def reduce_op(op: Any) -> ReduceOp:
 
 
 def check_sparse(op: ReduceOp) -> None:
-    """Raises: UnsupportedError: an op that tf.IndexedSlices cannot be reduced by."""
+    """Raises: UnsupportedError: tf.IndexedSlices cannot be reduced by `op`."""
     if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise UnsupportedError(
             f"IndexedSlices are reduced by Average and Sum. Received: op={op.name}. Use sparse_as_dense=True."
@@ -82,11 +82,11 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins this process with the other ranks: `keras_ddl.init`. COLLECTIVE.
 
-    Gives TensorFlow this rank's share of the host's cores, unless the script has chosen or TensorFlow has started.
+    Limits TensorFlow to this rank's share of the host's cores, unless the script has chosen or TensorFlow has started.
 
     Args:
-        comm: all ranks: None, a list of their numbers, or a communicator of MPI.
-        process_sets: ProcessSets to register, the same on all ranks, in the same order. "dynamic" means none yet;
+        comm: must be all ranks: None, a list of ranks, or an MPI communicator.
+        process_sets: ProcessSets to register, equal and in the same order on all ranks. "dynamic" means none yet;
             `add_process_set` works in any case.
 
     Raises:
@@ -107,7 +107,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     named = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
     if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], all_ranks)):
         raise ConfigError(
-            f"init: all ranks of the job ({size()}) take part. Received: comm={comm!r}. Start fewer ranks, or use "
+            f"init: comm must be all ranks of the job ({size()}). Received: comm={comm!r}. Start fewer ranks, or use "
             "process_sets."
         )
     if process_sets is None or process_sets == "dynamic":
@@ -119,24 +119,24 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
 
 def shutdown() -> None:
-    """Leaves the other ranks and forgets all process sets: `keras_ddl.shutdown`. Not collective."""
+    """Leaves the job and drops all process sets: `keras_ddl.shutdown`. Not collective."""
     sets.forget_all()
     communicator.shutdown()
 
 
 def cross_rank() -> int:
-    """Returns the position of this host among the hosts that have a rank of this rank's local_rank."""
+    """Returns this host's index among the hosts that have a rank with this local_rank."""
     place = communicator.topology()
     return _hosts_beside().index(place.hosts[place.rank])
 
 
 def cross_size() -> int:
-    """Returns the number of hosts that have a rank of this rank's local_rank."""
+    """Returns the number of hosts that have a rank with this local_rank."""
     return len(_hosts_beside())
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have equally many ranks."""
+    """Whether all hosts have the same number of ranks."""
     hosts = communicator.topology().hosts
     return len({hosts.count(host) for host in hosts}) == 1
 
@@ -162,7 +162,7 @@ def mpi_enabled() -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """False: keras_ddl has no Gloo. Neither it nor the libraries below are needed."""
+    """False: keras_ddl does not use Gloo, nor the libraries below."""
     return False
 
 
@@ -172,12 +172,12 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """0: tensors of a GPU pass through the host's memory."""
+    """0: GPU tensors pass through host memory."""
     return 0
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """False: keras_ddl's own libraries use no CUDA. What TensorFlow computes with does not matter here."""
+    """False: keras_ddl's own libraries do not use CUDA, whatever TensorFlow uses."""
     return False
 
 
@@ -187,7 +187,7 @@ def rocm_built(verbose: bool = False) -> bool:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """False: it asks for IBM's library."""
+    """False: it means IBM's library."""
     return False
 
 
@@ -197,7 +197,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begins a timeline, of every rank that calls it its own file: `keras_ddl.timeline.start`.
+    """Begins a timeline, one file per calling rank: `keras_ddl.timeline.start`.
 
     Raises: ConfigError: `mark_cycles`, or as `keras_ddl.timeline.start`.
     """
@@ -207,7 +207,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """Ends this rank's timeline; `keras_ddl.timeline.merge` puts those of the ranks together."""
+    """Ends this rank's timeline; `keras_ddl.timeline.merge` merges the ranks' files."""
     timeline.stop()
 
 

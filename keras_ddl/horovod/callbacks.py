@@ -1,4 +1,4 @@
-"""The callbacks of Horovod's Keras interface, by those of keras_ddl."""
+"""Horovod's Keras callbacks, by keras_ddl's callbacks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(BroadcastVariables):
-    """Gives all ranks the model's and the optimizer's variables of `root_rank`, before the first batch.
+    """Broadcasts the model's and the optimizer's variables from `root_rank` before the first batch.
 
     Args:
-        root_rank: whose variables all get.
-        device: does nothing here.
-        local_variables: a variable or several that stay each rank's own.
-    Raises: tf.errors.FailedPreconditionError: (when training begins) the ranks' variables differ.
+        root_rank: the rank whose variables all ranks get.
+        device: ignored.
+        local_variables: a variable or several that stay local to each rank.
+    Raises: tf.errors.FailedPreconditionError: (at train begin) the ranks' variables differ.
     """
 
     on_train_begin = as_tensorflow_errors(BroadcastVariables.on_train_begin)
@@ -40,17 +40,17 @@ class BroadcastGlobalVariablesCallback(BroadcastVariables):
         super().__init__(root_rank, exclude=[local_variables] if one else local_variables or ())
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves one more variable to each rank."""
+        """Adds a variable that stays local to each rank."""
         self.exclude.append(var)
 
 
 class MetricAverageCallback(AverageLogs):
-    """Makes the logs of an epoch means over the ranks, weighted by the rows that each rank has seen.
+    """Averages the logs of an epoch over the ranks, weighted by the rows of each rank.
 
-    Put it before callbacks that read them. Where the steps do not count rows all ranks weigh the same.
+    Put it before callbacks that read them. If the steps do not count rows, all ranks have equal weights.
 
     Args:
-        device: does nothing here.
+        device: ignored.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -70,11 +70,11 @@ class LearningRateScheduleCallback(_LogsLr, LearningRateSchedule):
     """Sets the rate to `initial_lr` times `multiplier` in the epochs start_epoch <= epoch < end_epoch.
 
     Args:
-        initial_lr: the rate when training begins; equal in all such callbacks of a fit.
+        initial_lr: the rate at train begin; equal in all such callbacks of a fit.
         multiplier: a number, or a function of the epoch.
         start_epoch, end_epoch: 0-based; end_epoch None: never.
         staircase: True: once per epoch. False: before every batch, with epoch + batch / steps_per_epoch.
-        momentum_correction: keep momentum right while the rate changes (docs/learning-rate.md).
+        momentum_correction: scale momentum buffers with the rate (docs/learning-rate.md).
         steps_per_epoch: only needed with staircase=False when fit cannot know it.
     Raises: ConfigError: as `keras_ddl.callbacks.LearningRateSchedule`.
     """
@@ -101,13 +101,13 @@ class LearningRateScheduleCallback(_LogsLr, LearningRateSchedule):
 
 
 class LearningRateWarmupCallback(_LogsLr, LearningRateWarmup):
-    """Raises the rate from initial_lr / size to initial_lr, a little before every batch of `warmup_epochs`.
+    """Raises the rate from initial_lr / size to initial_lr over `warmup_epochs`, before every batch.
 
     Args:
-        initial_lr: the rate for all ranks together, as the script has scaled it.
-        warmup_epochs, momentum_correction, steps_per_epoch: as `keras_ddl.callbacks.LearningRateWarmup`.
+        initial_lr: the rate for all ranks together, already scaled by the script.
+        warmup_epochs, momentum_correction, steps_per_epoch: as in `keras_ddl.callbacks.LearningRateWarmup`.
         verbose: 1: rank 0 prints a line at the end.
-    Raises: ConfigError: as there.
+    Raises: ConfigError: as `keras_ddl.callbacks.LearningRateWarmup`.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class LearningRateWarmupCallback(_LogsLr, LearningRateWarmup):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model when the monitored value is the best so far. Rank 0 writes.
+    """Saves the model on rank 0 when the monitored value is the best so far.
 
     Args:
-        monitor, verbose, save_weights_only, mode, save_freq: as keras.callbacks.ModelCheckpoint.
+        monitor, verbose, save_weights_only, mode, save_freq: as in keras.callbacks.ModelCheckpoint.
         filepath: may also be set later, as an attribute, before training.
-    Raises: ConfigError: (at train begin) there is no filepath.
+    Raises: ConfigError: (at train begin) filepath is not set.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""Horovod's collectives on tensors, by those of keras_ddl.ops.
+"""Horovod's collectives on tensors, by keras_ddl.ops.
 
-All are COLLECTIVE over the ranks of `process_set`, eager and in tf.function, and differentiable: gradients are those of
-the sum of all ranks' losses, that of broadcast those of the mean. Ranks match them by `name`; without one, in the order
-of the calls (in a tf.function by the place in its graph). Where ranks disagree about shape, dtype, op or root, all get
+All are COLLECTIVE over the ranks of `process_set`, work eagerly and in tf.function, and are differentiable: gradients
+are of the sum of all ranks' losses; broadcast's are of the mean. Calls are matched by `name`, or without one by their
+order (in a tf.function by the position in the graph). If ranks disagree about shape, dtype, op or root, all get
 tf.errors.FailedPreconditionError, and the next collective works.
 
-`device_dense`, `device_sparse` and `ignore_name_scope` are taken and not used: TensorFlow places the ops, and names are
-those given. `root_rank` counts among all ranks, also in a process set.
+`device_dense`, `device_sparse` and `ignore_name_scope` are ignored: TensorFlow places the ops, and names are used
+unchanged. `root_rank` is a rank of the job, also in a process set.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def allreduce(
 
     Args:
         tensor: shape [...] and dtype equal on all ranks; or tf.IndexedSlices, by Average and Sum.
-        average: the old way to say Average (True) or Sum (False).
-        compression: how float32 and float64 travel; not those of IndexedSlices, which are gathered.
+        average: the old form of op: True for Average, False for Sum.
+        compression: of float32 and float64 tensors; IndexedSlices, which are gathered, are not compressed.
         op: Average (default), Sum, Min, Max, Product, Adasum. Averages of integers are rounded toward zero.
-        prescale_factor, postscale_factor: what values are multiplied by before and after. Of integers in float64, and
+        prescale_factor, postscale_factor: factors before and after the reduction. Integers are scaled in float64, and
             rounded toward zero.
-        sparse_as_dense: IndexedSlices are made dense first.
+        sparse_as_dense: convert IndexedSlices to dense tensors first.
     Returns: shape [...]; for IndexedSlices the rows of all ranks.
-    Raises: ConfigError: an unknown op; UnsupportedError: not for IndexedSlices.
+    Raises: ConfigError: unknown op; UnsupportedError: op not supported for IndexedSlices.
     """
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
@@ -80,7 +80,7 @@ def grouped_allreduce(
     *,
     sparse_as_dense: bool = False,
 ) -> list[Any]:
-    """Reduces several tensors in one shot; otherwise as `allreduce`. See `keras_ddl.all_reduce_n`."""
+    """Reduces several tensors in one operation; otherwise as `allreduce`. See `keras_ddl.all_reduce_n`."""
     args = (compression, _op(op, average), prescale_factor, postscale_factor, process_set)
     slices = [isinstance(each, tf.IndexedSlices) and not sparse_as_dense for each in tensors]
     dense = iter(_all_reduce([each for each, sparse in zip(tensors, slices) if not sparse], *args, name))
@@ -133,10 +133,10 @@ def broadcast(
 def broadcast_(
     variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:
-    """Assigns rank `root_rank`'s values to `variables` (one, or a list), and returns what they hold then.
+    """Assigns rank `root_rank`'s values to `variables` (one, or a list), and returns the new values.
 
-    In a graph of TensorFlow 1 a session that runs what is returned assigns. `name` is taken and not used: calls are
-    matched by their order, and a list that differs is an error on every rank.
+    In a TensorFlow 1 graph, running the returned tensors in a session assigns. `name` is ignored: calls are matched by
+    their order, and lists that differ are an error on every rank.
     """
     variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     comm = communicator_of(process_set)
@@ -154,16 +154,16 @@ def broadcast_variables(
 ) -> Any:
     """Assigns rank `root_rank`'s values to `variables`; see `keras_ddl.broadcast_variables`. Always in place.
 
-    Returns: None; in a graph of TensorFlow 1 the operation that assigns, for a session to run.
+    Returns: None; in a TensorFlow 1 graph, the assign operation for a session to run.
     """
     comm = communicator_of(process_set)
     return ops.broadcast_variables(list(variables), root_in(process_set, root_rank), comm=comm)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Returns the operation that assigns rank `root_rank`'s values to all variables of a graph of TensorFlow 1.
+    """Returns the operation that assigns rank `root_rank`'s values to all variables of a TensorFlow 1 graph.
 
-    Raises: UnsupportedError: outside of such a graph, where TensorFlow keeps no list of them.
+    Raises: UnsupportedError: outside of such a graph, where TensorFlow has no list of all variables.
     """
     if tf.executing_eagerly() or tf.inside_function():
         raise UnsupportedError(
@@ -188,7 +188,7 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduces `tensor` and leaves each rank its rows; see `keras_ddl.reduce_scatter`.
 
-    Where the rows cannot be divided by the number of ranks, the first ranks have one more.
+    If the number of rows is not a multiple of the number of ranks, the first ranks get one more.
 
     Raises: ConfigError: a scalar, or Adasum.
     """
@@ -227,8 +227,8 @@ def alltoall(
     """Sends each rank some of the rows; see `keras_ddl.all_to_all`.
 
     Returns: the rows received; with `splits` also how many came from each rank, int32 [size].
-    Raises: InvalidArgumentError: splits that do not fit the ranks, or on every rank where one's do not fit its rows; in
-        a tf.function that is tf.errors.FailedPreconditionError.
+    Raises: InvalidArgumentError: splits do not fit the number of ranks; or, on every rank, one rank's splits do not fit
+        its rows (in a tf.function, tf.errors.FailedPreconditionError).
     """
     comm = communicator_of(process_set)
     try:
@@ -244,7 +244,7 @@ def alltoall(
 
 @as_tensorflow_errors
 def join() -> int:
-    """Says that this rank has no more data; returns the rank that joined last when all have. See `keras_ddl.join`."""
+    """Announces that this rank has no more data; returns, when all have joined, the last one. See `keras_ddl.join`."""
     return communicator_of(global_process_set).join()
 
 
@@ -293,7 +293,7 @@ def _all_reduce_slices(
 
 @do_not_convert
 def _mean_gradient(tensor: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns the tensor, whose gradient is divided by the number of ranks before it is summed."""
+    """Returns the tensor unchanged; its gradient is divided by the number of ranks."""
     if size == 1 or not tensor.dtype.is_floating:
         return tensor
     return tf.custom_gradient(lambda x: (tf.identity(x), lambda dy: dy / tf.cast(size, dy.dtype)))(tensor)
@@ -303,7 +303,7 @@ def _scaled(tensor: Any, factor: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     if isinstance(factor, (int, float)) and factor == 1:
         return tensor
-    # 16-bit floats cannot hold most factors, integers none between two of them.
+    # 16-bit floats cannot represent most factors precisely, and integers no fractions.
     inside = tf.float64 if tensor.dtype.is_integer else tf.float32 if tensor.dtype.size == 2 else tensor.dtype
     return tf.cast(tf.cast(tensor, inside) * tf.cast(factor, inside), tensor.dtype)
 

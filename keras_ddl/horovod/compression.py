@@ -1,4 +1,4 @@
-"""Gradients that travel in 16 bits."""
+"""Compression of gradients to 16 bits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from keras_ddl.compat.tensorflow import tf
 
 
 class Compressor:
-    """What `compression=` takes; derive from it for a compression of one's own. By itself it leaves tensors alone."""
+    """Base class for `compression=`, also for custom compressions. It does not compress."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns what travels, equal in shape and dtype on all ranks, and what `decompress` needs to know."""
+        """Returns (tensor to send, equal in shape and dtype on all ranks; context for `decompress`)."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns what has travelled, in the form it had before."""
+        """Returns a received tensor in its original form."""
         return tensor
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """No compression."""
 
 
 class _CastCompressor(Compressor):
@@ -41,19 +41,19 @@ class _CastCompressor(Compressor):
 
 
 class FP16Compressor(_CastCompressor):
-    """float32 and float64 travel as float16: 11 bits of precision, up to 65504."""
+    """Sends float32 and float64 as float16: 11 bits of precision, up to 65504."""
 
     dtype = tf.float16
 
 
 class BF16Compressor(_CastCompressor):
-    """float32 and float64 travel as bfloat16: 8 bits of precision, the range of float32."""
+    """Sends float32 and float64 as bfloat16: 8 bits of precision, the range of float32."""
 
     dtype = tf.bfloat16
 
 
 class Compression:
-    """The compressions there are. Integers and floats of 16 bits travel as they are with all of them."""
+    """The available compressions. None of them changes integers and 16-bit floats."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

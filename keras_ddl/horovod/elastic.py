@@ -1,8 +1,8 @@
-"""horovod.tensorflow.elastic: a state that is committed, and a function that goes on from the last commit.
+"""horovod.tensorflow.elastic: states that are committed, and `run`, which continues from the last commit.
 
-Horovod keeps the processes that are left and starts the function again in them. keras_ddl ends all processes of a job
-and starts it again (`keras-ddl run --restarts`), so a commit is kept on the disk of each host
-(checkpoint/commits.py), and `run` takes up the newest of the job.
+Horovod keeps the surviving processes and calls the function again in them. keras_ddl ends all processes of a job and
+restarts it (`keras-ddl run --restarts`), so commits are written to the disk of each host (checkpoint/commits.py), and
+`run` restores the job's newest one.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `func(state, ...)` begin with the state of the newest commit of the job, the same on all ranks.
+    """Decorates `func(state, ...)` so that it begins with the state of the job's newest commit, equal on all ranks.
 
-    In the first attempt that is the state as rank 0 has made it. After a restart by `keras-ddl run --restarts` the
-    newest commit is put back first, then the reset callbacks are called. No collective may run between a restart and
-    this that is not reached by all ranks.
+    In the first attempt, that is rank 0's state. After a restart by `keras-ddl run --restarts`, the newest commit is
+    restored first, then the reset callbacks are called. Before that, the script must not call collectives that only
+    some ranks reach.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        if state.take_up_commit() or config.get("RESTART"):
+        if state.restore_commit() or config.get("RESTART"):
             state.on_reset()
         while True:
             state.sync()
@@ -65,11 +65,11 @@ class _VariablesState(ObjectState):
         """Returns the variables, each once, in the same order on all ranks and after a restart."""
 
     def broadcast_variables(self, root: int) -> None:
-        """Gives all ranks the variables of `root`. COLLECTIVE."""
+        """Broadcasts the variables of `root`. COLLECTIVE."""
         ops.broadcast_variables(self.variables_of_state(), root=root)
 
     def save(self) -> None:
-        # Noted, not copied: an update gives a variable another tensor.
+        # References, not copies: an update gives a variable a new tensor.
         self._values = [tensor_of(variable) for variable in self.variables_of_state()]
         super().save()
 
@@ -96,8 +96,8 @@ class _VariablesState(ObjectState):
             place, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
             raise CheckpointError(
                 f"A commit can be restored only into its own state. Received: {len(there)} variables in the commit, "
-                f"{len(here)} here; number {place} is {theirs} there and {mine} here. Build the model as it was, or "
-                "empty KERAS_DDL_COMMIT_DIR."
+                f"{len(here)} here; number {place} is {theirs} there and {mine} here. Build the same model, or empty "
+                "KERAS_DDL_COMMIT_DIR."
             )
         for variable, value in zip(variables, values):
             variable.assign(value)
@@ -109,9 +109,9 @@ class TensorFlowKerasState(_VariablesState):
 
     Args:
         model: built.
-        optimizer: default: that of the model; it is built if need be.
-        backend: taken and not used.
-        kwargs: as for ObjectState.
+        optimizer: default: the model's; it is built if needed.
+        backend: ignored.
+        kwargs: as in ObjectState.
     Raises: ConfigError: the model is not built, or there is no optimizer.
     """
 
@@ -125,7 +125,7 @@ class TensorFlowKerasState(_VariablesState):
         self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is None:
             raise ConfigError(
-                f"An elastic state holds an optimizer. Received: none, and {model.name!r} is not compiled. Compile it, "
+                f"An elastic state needs an optimizer. Received: none, and {model.name!r} is not compiled. Compile it, "
                 "or pass optimizer=."
             )
         if not self.optimizer.built:
@@ -133,11 +133,11 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """The model's, then the optimizer's."""
+        """Returns the model's, then the optimizer's."""
         return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
 
     def broadcast_variables(self, root: int) -> None:
-        """Random layers then draw from a stream of each rank's own."""
+        """Broadcasts the variables; each rank's random layers get their own stream."""
         broadcast_with_streams(self.variables_of_state(), root)
 
 
@@ -147,7 +147,7 @@ class TensorFlowState(_VariablesState):
     Args:
         variables: of TensorFlow or Keras.
         session: must be None.
-        kwargs: as for ObjectState.
+        kwargs: as in ObjectState.
     Raises: ConfigError: no variables, or a session.
     """
 
@@ -162,5 +162,5 @@ class TensorFlowState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """Those that were given."""
+        """Returns the variables of the constructor."""
         return self.variables

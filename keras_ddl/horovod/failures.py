@@ -1,4 +1,4 @@
-"""keras_ddl's errors where Horovod's scripts expect TensorFlow's."""
+"""Errors that are keras_ddl's and also those of TensorFlow that Horovod's scripts expect."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class InvalidArgumentError(ConfigError, tf.errors.InvalidArgumentError):
 
 
 class UnsupportedError(ConfigError, NotImplementedError):
-    """A ConfigError where Horovod raises NotImplementedError, or the RuntimeError that this is."""
+    """A ConfigError where Horovod raises NotImplementedError or RuntimeError, its base class."""
 
 
 def as_tensorflow_errors(function: _Function) -> _Function:
-    """Returns `function`, with RankMismatchError raised as tf.errors.FailedPreconditionError of the same text.
+    """Wraps `function` so that RankMismatchError becomes tf.errors.FailedPreconditionError with the same text.
 
-    So it is in a tf.function anyway, where an op can fail with an error of TensorFlow only.
+    In a tf.function, ops can fail only with TensorFlow's errors anyway.
     """
 
     @do_not_convert

@@ -1,4 +1,4 @@
-"""`import horovod.tensorflow` finds keras_ddl.horovod: in this process, or in every process of a job."""
+"""Makes `import horovod.tensorflow` find keras_ddl.horovod, in this process or in every process of a job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from keras_ddl.errors import ConfigError
 
-# A folder with a package `horovod` in it that calls `install`: what PYTHONPATH names where a script stays as it is.
+# A folder for PYTHONPATH, with a package `horovod` that calls `install`, for unchanged scripts.
 FOLDER = Path(__file__).with_name("shim")
 
-# Horovod's modules -> ours, where the names of both are the same.
+# Horovod's modules -> ours, which have the same names.
 _MODULES = {
     "horovod.common": "keras_ddl.horovod",
     "horovod.common.elastic": "keras_ddl.horovod.elastic",
@@ -36,37 +36,37 @@ _MODULES = {
 
 
 def install() -> None:
-    """Makes `import horovod.tensorflow` and what else keras_ddl stands for find keras_ddl's, from now on.
+    """Makes `import horovod.tensorflow`, and the other modules that keras_ddl replaces, find keras_ddl's.
 
-    Only in this process; `keras-ddl run --as-horovod` does it for all ranks of a job. Again, it changes nothing.
+    It affects this process only; `keras-ddl run --as-horovod` does it for all ranks of a job. Idempotent.
 
     Raises: ConfigError: a Horovod is installed, or has been imported.
     """
     check_no_other()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    if str(FOLDER) not in sys.path:  # processes that are given this path find it there: keras_ddl.run, multiprocessing
+    if str(FOLDER) not in sys.path:  # for processes that inherit the path: keras_ddl.run, multiprocessing
         sys.path.append(str(FOLDER))
     importlib.import_module("horovod")
 
 
 def check_no_other() -> None:
     """Raises: ConfigError: a Horovod is installed here, or has been imported."""
-    found = sys.modules.get("horovod")
-    where = getattr(found, "__file__", None)
-    if found is None:
+    module = sys.modules.get("horovod")
+    where = getattr(module, "__file__", None)
+    if module is None:
         elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER.resolve()]
         spec = importlib.machinery.PathFinder.find_spec("horovod", elsewhere)
         where = spec.origin if spec is not None else None  # None: a folder that merely has the name
     if where is not None and not Path(where).resolve().is_relative_to(FOLDER.resolve()):
         raise ConfigError(
-            f"keras_ddl.horovod can stand for Horovod only where there is no other. Received: {where}. Uninstall it "
+            f"keras_ddl.horovod can replace Horovod only if that is not installed. Received: {where}. Uninstall it "
             "(`pip uninstall horovod`), or change the script's import to `import keras_ddl.horovod as hvd`."
         )
 
 
 def python_path(rest: str) -> str:
-    """Returns the PYTHONPATH `rest` with what makes processes `install` when they import horovod."""
+    """Returns the PYTHONPATH `rest` with FOLDER in front, so that processes `install` when they import horovod."""
     return ":".join([str(FOLDER), *([rest] if rest else [])])
 
 
@@ -79,7 +79,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         home = _MODULES.get(name)
         if home is None or importlib.util.find_spec(home) is None:
             raise ModuleNotFoundError(
-                f"keras_ddl replaces {', '.join(_there())}. Received: an import of {name}. Use instead: "
+                f"keras_ddl replaces {', '.join(_available())}. Received: an import of {name}. For alternatives, see "
                 "docs/from-horovod.md.",
                 name=name,
             )
@@ -87,7 +87,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Gives an import the module that there is already, so that there is one of each."""
+    """Returns our existing module for an import, so that it is not loaded twice."""
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -96,11 +96,11 @@ class _Loader(importlib.abc.Loader):
         name = module.__name__
         real = importlib.import_module(self._home)
         sys.modules[name] = real
-        if not hasattr(real, "__path__"):  # what is below a module that is no package is asked of sys.modules only
-            for below in _there():
+        if not hasattr(real, "__path__"):  # submodules of a module without a path are looked up in sys.modules only
+            for below in _available():
                 if below.startswith(f"{name}."):
                     sys.modules[below] = importlib.import_module(_MODULES[below])
 
 
-def _there() -> list[str]:
+def _available() -> list[str]:
     return [name for name, home in _MODULES.items() if importlib.util.find_spec(home) is not None]

@@ -1,6 +1,6 @@
 """Horovod's Keras interface (horovod.tensorflow.keras): `import keras_ddl.horovod.keras as hvd`.
 
-What is not here is that of keras_ddl.horovod.
+Other names are those of keras_ddl.horovod.
 """
 
 from __future__ import annotations

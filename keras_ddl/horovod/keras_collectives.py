@@ -1,4 +1,4 @@
-"""The collectives of Horovod's Keras interface, whose arguments are others than those of its TensorFlow interface."""
+"""The collectives of Horovod's Keras interface, whose arguments differ from those of its TensorFlow interface."""
 
 from __future__ import annotations
 

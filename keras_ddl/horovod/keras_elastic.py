@@ -1,4 +1,4 @@
-"""horovod.tensorflow.keras.elastic: a state for `fit`, and callbacks that keep it up to date and commit it."""
+"""horovod.tensorflow.keras.elastic: a state for `fit`, and callbacks that update and commit it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KerasState(TensorFlowKerasState):
     """The state of a compiled model in `fit`: `KerasState(model, batch=0, epoch=0)`.
 
     Args:
-        model, optimizer, kwargs: as for TensorFlowKerasState.
+        model, optimizer, kwargs: as in TensorFlowKerasState.
     """
 
     def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any) -> None:
@@ -46,12 +46,12 @@ class KerasState(TensorFlowKerasState):
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits `state` after every `batches_per_commit` batches, after each epoch and at the end.
 
-    A commit is made when all callbacks have seen the batch or the epoch, so that their order does not matter: just
-    before the next one begins.
+    It commits just before the next batch or epoch begins, when all callbacks have processed the last one, so their
+    order does not matter.
 
     Args:
-        state: to be committed.
-        batches_per_commit: a whole number.
+        state: the state to commit.
+        batches_per_commit: an integer.
     """
 
     never_stops_within_epoch = True
@@ -80,7 +80,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.state.save()
-        self.state.write_commit()  # other hosts do not matter any more
+        self.state.write_commit()  # without checking for other hosts, which no longer matter
 
     def commit(self) -> None:
         """Commits now: `state.commit()`. COLLECTIVE."""
@@ -93,10 +93,10 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps in `state.batch` how many batches of the epoch are done, and begins a fit after as many.
+    """Counts the finished batches of the epoch in `state.batch`, and skips that many when a fit begins.
 
-    The first epoch of a fit is then shorter by those batches, which are read and left out; the order of the data is
-    that of the script. Between epochs `state.batch` is 0.
+    The first epoch of a fit is then shorter by those batches, which are read and dropped; the order of the data is the
+    script's. Between epochs `state.batch` is 0.
 
     Args:
         state: has an attribute `batch`.
@@ -122,7 +122,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps in `state.epoch` how many epochs are done, over all fits of this state.
+    """Counts the finished epochs in `state.epoch`, over all fits of this state.
 
     Args:
         state: has an attribute `epoch`.

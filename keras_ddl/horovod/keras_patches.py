@@ -1,6 +1,6 @@
-"""What Keras's optimizers do differently around a DistributedOptimizer, for which they have no hook.
+"""Patches of Keras's optimizers for DistributedOptimizer, where Keras has no hook.
 
-Installed when the first one is made. Patched: keras/src/optimizers/base_optimizer.py, loss_scale_optimizer.py (3.15.1).
+Installed with the first one. Patched: keras/src/optimizers/base_optimizer.py, loss_scale_optimizer.py (3.15.1).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.optimizers import batches_counted
 from keras_ddl.gradients import own_reductions
 
-# While an optimizer that reduces by itself updates: what Keras computes there counts updates.
+# True within the update of an optimizer that reduces: there `iterations` counts updates.
 counting_updates: ContextVar[bool] = ContextVar("keras_ddl_counting_updates", default=False)
 
 
 @functools.cache
 def install() -> None:
-    """Changes the two classes, once per process."""
+    """Patches the two classes, once per process."""
     keras_compat.BaseOptimizer.iterations = _iterations(keras_compat.BaseOptimizer.iterations)
     keras_compat.LossScaleOptimizer.check_finite = _check_finite(keras_compat.LossScaleOptimizer.check_finite)
 
 
 def _iterations(original: property) -> property:
-    """An optimizer that reduces by itself shows batches, also where it accumulates gradients."""
+    """Makes `iterations` of an optimizer that reduces count batches, also with gradient accumulation."""
 
     def counted(self: Any) -> Any:
         """How many steps have been taken, as tf.Variable or tensor."""
@@ -38,7 +38,7 @@ def _iterations(original: property) -> property:
 
 
 def _check_finite(original: Any) -> Any:
-    """Gradients that are yet to be reduced may overflow on one rank: then all skip the step."""
+    """Makes all ranks skip a step if gradients overflow on one of them before they are reduced."""
 
     @functools.wraps(original)
     def check_finite(self: Any, grads: Any) -> Any:

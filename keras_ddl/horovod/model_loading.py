@@ -1,4 +1,4 @@
-"""load_model: a saved model with an optimizer that reduces gradients over the ranks."""
+"""load_model: loads a saved model with an optimizer that reduces gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def load_model(
 ) -> keras.Model:
     """Returns a saved model, compiled with a `DistributedOptimizer` that has the saved optimizer's state.
 
-    It does not matter whether the model was saved with one. Every rank reads the file.
+    The model may have been saved with or without one. Every rank reads the file.
 
     Args:
         filepath: of a .keras or .h5 file.
-        custom_optimizers: classes that the file may name besides Keras's.
-        custom_objects: as keras.models.load_model.
+        custom_optimizers: custom classes that the file may name.
+        custom_objects: as in keras.models.load_model.
         compression: of the gradients.
-        backward_passes_per_step, average_aggregated_gradients: as the optimizer had them when it was saved. What is
-            saved has gradient_accumulation_steps, with which Keras averages; without these the mean it stays.
+        backward_passes_per_step, average_aggregated_gradients: as when the model was saved. The file only has
+            gradient_accumulation_steps, with which Keras averages; without these arguments it stays a mean.
         legacy_opts: must be False: Keras 3 has no legacy optimizers.
     Raises: ConfigError: legacy_opts=True. What keras.models.load_model raises.
     """

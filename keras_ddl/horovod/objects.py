@@ -1,4 +1,4 @@
-"""Python objects of several ranks: pickled, by name or in the order of the calls. No session is needed for them."""
+"""Collectives on Python objects, which are pickled. Calls are matched by name or order; sessions are ignored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Returns a function of one object that does as `broadcast_object`."""
+    """Returns a function that calls `broadcast_object` on its argument."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)

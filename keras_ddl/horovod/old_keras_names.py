@@ -22,11 +22,11 @@ def _set_value(x: Any, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def there() -> Iterator[None]:
-    """Inside, Keras 3 has them. An `lr` that an optimizer's class has already stays.
+def available() -> Iterator[None]:
+    """Adds the names to Keras 3 within the block; an existing `lr` of an optimizer class stays.
 
-    Without this, `optimizer.lr = 0.1` would silently set an attribute that nothing reads, and
-    tf.keras.backend.set_value would fail with a variable of Keras 3.
+    Without this, `optimizer.lr = 0.1` would silently set an unused attribute, and tf.keras.backend.set_value would fail
+    with variables of Keras 3.
     """
     lr = property(lambda optimizer: optimizer.learning_rate, _set_rate)
     names: list[tuple[Any, str, Any]] = []

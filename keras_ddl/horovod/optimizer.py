@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a Keras optimizer that averages gradients over the ranks before it looks at them."""
+"""DistributedOptimizer: a Keras optimizer that averages gradients over the ranks before it uses them."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def DistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average its gradients over the ranks, then clip and apply them.
 
-    The optimizer returned is the one given, with its class, its state and its configuration: what is saved of it loads
-    where keras_ddl is not. A LossScaleOptimizer is returned as such, around an optimizer that reduces; the ranks agree
-    whether a step is skipped. Models are compiled with jit_compile=False: XLA has no kernel for collectives. It has one
-    more method, register_local_var(variable): its gradients stay each rank's own. copy.deepcopy of it reduces as well;
-    what is pickled or saved, or made from its configuration, is plain Keras and does not.
+    It modifies and returns `optimizer` itself, with its class, state and configuration: saved files load without
+    keras_ddl. A LossScaleOptimizer stays one, around an optimizer that reduces; the ranks agree on skipped steps.
+    Models are compiled with jit_compile=False: XLA has no kernel for collectives. The optimizer gets a method,
+    register_local_var(variable): that variable's gradients stay local to each rank. copy.deepcopy of it reduces as
+    well; pickled or saved copies, and those made from its configuration, are plain Keras and do not.
 
     Args:
-        optimizer: of Keras 3, made outside of a keras_ddl.Strategy. Variables must be the same on all ranks when
+        optimizer: of Keras 3, created outside of a keras_ddl.Strategy. Variables must be equal on all ranks when
             training begins: `callbacks.BroadcastGlobalVariablesCallback(0)` or `broadcast_variables`.
         name: of the reductions in errors and timelines; default: "Distributed" and the optimizer's class.
-        use_locking, device_dense, device_sparse: do nothing here.
-        compression: what dense gradients travel as, see `GradientReduction`.
-        sparse_as_dense: gradients of embeddings as whole tables, instead of gathered rows.
+        use_locking, device_dense, device_sparse: ignored.
+        compression: of dense gradients, see `GradientReduction`.
+        sparse_as_dense: reduce gradients of embeddings as dense tables, instead of gathering rows.
         gradient_predivide_factor: as in `GradientReduction`.
         op: Average or Sum.
-        backward_passes_per_step: batches per update. Each rank adds up its own gradients, and they are reduced once
-            per update. `iterations`, and so every schedule, counts batches.
+        backward_passes_per_step: batches per update. Each rank sums its own gradients, which are reduced once per
+            update. `iterations`, and so every schedule, counts batches.
         average_aggregated_gradients: divide that sum by the number of batches.
         num_groups, groups: as in `GradientReduction`; num_groups is the old name.
         process_set: the ranks that take part; default: all.
         scale_local_gradients: see `PartialDistributedOptimizer`.
-    Raises: ConfigError: anything else than an optimizer of Keras 3, one that reduces already, one of a
-        keras_ddl.Strategy, or arguments that do not go together.
+    Raises: ConfigError: not an optimizer of Keras 3, one that already reduces, one of a keras_ddl.Strategy, or
+        arguments that contradict each other.
     """
     return _distribute(
         optimizer,
@@ -86,12 +86,12 @@ def PartialDistributedOptimizer(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     **arguments: Any,
 ) -> keras.optimizers.Optimizer:
-    """Does what `DistributedOptimizer` does, except for the weights of `local_layers`, which stay each rank's own.
+    """As `DistributedOptimizer`, except that the weights of `local_layers` stay local to each rank.
 
     Args:
         local_layers: a layer or several; they may be built later.
-        arguments: those of `DistributedOptimizer`. With scale_local_gradients=True, the default, gradients of local
-            layers are divided by the number of ranks: a rank's loss is one of as many that are averaged.
+        arguments: as in `DistributedOptimizer`. With scale_local_gradients=True, the default, gradients of local
+            layers are divided by the number of ranks, because the total loss is the mean of the ranks' losses.
     """
     local = layers_of(local_layers)
     DistributedOptimizer(optimizer, name, **arguments)
@@ -100,12 +100,12 @@ def PartialDistributedOptimizer(
 
 
 def layers_of(layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None) -> list[keras.layers.Layer]:
-    """Returns `local_layers` as a list. Raises: ConfigError: something else than layers."""
-    found = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
-    wrong = [each for each in found if not isinstance(each, keras.layers.Layer)]
+    """Returns `local_layers` as a list. Raises: ConfigError: not layers."""
+    result = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
+    wrong = [each for each in result if not isinstance(each, keras.layers.Layer)]
     if wrong:
         raise ConfigError(f"local_layers must be layers of Keras. Received: {wrong[0]!r}.")
-    return found
+    return result
 
 
 def _distribute(
@@ -122,8 +122,8 @@ def _distribute(
     factor = _accumulate(inner, passes, average_passes)
     keras_patches.install()
     install()
-    # Set past Keras's tracking: neither is a part of the optimizer that is saved or restored. They stand in the
-    # object, not in a class of its own, so that Keras saves the class that it knows.
+    # Bypasses Keras's tracking: neither is saved or restored. They are set on the object instead of a subclass, so that
+    # Keras saves the optimizer's own class.
     own_reductions.set_reduction(inner, reduction)
     replace_steps(inner, _ReducingSteps(inner, reduction, factor).by_name())
     distribute = functools.partial(_distribute, name=name, passes=passes, average_passes=average_passes, **arguments)
@@ -134,7 +134,7 @@ def _distribute(
 
 
 def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
-    """What copy.deepcopy calls: Keras's copy is made of what it would save, and so does not reduce yet."""
+    """Implements copy.deepcopy: Keras copies only what it would save, so the copy must be made to reduce."""
     kind: Any = type(optimizer)
     make, arguments = kind.__reduce__(optimizer)
     copied = distribute(make(*arguments))
@@ -154,12 +154,12 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
     if delegates_updates(inner):
         raise ConfigError(
             f"DistributedOptimizer takes optimizers that update variables. Received: {type(inner).__name__}, which "
-            "leaves that to others. Pass each of those through DistributedOptimizer."
+            "delegates to other optimizers. Pass each of those through DistributedOptimizer."
         )
     if own_reductions.reduction_of(inner) is not None:
         raise ConfigError(
-            f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which a DistributedOptimizer "
-            "already is. Make another optimizer for another reduction."
+            f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which is already a "
+            "DistributedOptimizer. Create another optimizer for another reduction."
         )
     check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
     if keras_compat.strategy_of(inner) is not None:
@@ -175,7 +175,7 @@ def _check(optimizer: Any, inner: Any, op: str) -> None:
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
-    """Turns on Keras's accumulation of gradients, which averages them; returns what their mean is multiplied by."""
+    """Enables Keras's gradient accumulation, which averages; returns the factor for that mean."""
     if type(passes) is not int or passes < 1:
         raise ConfigError(f"backward_passes_per_step must be a whole number, 1 or more. Received: {passes!r}.")
     if passes == 1:
@@ -188,7 +188,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
         )
     if optimizer.built and not steps:
         raise ConfigError(
-            "backward_passes_per_step needs an optimizer that has not made its variables yet. Received: "
+            "backward_passes_per_step needs an optimizer that is not built yet. Received: "
             f"{optimizer.name!r}, which is built. Call DistributedOptimizer before the first step."
         )
     optimizer.gradient_accumulation_steps = passes
@@ -196,17 +196,17 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
 
 
 class _ReducingSteps:
-    """What takes the place of steps of one optimizer's update. Keras clips, decays and applies what they return.
+    """Replaces steps of an optimizer's update to reduce gradients. Keras then clips, decays and applies the results.
 
-    With gradient accumulation Keras clips once per update, in the branch of the graph that updates: there the sum is
-    reduced. All ranks count their batches alike, so all take that branch in the same step.
+    With gradient accumulation, Keras clips once per update, in the branch of the graph that updates: there the sum is
+    reduced. All ranks count batches equally, so all take that branch in the same step.
     """
 
     def __init__(self, optimizer: Any, reduction: GradientReduction, factor: float) -> None:
         self._optimizer = optimizer
         self._reduction = reduction
         self._factor = factor
-        self._variables: list[Any] | None = None  # of the accumulated gradients that are about to be clipped
+        self._variables: list[Any] | None = None  # of the accumulated gradients in `clip`
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         return {"apply": self.apply, "update": self.update, "clip": self.clip, "overwrite": self.overwrite}
@@ -223,7 +223,7 @@ class _ReducingSteps:
             self._variables = None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Elsewhere `iterations` counts batches; momenta are corrected by the number of updates."""
+        """Makes `iterations` count updates, by which momenta are bias-corrected; elsewhere it counts batches."""
         with setting(counting_updates, True):
             return original_step(self._optimizer, "update")(*args, **kwargs)
 
@@ -235,7 +235,7 @@ class _ReducingSteps:
         return original_step(self._optimizer, "clip")(grads)
 
     def overwrite(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
-        """Variables whose "gradient" is their new value (float8 scales) take the maximum over ranks."""
+        """Reduces by max for variables whose "gradient" is their new value (float8 scales)."""
         reduction = self._reduction
         grads = [
             ops.all_reduce(grad, op="max", name=f"{reduction.name}/overwrite_{i}", comm=reduction.comm)

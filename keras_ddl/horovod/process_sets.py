@@ -1,4 +1,4 @@
-"""Process sets: some of the ranks, by their numbers. A communicator of `keras_ddl.split` stands behind each."""
+"""Process sets: subsets of ranks, each with a communicator of `keras_ddl.split`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from keras_ddl.horovod.failures import InvalidArgumentError, as_tensorflow_error
 
 
 class ProcessSet:
-    """Some of the ranks. Give it to `init` or `add_process_set`, then to collectives as `process_set=`.
+    """A subset of ranks. Pass it to `init` or `add_process_set`, then to collectives as `process_set=`.
 
     Attributes:
-        ranks: numbers among all ranks, ascending; None once it was removed.
-        process_set_id: 0 for all ranks, None while it is not registered.
-        mpi_comm: None; sets are made of ranks.
+        ranks: ranks of the job, ascending; None after it was removed.
+        process_set_id: 0 for the set of all ranks, None if not registered.
+        mpi_comm: None; sets are made from ranks.
     """
 
     mpi_comm = None
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        """Raises: ConfigError: `ranks_or_comm` are not numbers of ranks, each once."""
+        """Raises: ConfigError: `ranks_or_comm` are not distinct ranks."""
         try:
-            found = sorted(operator.index(rank) for rank in ranks_or_comm)
+            ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
         except TypeError:
             raise ConfigError(
-                f"ProcessSet takes the numbers of its ranks. Received: {ranks_or_comm!r}. For a communicator of MPI, "
-                "list the ranks that it has."
+                f"ProcessSet takes a list of ranks. Received: {ranks_or_comm!r}. For an MPI communicator, list its "
+                "ranks."
             ) from None
-        if len(set(found)) != len(found) or any(rank < 0 for rank in found):
-            raise ConfigError(f"ProcessSet: each rank is 0 or more and named once. Received: {found}.")
-        self._ranks: list[int] | None = found
+        if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
+            raise ConfigError(f"ProcessSet: ranks must be 0 or more, each once. Received: {ranks}.")
+        self._ranks: list[int] | None = ranks
         self.process_set_id: int | None = None
         self._comm: Communicator | None = None
 
@@ -47,11 +47,11 @@ class ProcessSet:
 
     @property
     def comm(self) -> Communicator:
-        """What its collectives run on. Raises: ConfigError: not registered, or without this rank."""
+        """The communicator of its collectives. Raises: ConfigError: not registered, or without this rank."""
         return communicator_of(self)
 
     def included(self) -> bool:
-        """Whether this rank is one of the set. Raises: ConfigError: the set is not registered."""
+        """Whether this rank is in the set. Raises: ConfigError: the set is not registered."""
         return communicator.rank() in self._registered()
 
     def size(self) -> int:
@@ -78,16 +78,16 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 _registered: dict[int, ProcessSet] = {0: global_process_set}
-_numbers = [0]  # the last id that was given
+_numbers = [0]  # the last assigned id
 
 
 @as_tensorflow_errors
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Registers a process set, made of ranks if need be, and returns it. COLLECTIVE over all ranks, members or not.
+    """Registers and returns a process set; a list of ranks becomes one. COLLECTIVE over all ranks, members or not.
 
     Raises:
-        ConfigError: a rank that there is not, no rank, or the ranks of a set that is registered already.
-        tf.errors.FailedPreconditionError: ranks gave different sets; on every rank.
+        ConfigError: an unknown rank, no ranks, or the ranks of a registered set.
+        tf.errors.FailedPreconditionError: the ranks passed different sets; on every rank.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -108,11 +108,11 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a process set. COLLECTIVE over all ranks. Returns whether it was one that can be: not that of all ranks."""
+    """Removes a process set. COLLECTIVE over all ranks. Returns False for an unregistered set or that of all ranks."""
     number = process_set.process_set_id
     if number == 0 or number not in _registered:
         return False
-    communicator.barrier(f"remove_process_set_{number}")  # its members have done what they used it for
+    communicator.barrier(f"remove_process_set_{number}")  # its members have completed their collectives
     del _registered[number]
     if process_set._comm is not None:
         process_set._comm.close()
@@ -121,7 +121,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """Returns a registered set. Raises: ConfigError: there is none of this number."""
+    """Returns a registered set. Raises: ConfigError: unknown id."""
     if process_set_id not in _registered:
         raise ConfigError(f"There is no process set {process_set_id!r}. Registered: {sorted(_registered)}.")
     return _registered[process_set_id]
@@ -136,7 +136,7 @@ def registered(process_set: Any) -> ProcessSet:
 
 
 def communicator_of(process_set: Any) -> Communicator:
-    """Returns what collectives of this set run on. Raises: ConfigError: not registered, or without this rank."""
+    """Returns the communicator of a set. Raises: ConfigError: not registered, or without this rank."""
     ranks = registered(process_set)._registered()
     if process_set.process_set_id == 0:
         return communicator.communicator_of(None)
@@ -149,10 +149,7 @@ def communicator_of(process_set: Any) -> Communicator:
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """Returns the position in the set of `root_rank`, a number among all ranks.
-
-    Raises: ConfigError: it is not in the set.
-    """
+    """Returns the position in the set of `root_rank`, a rank of the job. Raises: ConfigError: it is not in the set."""
     ranks = communicator_of(process_set).world_ranks
     if isinstance(root_rank, bool) or not hasattr(root_rank, "__index__") or root_rank not in ranks:
         raise ConfigError(
@@ -162,7 +159,7 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 
 
 def forget_all() -> None:
-    """Before `shutdown`, which closes their communicators."""
+    """Drops all sets before `shutdown`, which closes their communicators."""
     for number in [number for number in _registered if number != 0]:
         _invalidate(_registered.pop(number))
     _numbers[0] = 0

@@ -1,4 +1,4 @@
-"""Ranks and numbers of ranks as tensors. They do not change while a job runs, so these are constants."""
+"""Ranks and sizes as tensors. They are constants, because they do not change while a job runs."""
 
 from __future__ import annotations
 

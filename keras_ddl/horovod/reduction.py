@@ -1,7 +1,7 @@
-"""How DistributedOptimizer and DistributedGradientTape reduce gradients: one object for Horovod's arguments.
+"""The reduction of gradients for DistributedOptimizer and DistributedGradientTape, with Horovod's arguments.
 
-Gradients go in buckets, as under the Strategy, but each is that of a rank's own loss, and what comes back is their mean
-(or sum). Nothing here knows rows of a batch.
+Gradients are reduced in buckets, as under the Strategy, but each rank's are of its own loss, and the result is their
+mean (or sum), without weights by rows.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from keras_ddl.horovod import process_sets
 from keras_ddl.horovod.basics import ReduceOp, check_sparse, reduce_op
 from keras_ddl.horovod.failures import as_tensorflow_errors
 
-# Attribute of what a tape has reduced: Horovod's optimizers leave gradients alone that a loop hands to them.
+# Attribute that marks gradients reduced by a tape, so that a DistributedOptimizer does not reduce them again.
 _REDUCED = "_ddl_reduced"
 
 
 class GradientReduction:
-    """Reduces lists of gradients over the ranks of a process set; equal on all of them.
+    """Reduces lists of gradients over the ranks of a process set; results are equal on all of them.
 
     Args:
         name: of the gradients; appears in error messages and timelines.
         op: Average or Sum, or another ReduceOp.
-        compression: an object with compress(tensor) -> (tensor, context) and decompress(tensor, context), used on dense
-            gradients; None: none.
-        sparse_as_dense: IndexedSlices become whole tables, instead of being gathered.
+        compression: an object with compress(tensor) -> (tensor, context) and decompress(tensor, context), for dense
+            gradients; None: no compression.
+        sparse_as_dense: convert IndexedSlices to dense tables, instead of gathering rows.
         gradient_predivide_factor: gradients are divided by it before the sum, and the sum is multiplied by it and
             divided by the number of ranks. With Average only.
-        groups: None: buckets as the Strategy makes them. A number: so many buckets of as many gradients each. A list
-            of lists of variables: their gradients together; other gradients in buckets.
-        process_set: of `add_process_set`; None: all ranks. A rank that is not in it keeps its own gradients.
+        groups: None: buckets as in the Strategy. A number: this many buckets with equal numbers of gradients. A list
+            of lists of variables: the gradients of each list together; other gradients in buckets.
+        process_set: of `add_process_set`; None: all ranks. A rank outside of it keeps its own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as if other ranks'
             gradients of them were zero.
 
     Attributes:
-        local_variables, local_layers: whose gradients stay this rank's own; to be added to. Layers may be built later.
-    Raises: ConfigError: arguments that do not go together.
+        local_variables, local_layers: their gradients stay local to this rank; lists to append to. Layers may be built
+            later.
+    Raises: ConfigError: arguments contradict each other.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class GradientReduction:
 
     @property
     def comm(self) -> Communicator:
-        """The ranks that take part. Raises: NotInitializedError before init()."""
+        """The communicator of the ranks that take part. Raises: NotInitializedError before init()."""
         if self.process_set is None:
             return communicator.communicator_of(None)
         return process_sets.communicator_of(self.process_set)
@@ -94,23 +95,23 @@ class GradientReduction:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank does. Raises: as `comm`."""
+        """Whether this rank takes part. Raises: as `comm`."""
         return self.process_set is None or process_sets.registered(self.process_set).included()
 
     @property
     def is_active(self) -> bool:
-        """Whether this rank's gradients are reduced with those of others, as things are now."""
+        """Whether this rank's gradients are currently reduced with those of others."""
         try:
             return self.takes_part and self.size > 1
         except KerasDdlError:  # its process set has been removed, or keras_ddl shut down
             return False
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves the gradients by one more variable to each rank."""
+        """Adds a variable whose gradients stay local to each rank."""
         self.local_variables.append(var)
 
     def is_local(self, variable: Any) -> bool:
-        """Whether the gradient of a variable stays this rank's own."""
+        """Whether the gradient of a variable stays local to this rank."""
         return id(plain(variable)) in self._local_ids()
 
     @as_tensorflow_errors
@@ -118,13 +119,13 @@ class GradientReduction:
         """Returns the reduced gradients, in the same order. COLLECTIVE.
 
         Args:
-            gradients: dense tensors, tf.IndexedSlices and None; alike on all ranks. Those that are marked as reduced
-                stay as they are.
-            variables: what each is the gradient of.
+            gradients: dense tensors, tf.IndexedSlices and None, of equal kinds on all ranks. Gradients marked as
+                reduced are not changed.
+            variables: the variable of each gradient.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
-            IndexedSlices, and an op that is not for them.
-        Cost: one all-reduce per bucket; for IndexedSlices two all-gathers, but an all-reduce of a part of them that is
-            a whole table (`gradients.sparse`).
+            the op does not support IndexedSlices.
+        Cost: one all-reduce per bucket; for IndexedSlices two all-gathers, except for parts that are complete tables,
+            which are all-reduced (`gradients.sparse`).
         """
         check_no_strategy(f"{self.name} reduces", tf.distribute.has_strategy())
         result, local, size = list(gradients), self._local_ids(), self.size
@@ -140,7 +141,7 @@ class GradientReduction:
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
                 check_sparse(self.op)
                 name = f"{self.name}/sparse_{i}"
-                # As in Horovod: the rows of all ranks, also where they have the same indices.
+                # As in Horovod: the rows of all ranks, even with equal indices.
                 result[i] = all_reduce_slices(gradient, op=self.op, name=name, compare=False, comm=comm)
             else:
                 result[i] = tf.convert_to_tensor(gradient)
@@ -162,8 +163,8 @@ class GradientReduction:
         """Returns whether a bool is True on all ranks that take part. COLLECTIVE."""
         if not self.takes_part:
             return value
-        told = ops.all_reduce(tf.cast(value, tf.int32), op="min", name=f"{self.name}/finite", comm=self.comm)
-        return tf.cast(told, tf.bool)
+        agreed = ops.all_reduce(tf.cast(value, tf.int32), op="min", name=f"{self.name}/finite", comm=self.comm)
+        return tf.cast(agreed, tf.bool)
 
     def _local_ids(self) -> set[int]:
         of_layers = (variable for layer in self.local_layers for variable in layer.trainable_variables)
@@ -182,7 +183,7 @@ class GradientReduction:
         return tensor
 
     def _plan(self, tensors: Sequence[tf.Tensor], variables: Sequence[Any], comm: Communicator) -> list[list[int]]:
-        """Returns the positions that are reduced together; the last layers first, as backward makes them."""
+        """Returns the positions of the gradients in each bucket; the last layers first, in the order of backward."""
         positions = list(range(len(tensors)))
         if isinstance(self.groups, int):
             count = min(self.groups, len(positions)) or 1
@@ -204,21 +205,21 @@ def check_no_strategy(what: str, inside: bool, remedy: str = "") -> None:
     strategy = tf.distribute.get_strategy() if inside else None
     if strategy is not None and keras_compat.is_ddl_strategy(strategy):
         raise ConfigError(
-            "Gradients are reduced once: by keras_ddl.Strategy, or by Horovod's DistributedOptimizer or "
+            "Gradients must be reduced once: by keras_ddl.Strategy, or by Horovod's DistributedOptimizer or "
             f"DistributedGradientTape. Received: {what} gradients under a keras_ddl.Strategy (rank {strategy.rank}). "
             + (remedy or "Remove the Strategy, or use the plain optimizer and tf.GradientTape.")
         )
 
 
 def mark_reduced(gradients: Iterable[Any]) -> None:
-    """Has every GradientReduction leave these objects as they are; what is computed from them is not marked."""
+    """Marks gradients so that GradientReductions do not change them; values computed from them are not marked."""
     for gradient in gradients:
         if gradient is not None:
             setattr(gradient, _REDUCED, True)
 
 
 def plain(variable: Any) -> Any:
-    """Returns the tf.Variable of a keras.Variable; anything else as it is."""
+    """Returns the tf.Variable of a keras.Variable; anything else unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 

@@ -1,4 +1,4 @@
-"""horovod.run: a function on several ranks, by `keras_ddl.run`."""
+"""horovod.run: runs a function on several ranks, by `keras_ddl.run`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns their results by rank; see `keras_ddl.run`.
 
-    Where this process has called `install`, imports of horovod find keras_ddl on the ranks, too.
+    If this process has called `install`, imports of horovod also find keras_ddl on the ranks.
 
     Args:
         np: the old name of num_proc.
         hosts: "h0:2,h1:2".
         hostfile: a file with lines `h0 slots=2` instead.
-        use_mpi, start_timeout, disable_cache: taken and not used; ranks are always started by MPI.
-    Raises: ConfigError: an argument that keras_ddl has nothing for, such as use_gloo, min_num_proc or ssh_port.
+        use_mpi, start_timeout, disable_cache: ignored.
+    Raises: ConfigError: an argument that keras_ddl does not support, such as use_gloo, min_num_proc or ssh_port.
         Otherwise as `keras_ddl.run`.
     """
     unknown = [name for name, value in others.items() if value not in (None, False)]
@@ -45,11 +45,10 @@ def run(
     if unknown:
         raise ConfigError(
             "run takes func, args, kwargs, num_proc, hosts or hostfile, and verbose. Received: "
-            f"{', '.join(f'{name}=' for name in unknown)}. Leave it out; for what keras_ddl has instead see "
-            "docs/launch.md."
+            f"{', '.join(f'{name}=' for name in unknown)}. Leave it out; for alternatives see docs/launch.md."
         )
     if hosts is not None and hostfile is not None:
-        raise ConfigError("run: hosts and hostfile say the same, so only one may be given. Received: both.")
+        raise ConfigError("run: only one of hosts and hostfile may be given. Received: both.")
     if hostfile is not None:
         hosts = _hosts_of(Path(hostfile))
     return launch.run(func, np or num_proc, args, kwargs, hosts=hosts, verbose=bool(verbose))

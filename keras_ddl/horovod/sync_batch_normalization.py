@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: batch normalisation with the statistics of all ranks' batches, without a Strategy."""
+"""SyncBatchNormalization: batch normalization over all ranks' batches, without a Strategy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from keras_ddl.errors import ConfigError
 
 @keras.saving.register_keras_serializable("keras_ddl")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """keras.layers.BatchNormalization whose batch is that of all ranks: in training one process with all rows of the
-    step would compute the same, gradients and moving statistics included. Ranks may have different numbers of rows.
+    """keras.layers.BatchNormalization with the statistics of all ranks' rows.
+
+    Training gives the results of one process with all rows of the step, gradients and moving statistics included. Ranks
+    may have different numbers of rows.
 
     Args:
         fused: must be False, as in Horovod.
@@ -30,8 +32,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     @do_not_convert
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Puts the ranks' means and squared deviations together (Chan, Golub and LeVeque, 1983): no cancellation, as in
-        the mean of squares less the square of the mean.
+        """Combines the ranks' means and squared deviations (Chan, Golub and LeVeque, 1983).
+
+        The mean of squares minus the squared mean would suffer from cancellation.
         """
         if communicator.size() == 1:
             return super()._moments(inputs, mask)
@@ -41,7 +44,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             slack = 0.0
         else:
             valid = tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., tf.newaxis], tf.shape(inputs))
-            slack = keras.backend.epsilon()  # as Keras's, of one process with a mask
+            slack = keras.backend.epsilon()  # as in Keras with a mask
         rows = tf.reduce_sum(valid, axes)
         mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * valid, axes), rows)
         shape = [1] * inputs.shape.rank

@@ -14,9 +14,9 @@ from keras_ddl.horovod.reduction import GradientReduction, mark_reduced
 
 
 class _DistributedGradientTape(tf.GradientTape):
-    """Stands in for a tape with which it shares all state, so that it may be made before or after recording."""
+    """Wraps a tape and shares its state, so that it may be created before or after recording."""
 
-    # Not in that state: a persistent tape may stand behind several.
+    # Not in the shared state: several of these may wrap one persistent tape.
     __slots__ = ("_ddl_reduction",)
 
     @do_not_convert
@@ -31,36 +31,35 @@ class _DistributedGradientTape(tf.GradientTape):
         """Returns the gradients of `target` by `sources`, reduced over the ranks. COLLECTIVE.
 
         Args:
-            target, sources, output_gradients, unconnected_gradients: as for tf.GradientTape.
-            use_generic_names: does nothing here. A bool in the place of unconnected_gradients is taken for it, as it
-                comes fourth in Horovod.
+            target, sources, output_gradients, unconnected_gradients: as in tf.GradientTape.
+            use_generic_names: ignored. It is Horovod's fourth argument, so a bool as unconnected_gradients is taken for
+                it.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype.
         """
         if isinstance(unconnected_gradients, bool):
             unconnected_gradients = tf.UnconnectedGradients.NONE
-        found = super().gradient(target, sources, output_gradients, unconnected_gradients)
-        # IndexedSlices count as one leaf each, as sources do.
-        flat = tf.nest.flatten(found)
+        gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        flat = tf.nest.flatten(gradients)  # each IndexedSlices is one leaf
         reduced = self._ddl_reduction.reduce(flat, tf.nest.flatten(sources))
         mark_reduced(reduced)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradients by a variable to each rank: they are not reduced. See `scale_local_gradients`."""
+        """Adds a variable whose gradients stay local to each rank. See `scale_local_gradients`."""
         self._ddl_reduction.local_variables.append(source)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Returns what `gradient` does, apart: norms, for instance, are equal on all ranks of the second part only.
+        """Computes `gradient`, and separates local from reduced gradients; only the latter are equal on all ranks.
 
-        Returns: pairs (source, gradient) of the sources that are this rank's own, and of those that are reduced.
+        Returns: pairs (source, gradient) of local sources, and of reduced ones.
         """
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients)))
-        apart: tuple[list[Any], list[Any]] = ([], [])
+        separated: tuple[list[Any], list[Any]] = ([], [])
         for source, gradient in pairs:
-            apart[0 if self._ddl_reduction.is_local(source) else 1].append((source, gradient))
-        return apart
+            separated[0 if self._ddl_reduction.is_local(source) else 1].append((source, gradient))
+        return separated
 
 
 @do_not_convert
@@ -77,32 +76,32 @@ def DistributedGradientTape(
     process_set: Any = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """Returns a tape that goes on where `gradtape` is, and whose `gradient` reduces over the ranks.
+    """Returns a tape that continues `gradtape`, and whose `gradient` reduces over the ranks.
 
-    Apply what it returns with a plain optimizer, or a DistributedOptimizer, which leaves it as it is. Other methods
-    (`jacobian`, `batch_jacobian`) stay this rank's own.
+    Apply its gradients with a plain optimizer, or a DistributedOptimizer, which does not reduce them again. Other
+    methods (`jacobian`, `batch_jacobian`) are local to the rank.
 
     Args:
-        gradtape: recording, or done, or not begun.
-        device_dense, device_sparse: do nothing here.
+        gradtape: before, during or after recording.
+        device_dense, device_sparse: ignored.
         op: Average, Sum, Min, Max, Product or Adasum.
         compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set,
-            scale_local_gradients: as for `DistributedOptimizer`.
-    Raises: ConfigError: something that is no tape, one that reduces already, or arguments that do not go together.
+            scale_local_gradients: as in `DistributedOptimizer`.
+    Raises: ConfigError: not a tape, one that already reduces, or arguments that contradict each other.
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
         raise ConfigError(
-            "DistributedGradientTape takes a tf.GradientTape, once: gradients are reduced once. "
-            f"Received: {type(gradtape).__name__.lstrip('_')}. Pass tf.GradientTape()."
+            "DistributedGradientTape takes a tf.GradientTape, whose gradients are not reduced yet. Received: "
+            f"{type(gradtape).__name__.lstrip('_')}. Pass tf.GradientTape()."
         )
-    # A class for each kind of tape: one of the program's own keeps its methods.
+    # A class for each kind of tape, so that custom tapes keep their methods.
     kind = type(gradtape)
-    made: Any = (
+    subclass: Any = (
         _DistributedGradientTape
         if kind is tf.GradientTape
         else type(kind.__name__, (_DistributedGradientTape, kind), {})
     )
-    tape = made.__new__(made)
+    tape = subclass.__new__(subclass)
     tape.__dict__ = gradtape.__dict__
     tape._ddl_reduction = GradientReduction(
         "DistributedGradientTape",
@@ -132,9 +131,7 @@ def PartialDistributedGradientTape(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """Does what `DistributedGradientTape` does, except for the weights of `local_layers`: see
-    `PartialDistributedOptimizer`.
-    """
+    """As `DistributedGradientTape`, except that `local_layers` stay local: see `PartialDistributedOptimizer`."""
     local = layers_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,

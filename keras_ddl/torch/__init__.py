@@ -5,8 +5,8 @@
 
     dist.init_process_group("ddl")
 
-Importing this registers the backend. Under `keras-ddl run`, mpirun or srun, `init_process_group` needs neither
-MASTER_ADDR nor RANK; RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set as torchrun sets them.
+The import registers the backend. Under `keras-ddl run`, mpirun or srun, `init_process_group` needs neither MASTER_ADDR
+nor RANK; the import sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def monitored_barrier(
 ) -> None:
     """Returns when every rank of `group` has called it; names the ranks that have not within `timeout`. COLLECTIVE.
 
-    torch.distributed.monitored_barrier takes groups of gloo only, by name; this takes those of "ddl".
+    torch.distributed.monitored_barrier accepts only groups of gloo; this one accepts groups of "ddl".
 
     Args:
         group: None: all ranks. timeout: None: that of the group.
-        wait_all_ranks: changes nothing; all missing ranks are named in either case.
+        wait_all_ranks: ignored; the error always names all missing ranks.
 
     Raises:
         torch.distributed.DistBackendError: ranks are missing; on every rank that came.
@@ -47,6 +47,6 @@ def monitored_barrier(
 
 
 if dist.is_available() and "ddl" not in dist.Backend.backend_list:
-    # Also for "cuda", so that a tensor there meets an error that says what to do.
+    # Also for "cuda", so that a tensor there gets an error with a remedy.
     dist.Backend.register_backend("ddl", process_group.create, extended_api=True, devices=["cpu", "cuda"])
     rendezvous.install()

@@ -1,4 +1,4 @@
-"""Runs the collectives of one group in the engine, and gives back what PyTorch waits for."""
+"""Runs the collectives of one group in the engine, and returns PyTorch's works."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from keras_ddl.torch.work import Completions, DdlWork, Together
 
 
 class Engine:
-    """One group's end of its communicator.
+    """Runs the collectives of one group on its communicator.
 
-    All collectives of a group have one name: they are matched in the order in which ranks call them, and a rank that
-    calls another collective than the others is told what each rank has called.
+    All collectives of a group have the same name: they are matched by order, and if ranks call different ones, the
+    error names each rank's call.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -37,16 +37,16 @@ class Engine:
         finish: Callable[[Any], None] | None = None,
         **fields: Any,
     ) -> DdlWork:
-        """Runs a collective, on this thread where the caller waits anyway.
+        """Runs a collective; on this thread if the caller waits anyway.
 
         Args:
-            results: what the caller gets; they and `keep` stay alive while it goes on.
-            agree: what must be equal on all ranks.
+            results: tensors for the caller; they and `keep` stay alive while it runs.
+            agree: a string that must be equal on all ranks.
             waits: whether to return only when it is done.
-            finish: brings what came to its place.
+            finish: called at the end, to copy results to their tensors.
             fields: of the request; see requests.Requests.request.
 
-        Raises: KerasDdlError, if it fails before this returns.
+        Raises: KerasDdlError: it fails before this returns.
         """
         native = self.comm.native()
         request = native.request(kind, self._name, dtype, places, detail=agree, **fields)
@@ -64,6 +64,6 @@ class Engine:
         return DdlWork(results, Together(works), completions=self._completions)
 
     def close(self) -> None:
-        """Leaves the group. What is under way fails; futures still complete."""
+        """Leaves the group. Running collectives fail; their futures still complete."""
         self._completions.close()
         self.comm.close()

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch as memory that the engine reads and writes where it lies."""
+"""Passes the memory of PyTorch tensors to the engine without copies, and checks that this is possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_ddl.errors import ConfigError
 if TYPE_CHECKING:
     from keras_ddl.torch.engine import Engine
 
-# What is reduced, and as what the engine reads it.
+# dtypes that can be reduced -> the engine's names.
 _REDUCED = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -33,14 +33,14 @@ _OPS = {
     ReduceOp.MAX: "max",
     ReduceOp.PRODUCT: "product",
 }
-# Of bools, as of other backends: whether any is true, or all are.
+# For bools, as in other backends: whether any is true, or all are.
 _OPS_OF_BOOLS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
 
 def check(call: str, tensors: Sequence[torch.Tensor], *, ordered: bool = False) -> None:
-    """Raises ConfigError for what cannot be read where it lies.
+    """Raises ConfigError for tensors that the engine cannot read in place.
 
-    ordered: elements lie in the order of their indices, as they must where they move to tensors of another shape.
+    ordered: require elements in the order of their indices, for moves to tensors of another shape.
     """
     for tensor in tensors:
         if tensor.device.type != "cpu":
@@ -53,15 +53,15 @@ def check(call: str, tensors: Sequence[torch.Tensor], *, ordered: bool = False) 
                 f"{call}: tensors must be dense. Received: layout {tensor.layout}. Use tensor.to_dense(), or "
                 "Embedding(sparse=False)."
             )
-        if not (tensor.is_contiguous() if ordered else is_whole(tensor)):
+        if not (tensor.is_contiguous() if ordered else is_gapless(tensor)):
             raise ConfigError(
                 f"{call}: tensors must be contiguous. Received: shape {list(tensor.shape)}, strides "
                 f"{list(tensor.stride())}. Use tensor.contiguous()."
             )
 
 
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie one after another, in whatever order: ranks then agree on it by their strides."""
+def is_gapless(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill memory without gaps, in any order, which ranks then compare by the strides."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -73,7 +73,7 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 def reduction(call: str, op: ReduceOp, tensor: torch.Tensor) -> tuple[str, int]:
-    """Returns the engine's dtype and op. Raises ConfigError for those that it does not have."""
+    """Returns the engine's dtype and op. Raises ConfigError: it lacks one of them."""
     name = next((name for each, name in _OPS.items() if op == each), None)
     if name is None:
         raise ConfigError(
@@ -91,34 +91,34 @@ def reduction(call: str, op: ReduceOp, tensor: torch.Tensor) -> tuple[str, int]:
 
 
 def as_is(tensor: torch.Tensor) -> tuple[str, int]:
-    """Returns a dtype of the engine and how many elements of it the tensor is: what is only moved may be of any."""
+    """Returns (dtype of the engine, number of its elements) to move a tensor of any dtype."""
     if tensor.dtype in _REDUCED:
         return _REDUCED[tensor.dtype], tensor.numel()
     return "uint8", tensor.numel() * tensor.element_size()
 
 
 def place(tensor: torch.Tensor, out: torch.Tensor | None, count: int) -> Memory:
-    """Returns the memory of a tensor, and of where the result goes."""
+    """Returns the memory of a tensor and of its result."""
     return Memory(tensor.data_ptr(), None if out is None else out.data_ptr(), count)
 
 
 def agreement(call: str, tensors: Sequence[torch.Tensor]) -> str:
-    """Says what ranks must agree on: the call, and the tensors' dtypes and shapes."""
+    """Returns the string that must be equal on all ranks: the call, and the tensors' dtypes and shapes."""
     return _agreement(call, *((each.dtype, each.shape, each.stride()) for each in tensors))
 
 
-@functools.lru_cache(maxsize=4096)  # it takes longer to say than a small exchange does
+@functools.lru_cache(maxsize=4096)  # formatting takes longer than a small exchange
 def _agreement(call: str, *tensors: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> str:
     return f"{call} of {', '.join(_text(*each) for each in tensors)}" if tensors else call
 
 
 def agreement_on_dtype(call: str, tensor: torch.Tensor) -> str:
-    """As `agreement`, where shapes may differ."""
+    """As `agreement`, for shapes that may differ."""
     return f"{call} of tensors of dtype {_name(tensor.dtype)}"
 
 
 def check_multiple(call: str, large: torch.Tensor, small: torch.Tensor, engine: Engine) -> None:
-    """Raises ConfigError unless `large` holds one of `small` for each rank."""
+    """Raises ConfigError unless `large` has room for one `small` per rank."""
     if large.numel() != small.numel() * engine.size or large.dtype != small.dtype:
         raise ConfigError(
             f"{call}: one tensor must be {engine.size} times the other, of one dtype. Received: "
@@ -129,7 +129,7 @@ def check_multiple(call: str, large: torch.Tensor, small: torch.Tensor, engine: 
 def check_one_each(
     call: str, tensors: Sequence[torch.Tensor], engine: Engine, dtype: torch.dtype | None = None
 ) -> None:
-    """Raises ConfigError unless there is one of `tensors` for each rank, all of one dtype (None: any)."""
+    """Raises ConfigError unless there is one tensor per rank, all of the same dtype (`dtype`, if given)."""
     dtypes = {each.dtype for each in tensors} | ({dtype} if dtype is not None else set())
     if len(tensors) != engine.size or len(dtypes) > 1:
         raise ConfigError(
@@ -139,14 +139,14 @@ def check_one_each(
 
 
 def text(tensor: torch.Tensor) -> str:
-    """Says what a tensor is."""
+    """Describes a tensor for messages."""
     return _text(tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _text(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> str:
-    said = f"tensor of dtype {_name(dtype)}, shape {list(shape)}"
+    description = f"tensor of dtype {_name(dtype)}, shape {list(shape)}"
     in_order = torch.empty_strided(shape, strides, device="meta").is_contiguous()
-    return said if in_order else f"{said}, strides {list(strides)}"
+    return description if in_order else f"{description}, strides {list(strides)}"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Collectives that move elements, of any dtype, and leave them as they are."""
+"""Collectives that move elements of any dtype without reducing them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def broadcast(engine: Engine, tensor: torch.Tensor, root: int, waits: bool) -> DdlWork:
-    """Gives all ranks the tensor of rank `root`, in place."""
+    """Broadcasts the tensor of rank `root`, in place."""
     memory.check("broadcast", [tensor])
     dtype, count = memory.as_is(tensor)
     return engine.run(
@@ -44,7 +44,7 @@ def all_gather_single(engine: Engine, output: torch.Tensor, tensor: torch.Tensor
 
 
 def all_gather(engine: Engine, outputs: Tensors, tensor: torch.Tensor, waits: bool) -> DdlWork:
-    """Gives `outputs[r]` the tensor of rank r; ranks may have different numbers of elements."""
+    """Copies the tensor of rank r to `outputs[r]`; ranks may have different numbers of elements."""
     call = "all_gather"
     memory.check(call, (*outputs, tensor))
     memory.check_one_each(call, (*outputs,), engine, tensor.dtype)
@@ -93,7 +93,7 @@ def all_to_all_single(
     input_splits: Sequence[int] | None,
     waits: bool,
 ) -> DdlWork:
-    """Sends rank r its rows of `tensor`, and fills `output` with the rows that come, in the order of ranks."""
+    """Sends each rank its rows of `tensor`, and fills `output` with the received rows, in the order of ranks."""
     call = "all_to_all_single"
     memory.check(call, (output, tensor), ordered=True)
     mine, theirs = _split(engine, tensor, input_splits), _split(engine, output, output_splits)
@@ -101,7 +101,7 @@ def all_to_all_single(
 
 
 def all_to_all(engine: Engine, outputs: Tensors, tensors: Tensors, waits: bool) -> DdlWork:
-    """Sends rank r `tensors[r]`, and fills `outputs[r]` with what comes from it."""
+    """Sends `tensors[r]` to rank r, and receives `outputs[r]` from it."""
     call = "all_to_all"
     memory.check(call, outputs, ordered=True)
     memory.check(call, tensors)
@@ -113,7 +113,7 @@ def all_to_all(engine: Engine, outputs: Tensors, tensors: Tensors, waits: bool) 
 
 
 def gather(engine: Engine, outputs: Tensors, tensor: torch.Tensor, root: int, waits: bool) -> DdlWork:
-    """Gives `outputs[r]` of rank `root` the tensor of rank r."""
+    """Copies the tensor of each rank r to `outputs[r]` of rank `root`."""
     if engine.rank == root:
         memory.check_one_each("gather", outputs, engine, tensor.dtype)
     memory.check("gather", outputs, ordered=True)
@@ -124,7 +124,7 @@ def gather(engine: Engine, outputs: Tensors, tensor: torch.Tensor, root: int, wa
 
 
 def scatter(engine: Engine, output: torch.Tensor, pieces: Tensors, root: int, waits: bool) -> DdlWork:
-    """Gives `output` of rank r what rank `root` has in `pieces[r]`."""
+    """Copies `pieces[r]` of rank `root` to `output` of each rank r."""
     if engine.rank == root:
         memory.check_one_each("scatter", pieces, engine, output.dtype)
     memory.check("scatter", pieces)
@@ -144,7 +144,7 @@ def _exchange(
     theirs: Sequence[int],
     waits: bool,
 ) -> DdlWork:
-    """Sends `mine[r]` elements of `flat` to rank r, and fills `results` with what comes, `theirs[r]` of rank r."""
+    """Sends `mine[r]` elements of `flat` to rank r, and receives `theirs[r]` elements from it into `results`."""
     dtype, count = memory.as_is(flat)
     unit = count // flat.numel() if flat.numel() else memory.as_is(flat.new_empty(1))[1]
     work = engine.run(
@@ -165,11 +165,11 @@ def _exchange(
 
 
 def _fill(engine: Engine, call: str, results: Tensors, theirs: Sequence[int], unit: int, started: Started) -> None:
-    came = [each // unit for each in started.rows(engine.size)]
-    if came != list(theirs):
+    received = [each // unit for each in started.rows(engine.size)]
+    if received != list(theirs):
         raise RankMismatchError(
-            f"{call}: what a rank expects of each rank must be what these send it. Received on rank {engine.rank}: "
-            f"{came} elements by rank, where {list(theirs)} are expected. Exchange the numbers first."
+            f"{call}: a rank must expect as many elements as each rank sends. Received on rank {engine.rank}: "
+            f"{received} elements by rank, where {list(theirs)} are expected. Exchange the numbers first."
         )
     started.copy_to((each.data_ptr(), each.numel() * each.element_size()) for each in results)
 

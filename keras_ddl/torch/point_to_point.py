@@ -1,4 +1,4 @@
-"""Messages between two ranks, over a transport of their own: the engine has collectives only."""
+"""Messages between two ranks, over a separate transport, because the engine only has collectives."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PAUSE_S = 50e-6
 
 
 class Message:
-    """A message under way. It gets on when it is asked for: whoever waits asks, and `PointToPoint` does.
+    """A message in progress. It makes progress when polled, by a waiting caller or by `PointToPoint`.
 
     Args:
-        length: bytes that must come; None: it is sent.
+        length: expected number of bytes; None for sends.
         what: for errors.
     """
 
-    _given_up: ClassVar[list[Any]] = []  # MPI may still use their memory
+    _abandoned: ClassVar[list[Any]] = []  # kept alive: MPI may still use their memory
 
     def __init__(self, request: Any, length: int | None, what: str, timeout: timedelta) -> None:
         self._request = request
@@ -44,11 +44,11 @@ class Message:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
-        self.is_over = False  # for the transport, too
+        self.is_over = False  # the transport has completed it, too
         self.source: int | None = None
 
     def is_done(self) -> bool:
-        """Whether the message has come, or gone; or the group's timeout has passed."""
+        """Whether the message was received or sent, or has failed, or the group's timeout has passed."""
         with self._lock:
             if self._done:
                 return True
@@ -59,25 +59,25 @@ class Message:
             else:
                 if self._done:
                     self.is_over = True
-                    self._look()
+                    self._check_length()
                 elif time.monotonic() - self._begun > self._seconds:
-                    self._given_up.append(self._request)
+                    self._abandoned.append(self._request)
                     self._end(DeadlineError(f"{self._what} has not ended within {self._seconds:g} s."))
             return self._done
 
     def give_up(self) -> None:
-        """Its group is shut down: whoever waits for it gets an error."""
+        """Ends it with an error, because its group is shut down."""
         if self.is_done():
             return
         with self._lock:
             self.is_over = self._request.cancel()
-            self._given_up.append(self._request)
+            self._abandoned.append(self._request)
             self._end(NotInitializedError(f"{self._what} has not ended before its group was shut down."))
 
-    def _look(self) -> None:
+    def _check_length(self) -> None:
         self.source = self._request.source
-        if self._length is not None and (came := self._request.length) != self._length:
-            self._end(RankMismatchError(f"{self._what}: rank {self.source} has sent {came} bytes, not {self._length}."))
+        if self._length is not None and (sent := self._request.length) != self._length:
+            self._end(RankMismatchError(f"{self._what}: rank {self.source} has sent {sent} bytes, not {self._length}."))
 
     def _end(self, error: Exception) -> None:
         self._done, self._error = True, error
@@ -85,12 +85,12 @@ class Message:
     def wait(self, seconds: float | None = None) -> bool:
         """As `Started.wait`."""
         end = None if seconds is None else time.monotonic() + seconds
-        asked = 0
+        polls = 0
         while not self.is_done():
             if end is not None and time.monotonic() >= end:
                 return False
-            asked += 1
-            time.sleep(0 if asked < _SPINS else _PAUSE_S)
+            polls += 1
+            time.sleep(0 if polls < _SPINS else _PAUSE_S)
         return True
 
     def error(self) -> Exception | None:
@@ -99,14 +99,14 @@ class Message:
 
 
 class MessageWork(DdlWork):
-    """What send and recv return; knows who sent."""
+    """The work of send and recv, which knows the sender."""
 
     def __init__(self, tensor: torch.Tensor, message: Message) -> None:
         super().__init__([tensor], message)
         self._message = message
 
     def source_rank(self) -> int | None:
-        """Returns the rank that has sent it."""
+        """Returns the rank of the sender."""
         self.wait()
         return self._message.source
 
@@ -114,7 +114,7 @@ class MessageWork(DdlWork):
 
 
 class PointToPoint:
-    """Sends and receives between the ranks of a communicator. Made by all of them."""
+    """Sends and receives between the ranks of a communicator. The constructor is COLLECTIVE."""
 
     def __init__(self, comm: Communicator, timeout: timedelta) -> None:
         self._comm = comm
@@ -127,14 +127,14 @@ class PointToPoint:
         self._closed = False
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
-        """Begins to send; `tensor` must not change until the work is done."""
+        """Starts to send; `tensor` must not change until the work is done."""
         data = _bytes(tensor)
         what = f"send of {data.nbytes} bytes to rank {to}, tag {tag},"
         self._check("send", to, tag)
         return self._begin(tensor, lambda: self._messages.send(data, to, tag), None, what)
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
-        """Begins to receive, from any rank for None. What comes must be as long as `tensor`."""
+        """Starts to receive; `source` None: from any rank. The message must have the size of `tensor`."""
         data = _bytes(tensor)
         sender = "any rank" if source is None else f"rank {source}"
         what = f"recv of {data.nbytes} bytes from {sender}, tag {tag},"
@@ -142,7 +142,7 @@ class PointToPoint:
         return self._begin(tensor, lambda: self._messages.receive(data, source, tag), data.nbytes, what)
 
     def close(self) -> None:
-        """Leaves the group. What is under way fails."""
+        """Leaves the group. Messages in progress fail."""
         with self._changed:
             closed, self._closed = self._closed, True
             self._changed.notify_all()
@@ -159,8 +159,8 @@ class PointToPoint:
         )
         if not known:
             raise ConfigError(
-                f"{call}: the other must be a rank, 0 to {self._comm.size - 1}, but not this one. Received: {peer} on "
-                f"rank {self._comm.rank}."
+                f"{call}: the peer must be another rank, of 0 to {self._comm.size - 1}. Received: {peer} on rank "
+                f"{self._comm.rank}."
             )
         if not 0 <= tag <= self._messages.largest_tag:
             raise ConfigError(
@@ -175,7 +175,7 @@ class PointToPoint:
             self._under_way.append(message)
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._ask, name="keras_ddl messages", daemon=True)
+                self._thread = threading.Thread(target=self._poll, name="keras_ddl messages", daemon=True)
                 self._thread.start()
         return MessageWork(tensor, message)
 
@@ -184,7 +184,7 @@ class PointToPoint:
         self._under_way = [each for each in self._under_way if each not in done]
         self._clean = self._clean and all(each.is_over for each in done)
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         while True:
             with self._changed:
                 if self._closed:

@@ -1,6 +1,6 @@
-"""A process group of torch.distributed: PyTorch's names of what the engine runs.
+"""A process group of torch.distributed: PyTorch's method names for the engine's collectives.
 
-Each group has a communicator of its own, so collectives of different groups do not wait for one another.
+Each group has its own communicator, so collectives of different groups do not wait for each other.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Tensors = Sequence[torch.Tensor]
 
 
 def create(options: Any, _: Any = None) -> ProcessGroup:
-    """Returns the group that torch.distributed asks for (DistributedBackendOptions). COLLECTIVE over its ranks."""
+    """Creates a group for torch.distributed. `options`: DistributedBackendOptions. COLLECTIVE over its ranks."""
     communicator.init()
     world = communicator.communicator_of(None)
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     fits = world.rank in ranks and max(ranks) < world.size
     if not fits or options.group_rank != ranks.index(world.rank):
         raise ConfigError(
-            "init_process_group: with backend 'ddl', ranks are those of the launcher of MPI. Received: rank "
-            f"{options.group_rank} of ranks {ranks}, in the process that the launcher calls rank {world.rank} of "
+            "init_process_group: with backend 'ddl', ranks must be the launcher's. Received: rank "
+            f"{options.group_rank} of ranks {ranks}, in the process that is the launcher's rank {world.rank} of "
             f"{world.size}. Start the program with `keras-ddl run`; leave out rank= and world_size=, and unset RANK "
             "and WORLD_SIZE."
         )
@@ -59,10 +59,10 @@ def _in_torch_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """The ranks of a communicator, to torch.distributed. Its methods have the names that PyTorch 2.8 to 2.15 call.
+    """A communicator as a group of torch.distributed. Its methods have the names that PyTorch 2.8 to 2.15 call.
 
-    Tensors are read and written where they lie, except in what needs them one after another and is given lists
-    (allgather, reduce_scatter, gather, scatter, alltoall): they are copied once.
+    Tensors are read and written in place, except in collectives on lists that need contiguous memory (allgather,
+    reduce_scatter, gather, scatter, alltoall), which copy once.
     """
 
     def __init__(self, comm: communicator.Communicator, timeout: timedelta, store: dist.Store) -> None:
@@ -81,7 +81,7 @@ class ProcessGroup(dist.ProcessGroup):
     def name(self) -> str:
         return "ddl"
 
-    # PyTorch itself keeps names in backends, which a group that is its own backend does not have.
+    # PyTorch stores names in backends, but this group is its own backend.
 
     def setGroupName(self, name: str) -> None:
         self._name = name
@@ -96,7 +96,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._description
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        # PyTorch 2.14 asks the backend whether it coalesces messages.
+        # PyTorch 2.14 queries the backend's `supports_coalescing`.
         return self
 
     @property
@@ -127,7 +127,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_in_torch_errors
     def reduce(self, tensors: Tensors, opts: Any) -> DdlWork:
-        """As allreduce: also the tensors of other ranks than the root hold the result."""
+        """As allreduce: all ranks' tensors get the result, not only the root's."""
         call = f"reduce to rank {opts.rootRank}"
         return reductions.all_reduce(self._engine, call, tensors, _op(opts), _waits(opts))
 
@@ -219,20 +219,20 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_in_torch_errors
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Returns when all ranks have come; else the error names those that have not."""
+        """Returns when all ranks have called it; otherwise raises an error that names the missing ranks."""
         self._roll_call.announce()
         work = self._engine.run(requests.BARRIER, "uint8", [], [], agree="monitored_barrier")
         if timeout is None or timeout >= self._timeout or work.ends_within(timeout.total_seconds()):
             work.wait()
             return
         missing = self._roll_call.missing()
-        if missing == []:  # the last has come in this moment
+        if missing == []:  # the last rank has just arrived
             work.wait()
             return
         raise dist.DistBackendError(
-            f"monitored_barrier: all ranks must come within {timeout.total_seconds():g} s. Missing: rank(s) "
-            f"{', '.join(map(str, missing or ())) or 'unknown'} of {self.size()}, seen on rank "
-            f"{self.rank()}. The barrier goes on: ranks that come to it later leave it."
+            f"monitored_barrier: all ranks must arrive within {timeout.total_seconds():g} s. Missing: rank(s) "
+            f"{', '.join(map(str, missing or ())) or 'unknown'} of {self.size()}, seen on rank {self.rank()}. The "
+            f"barrier stays active: ranks that arrive later pass it."
         )
 
     # ---- between two ranks
@@ -254,7 +254,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _waits(opts: Any) -> bool:
-    """Whether the caller waits for the collective as soon as it has begun: PyTorch 2.8 and later tell."""
+    """Whether the caller waits for the collective at once, as PyTorch 2.8 and later report."""
     return opts is not None and not getattr(opts, "asyncOp", True)
 
 

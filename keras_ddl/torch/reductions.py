@@ -1,4 +1,4 @@
-"""Collectives that reduce, by PyTorch's operations and dtypes that the engine has."""
+"""Collectives that reduce, for the operations and dtypes that the engine supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_ddl.torch.work import DdlWork
 
 
 def all_reduce(engine: Engine, call: str, tensors: Sequence[torch.Tensor], op: ReduceOp, waits: bool) -> DdlWork:
-    """Reduces each of `tensors` in place: one collective for all of a dtype."""
+    """Reduces each of `tensors` in place, with one collective per dtype."""
     memory.check(call, tensors)
     kinds: dict[tuple[str, int], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -37,7 +37,7 @@ def all_reduce(engine: Engine, call: str, tensors: Sequence[torch.Tensor], op: R
 def reduce_scatter_single(
     engine: Engine, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp, waits: bool
 ) -> DdlWork:
-    """Leaves each rank its chunk of the reduced `tensor`: equal ones, in the order of ranks."""
+    """Reduces `tensor` and leaves each rank its chunk; chunks are of equal size, in the order of ranks."""
     call = "reduce_scatter_tensor"
     memory.check(call, (output, tensor), ordered=True)
     memory.check_multiple(call, tensor, output, engine)
@@ -59,13 +59,13 @@ def reduce_scatter_single(
 def reduce_scatter(
     engine: Engine, output: torch.Tensor, pieces: Sequence[torch.Tensor], op: ReduceOp, waits: bool
 ) -> DdlWork:
-    """Leaves rank r the reduced `pieces[r]`, which may differ in size."""
+    """Reduces `pieces[r]` for each rank r; their sizes may differ."""
     call = "reduce_scatter"
     memory.check(call, (output, *pieces), ordered=True)
     memory.check_one_each(call, pieces, engine)
     if all(each.numel() == output.numel() for each in pieces):
         return reduce_scatter_single(engine, output, torch.cat([each.reshape(-1) for each in pieces]), op, waits)
-    # Each piece by itself, of which one is kept.
+    # Reduce each piece separately, and keep one.
     sums = [output if rank == engine.rank else torch.empty_like(each) for rank, each in enumerate(pieces)]
     for total, piece in zip(sums, pieces):
         total.copy_(piece)

@@ -1,4 +1,4 @@
-"""How ranks that MPI has started find torch.distributed's store, without MASTER_ADDR."""
+"""The rendezvous for torch.distributed's store without MASTER_ADDR, for ranks that a launcher started."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.distributed import Store, TCPStore
 
 from keras_ddl import communicator, config
 
-# As launchers tell them: of Open MPI, of MPICH and Intel MPI, of Slurm.
+# Variables of Open MPI, of MPICH and Intel MPI, and of Slurm.
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def install() -> None:
-    """Makes "env://", which init_process_group uses unless told otherwise, work without MASTER_ADDR.
+    """Makes "env://", the default of init_process_group, work without MASTER_ADDR.
 
-    Under a launcher of MPI ranks are its ranks; without one the process is alone.
+    Under a launcher, ranks are the launcher's; without one the process is alone.
     """
     launcher = config.launcher()
     if launcher is not None and launcher.size is not None and launcher.rank is not None:
-        # Scripts choose their device by LOCAL_RANK before they make a process group.
+        # Scripts choose their device by LOCAL_RANK before they create a process group.
         known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}
         for name, variables in (("LOCAL_RANK", _LOCAL_RANKS), ("LOCAL_WORLD_SIZE", _LOCAL_SIZES)):
-            found = next((os.environ[each] for each in variables if each in os.environ), None)
-            if found is not None:
-                known[name] = found
+            value = next((os.environ[each] for each in variables if each in os.environ), None)
+            if value is not None:
+                known[name] = value
         for name, value in known.items():
             os.environ.setdefault(name, value)
-    # Private in PyTorch 2.8 to 2.15: handlers can be added by a function, but this one is there already.
+    # Private in PyTorch 2.8 to 2.15: a public function adds handlers, but cannot replace this one.
     handlers = importlib.import_module(
         "torch.distributed.rendezvous"
     )._rendezvous_handlers  # the name is a function's, too
@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def _store(**kwargs: Any) -> Store:
-    """Returns the store of the job, which rank 0 serves at a port that the system chooses. COLLECTIVE."""
+    """Returns the job's store, which rank 0 serves at a port that the system chooses. COLLECTIVE."""
     communicator.init()
     rank, size = communicator.rank(), communicator.size()
     timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}

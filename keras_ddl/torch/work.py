@@ -1,4 +1,4 @@
-"""What a collective gives back to PyTorch: something to wait for, or a future."""
+"""Works and futures of collectives, for PyTorch to wait for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_ddl.errors import KerasDdlError
 
 
 class Completions:
-    """A thread that completes the futures of one group's collectives, which end in the order in which they began."""
+    """A thread that completes the futures of one group's collectives, which end in the order of their start."""
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[DdlWork | None] = queue.SimpleQueue()
@@ -26,9 +26,9 @@ class Completions:
         self._nested: Completions | None = None
 
     def add(self, work: DdlWork) -> None:
-        """Has the future of `work` completed when it ends."""
+        """Completes the future of `work` when it ends."""
         if threading.current_thread() is self._thread:
-            # A callback, which may wait for what it has started: PowerSGD's do. This thread is busy with it.
+            # A callback may wait for a collective that it has started (PowerSGD's do), which blocks this thread.
             self._nested = self._nested or Completions()
             self._nested.add(work)
             return
@@ -38,7 +38,7 @@ class Completions:
         self._works.put(work)
 
     def close(self) -> None:
-        """Ends the thread when the futures it has are complete."""
+        """Ends the thread when its futures are complete."""
         self._works.put(None)
         if self._nested is not None:
             self._nested.close()
@@ -49,13 +49,13 @@ class Completions:
 
 
 class DdlWork(Work):
-    """A collective, under way or done.
+    """A collective, running or done.
 
     Args:
         tensors: the results.
         started: None: done.
-        finish: called once, with `started` when that is done, in whatever thread waits first: brings the result to its
-            place, or raises KerasDdlError.
+        finish: called once, with `started` when that is done, in the first waiting thread; copies the result to the
+            tensors, or raises KerasDdlError.
         completions: completes the future.
     """
 
@@ -76,22 +76,22 @@ class DdlWork(Work):
         self._error: Exception | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when it is done. Raises DistBackendError: it failed, or (where a timeout is given) takes longer."""
+        """Returns when it is done. Raises DistBackendError: it failed, or takes longer than `timeout` (0: no limit)."""
         seconds = timeout.total_seconds() or None
         if not self.ends_within(seconds):
-            raise DistBackendError(f"The collective has not ended within {seconds} s. It goes on.")
+            raise DistBackendError(f"The collective has not ended within {seconds} s. It continues.")
         self._end()
         if self._error is not None:
             raise self._error
         return True
 
     def ends_within(self, seconds: float | None) -> bool:
-        """Waits until it has ended, or so long; returns whether it has."""
+        """Waits until it has ended, at most `seconds`; returns whether it has."""
         started = self._started
         return started is None or started.wait(seconds)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, and its results are where they belong."""
+        """Whether it has ended, and its results are in the tensors."""
         started = self._started
         if started is not None and not started.is_done():
             return False
@@ -115,7 +115,7 @@ class DdlWork(Work):
         with self._lock:
             if self._future is None:
                 self._pending = Future()
-                # An exception reaches code in C++, such as DistributedDataParallel's, only from a callback.
+                # C++ code, such as DistributedDataParallel's, sees an exception only if a callback raises it.
                 self._future = self._pending.then(_value_or_raise)
                 if self._completions is None or self.is_completed():
                     self._settle(self._pending)
@@ -146,12 +146,12 @@ class DdlWork(Work):
                     self._finish(started)
             except (KerasDdlError, DistBackendError) as error:
                 self._error = as_torch_error(error)
-            # At last: after a KeyboardInterrupt it begins anew, and others look at this without the lock.
+            # Last, so that a KeyboardInterrupt before leads to a retry; others read this without the lock.
             self._started = None
 
 
 class Together:
-    """Several collectives as one that was started."""
+    """Several started collectives as one."""
 
     def __init__(self, works: Sequence[DdlWork]) -> None:
         self._works = works
@@ -168,12 +168,12 @@ class Together:
 
 
 def as_torch_error(error: Exception) -> DistBackendError:
-    """Returns the engine's error as the one that users of torch.distributed catch."""
+    """Converts the engine's error to the one that users of torch.distributed catch."""
     if isinstance(error, DistBackendError):
         return error
-    torchs = DistBackendError(f"{type(error).__name__}: {error}")
-    torchs.__cause__ = error
-    return torchs
+    converted = DistBackendError(f"{type(error).__name__}: {error}")
+    converted.__cause__ = error
+    return converted
 
 
 def _value_or_raise(future: Future) -> Any:

@@ -27,7 +27,7 @@ def test_ddlrun_mode_is_the_box_of_racks_and_aisles():
     assert ddlrun.mode_of(four, 1, 2) == "p:2x2x2"
     assert ddlrun.mode_of(four, 2, 2) == "p:2x1x2x2"
     for hosts in (four[:3], [*four[:3], ("h3", 1)]):
-        with pytest.raises(ConfigError, match="equally many"):
+        with pytest.raises(ConfigError, match="equal numbers of hosts"):
             ddlrun.mode_of(hosts, 1, 2)
 
 

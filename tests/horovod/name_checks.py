@@ -226,7 +226,7 @@ def check_name_ProcessSet():
         assert one.rank() == 0
         assert_same(hvd.allreduce(tf.ones([2]), op=hvd.Sum, process_set=one), [1, 1])
     assert hvd.remove_process_set(one) and not hvd.remove_process_set(one)
-    refuses(lambda: hvd.ProcessSet(MPI.COMM_WORLD), "list the ranks")
+    refuses(lambda: hvd.ProcessSet(MPI.COMM_WORLD), "list its ranks")
 
 
 @row("global_process_set", WORKS)
