@@ -71,7 +71,7 @@ TEST(EndpointTest, WhenOneBreaksTheOthersLearnWhy) {
   }
 }
 
-TEST(EndpointTest, ARankThatHasSaidThatItLeavesIsNotLost) {
+TEST(EndpointTest, TheOthersLearnThatARankLeaves) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 1}}) {
     std::atomic<bool> seen{false};
     RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
