@@ -94,7 +94,7 @@ class Sums:
 def after(rounds: int) -> str:
     """Returns the prefix of names of collectives made after so many rounds.
 
-    It shows in a timeline which of them may have waited for others (keras_ddl/trace/waits.py).
+    It shows in a timeline which of them may have waited for others (keras_ddl/timeline/waits.py).
     """
     return f"after_{rounds}/" if rounds else ""
 

@@ -64,6 +64,31 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
     assert left_behind >= 3, "no kill struck in the middle of a write: the test shows nothing"
 
 
+def test_checkpoint_is_on_disk_before_it_has_its_name_and_so_is_the_name_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Path]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noting_sync(descriptor: int) -> None:
+        done.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def noting_rename(path: Path, target: Path) -> Path:
+        done.append(("rename", path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", noting_sync)
+        patch.setattr(Path, "rename", noting_rename)
+        final = write(tmp_path, 1).path
+    (renamed,) = [place for place, (what, _) in enumerate(done) if what == "rename"]
+    staged = done[renamed][1]
+    files = {staged / each.relative_to(final) for each in final.iterdir()}
+    assert len(files) == 3 and {path for _, path in done[:renamed]} >= {staged, *files}
+    assert ("sync", tmp_path) in done[renamed:]
+
+
 def test_replaced_checkpoint_stands_in_until_the_new_one_is_there(tmp_path: Path) -> None:
     write(tmp_path, 5, epoch=1)
     (tmp_path / "ckpt-00000005").rename(tmp_path / "ckpt-00000005.replaced")  # where a kill between the renames stops
@@ -105,6 +130,14 @@ def test_prune_counts_no_damaged_checkpoint_among_those_that_stay(tmp_path: Path
     assert checkpoint.prune(tmp_path, 2) == []
     write(tmp_path, 4)
     assert checkpoint.prune(tmp_path, 2) == [1, 3]
+
+
+def test_prune_leaves_a_checkpoint_that_is_read(tmp_path: Path) -> None:
+    first = write(tmp_path, 1).path
+    write(tmp_path, 2)
+    with durable.being_read(first), durable.being_read(first):
+        assert checkpoint.prune(tmp_path, 1) == []
+    assert checkpoint.prune(tmp_path, 1) == [1]
 
 
 def test_prune_takes_a_checkpoint_off_the_list_before_it_is_removed(
@@ -166,6 +199,11 @@ def lose_index(folder: Path) -> None:
     (folder / "weights.index").unlink()
 
 
+def grow(folder: Path) -> None:
+    with (folder / "weights.index").open("ab") as file:
+        file.write(b"more")
+
+
 def lose_state(folder: Path) -> None:
     (folder / "state.json").unlink()
 
@@ -185,6 +223,7 @@ def halve_state(folder: Path) -> None:
     ("damage", "words"),
     [
         (cut, r"weights\.data-00000-of-00001 has 20191 of 20291 bytes \(truncated"),
+        (grow, r"weights\.index has 504 of 500 bytes"),
         (lose_index, r"weights\.index is missing"),
         (lose_state, r"state\.json is missing"),
         (edit_state, r"state\.json was altered"),

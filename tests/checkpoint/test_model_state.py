@@ -195,6 +195,29 @@ def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) 
     checkpoint.validate(checkpoint.latest(tmp_path))
 
 
+def test_altered_weights_are_not_restored(tmp_path: Path) -> None:
+    model = make_model()
+    path = model_state.save_checkpoint(model, tmp_path, 1).path
+    (data,) = path.glob("weights.data-*")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    before = model.get_weights()
+    with pytest.raises(CheckpointError, match="weights.data-.* was altered after it was written"):
+        model_state.restore_checkpoint(model, tmp_path)
+    for mine, one in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(mine, one)
+
+
+def test_weights_of_another_dtype_are_refused_by_name(tmp_path: Path) -> None:
+    def model_of(dtype: str) -> Any:
+        return keras.Sequential([keras.Input((2,)), layers.Dense(3, dtype=dtype, name="dense")])
+
+    model_state.save_checkpoint(model_of("float32"), tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"kernel is float32\[2, 3\] there, float16\[2, 3\] here"):
+        model_state.restore_checkpoint(model_of("float16"), tmp_path)
+
+
 class Twins(keras.Model):
     """Two layers of one name, so that their variables have the same paths."""
 

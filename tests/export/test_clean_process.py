@@ -66,6 +66,28 @@ def test_text_is_stored_as_it_is(text, tmp_path):
         assert "differs in" in replay.compare({"x": found}, {"x": longer}, 0.0)["problems"][0]
 
 
+@pytest.mark.parametrize(
+    ("golden", "answer", "equal"),
+    [
+        ([1.0, np.nan], [1.0, np.nan], True),
+        ([1.0, 2.0], [1.0, np.nan], False),
+        ([1.0, np.nan], [1.0, 2.0], False),
+        ([np.inf, -np.inf], [np.inf, -np.inf], True),
+        ([np.inf, 1.0], [-np.inf, 1.0], False),
+    ],
+)
+def test_nan_and_infinity_equal_nothing_but_themselves(golden, answer, equal):
+    told = replay.compare({"x": np.array(golden)}, {"x": np.array(answer)}, 1e-4)
+    assert (told["problems"] == []) == told["bitwise"] == equal, told
+
+
+def test_one_wrong_number_among_many_is_told():
+    golden, answer = np.zeros(100_000), np.zeros(100_000)
+    answer[70_000] = 1e-3
+    told = replay.compare({"x": golden}, {"x": answer}, 1e-4)
+    assert told["problems"] == ["x differs by 0.001 of its scale (allowed 0.0001)"] and told["largest"] == 1e-3
+
+
 def test_it_imports_nothing_of_tensorflow_s_python(tmp_path):
     request = {"path": str(tmp_path / "nothing"), "config": "", "questions": []}
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -19,6 +20,9 @@ from serving.serving import Running, predict_request, resident_bytes, serving
 from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
 from keras_ddl.serving.connections import disconnect
+from keras_ddl.serving.processes import ModelProcess
+from keras_ddl.serving.settings import Options
+from keras_ddl.serving.status import Code, RequestError
 
 MEGABYTE = 2**20
 PREDICT = "/v1/models/model:predict"
@@ -284,3 +288,20 @@ def test_lists_of_models_are_not_taken_from_clients(strict: Running) -> None:
     with pytest.raises(grpc.RpcError, match="--allow-reload-config") as caught:
         strict.models.HandleReloadConfigRequest(model_management_pb2.ReloadConfigRequest())
     assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_as_many_requests_wait_as_the_queue_holds() -> None:
+    async def ask(threads: int, queue: int) -> None:
+        process = ModelProcess(None, "model", 1, Path(), Options(threads=threads, queue=queue))  # is never started
+        waiting = [asyncio.create_task(process.call({}, b"")) for _ in range(threads + queue)]
+        await asyncio.sleep(0)
+        assert process.busy == threads + queue
+        with pytest.raises(RequestError, match="queue of model 'model' is full") as full:
+            await process.call({}, b"")
+        assert full.value.code == Code.UNAVAILABLE
+        process.close()
+        for answer in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(answer, RequestError) and answer.code == Code.UNAVAILABLE
+
+    asyncio.run(ask(threads=1, queue=0))
+    asyncio.run(ask(threads=2, queue=3))
