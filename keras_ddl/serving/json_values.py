@@ -83,7 +83,7 @@ def predict_request(body: bytes, signatures: Signatures) -> Predict:
     request = parse(body)
     name = signature_of(request, signatures)
     if (_ROWS in request) == (_COLUMNS in request):
-        raise invalid(f'A predict request must have "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
+        raise invalid(f'A predict request has either "{_ROWS}" or "{_COLUMNS}". Received: {sorted(request)[:10]}.')
     signature, in_rows = signatures[name], _ROWS in request
     inputs = signature.inputs
     columns = _columns_of_rows(request[_ROWS], name, inputs) if in_rows else _columns(request[_COLUMNS], name, inputs)

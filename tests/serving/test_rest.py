@@ -62,7 +62,7 @@ def test_classify_and_regress(server):
         (PREDICT, {"signature_name": "pair", "inputs": {"number": [1.5], "text": ["a"]}}, 400, "'number' takes int64"),
         (PREDICT, {"signature_name": "pair", "inputs": {"number": [2**70], "text": ["a"]}}, 400, "'number'"),
         (PREDICT, {"signature_name": "pair", "inputs": {"number": [1], "text": [{"b64": "?"}]}}, 400, "b64"),
-        (PREDICT, {"signature_name": "pair", "inputs": [1]}, 400, "name each"),
+        (PREDICT, {"signature_name": "pair", "inputs": [1]}, 400, "by name"),
         (PREDICT, {"signature_name": "other", "inputs": X}, 400, "Serving signature name"),
         ("/v1/models/other:predict", {"inputs": X}, 404, "Servable not found"),
         ("/v1/models/model/versions/9:predict", {"inputs": X}, 404, "Servable not found"),
