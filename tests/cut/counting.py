@@ -12,7 +12,7 @@ from keras_ddl.cut.program import Value
 RANKS = 2
 
 
-class _Nothing:
+class NoRanks:
     """Collectives of a graph that never runs: of the right dtypes, and of shapes as open as those of keras_ddl.ops."""
 
     rank, size = 0, RANKS
@@ -30,23 +30,24 @@ class _Nothing:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
 
-def report_of(step: Callable[..., Any], batch: Any, *, static: bool = True) -> Report:
+def report_of(step: Callable[..., Any], batch: Any, *, static: bool = True, report: Report | None = None) -> Report:
     """Returns what `step` moves.
 
     Args:
         step: of a batch, as Keras's train_step is: a structure of arrays [rows, ...], rows even.
         static: whether the step sees the number of rows when it is traced.
+        report: where that is recorded; None: a new one.
     """
     leaves = tf.nest.flatten(batch)
     rows = leaves[0].shape[0]
     specs = [tf.TensorSpec([rows if static else None, *each.shape[1:]], each.dtype) for each in leaves]
     whole = tf.function(lambda *given: step(tf.nest.pack_sequence_as(batch, given)), autograph=False)
     concrete = whole.get_concrete_function(*specs)  # holds the graph
-    report = Report()
+    report = report or Report()
 
     def rank_step(total: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> None:
         known = Batch(rows, rows // RANKS, 0) if static else Batch(total, mine, tf.zeros([], tf.int64))
-        build_step(Program(concrete.graph), local, [Sharded(0)] * len(local), known, _Nothing(), report=report)
+        build_step(Program(concrete.graph), local, [Sharded(0)] * len(local), known, NoRanks(), report=report)
 
     local = [tf.TensorSpec([rows // RANKS if static else None, *each.shape[1:]], each.dtype) for each in leaves]
     number = tf.TensorSpec([], tf.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from cut.together import OPTIONS, Collectives, Turns, in_turns
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
+from keras_ddl.cut import Collectives as StepCollectives
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.placements import REPLICATED, Partial, Placement, Replicated, Sharded
 
@@ -49,6 +50,7 @@ class Ranks:
 
 
 _TOGETHER = 100  # programs in one graph
+Draw = Callable[[str, list[int], int, np.random.Generator], np.ndarray]  # as `entries`
 SETTINGS = (Ranks(2, 3), Ranks(3, 2), Ranks(2, 1), Ranks(3, 4, static=False))
 
 
@@ -61,10 +63,10 @@ def differences(cases: Sequence[Case], ranks: Ranks, limit: int | None = None) -
     return wrong, len(trials)
 
 
-def _differences(trials: Sequence[_Trial], ranks: Ranks) -> list[str]:
+def _differences(trials: Sequence[Trial], ranks: Ranks) -> list[str]:
     graph, outputs, expected = tf.Graph(), [[] for _ in range(ranks.size)], []
     with graph.as_default():
-        expected = [trial.whole() for trial in trials]
+        expected = [trial.traced.of_one_process() for trial in trials]
 
     def make(rank: int, turns: Turns) -> None:
         for number, trial in enumerate(trials):
@@ -82,28 +84,27 @@ def _differences(trials: Sequence[_Trial], ranks: Ranks) -> list[str]:
     return wrong
 
 
-def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[_Trial]:
+def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[Trial]:
     rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
-    traced = _Traced(case, ranks, rng)
+    traced = Traced(case, ranks, rng)
     combinations = list(itertools.product(*map(traced.placements, range(len(traced.arrays)))))
     combinations = [each for each in combinations if any(placement != REPLICATED for placement in each)]
     if limit is not None and len(combinations) > limit:
         combinations = [combinations[at] for at in sorted(rng.choice(len(combinations), limit, replace=False))]
     for placements in combinations:
-        yield _Trial(traced, placements, rng)
+        yield Trial(traced, placements, rng)
 
 
-class _Traced:
+class Traced:
     """A case as a program of one process."""
 
-    def __init__(self, case: Case, ranks: Ranks, rng: np.random.Generator) -> None:
-        self.case, self.ranks = case, ranks
+    def __init__(self, case: Case, ranks: Ranks, rng: np.random.Generator, draw: Draw | None = None) -> None:
+        self.case, self.ranks, self._draw = case, ranks, draw or entries
         self.arrays, self.kinds, self.letters = [], [], []
         self.graph = tf.__internal__.FuncGraph(case.type)
         with self.graph.as_default():
             operands = [self._operand(each, rng) for each in case.operands]
-            made = self._made(operands)
-            self.graph.outputs = [tf.identity(each) for each in made]
+            self.graph.outputs = [tf.identity(each) for each in self.made(operands)]
         self.graph.inputs = [each for each in operands if each.op.type == "Placeholder"]
 
     def _operand(self, given: Any, rng: np.random.Generator) -> tf.Tensor:
@@ -112,14 +113,15 @@ class _Traced:
             return tf.constant(given(rows) if callable(given) else given)
         letters, kind = given.split(" ") if not given.startswith(" ") else ("", given.strip())
         shape = [{"n": self.ranks.rows, "m": 2 * self.ranks.rows}.get(each) or int(each) for each in letters]
-        array = _entries(kind.lower(), shape, self.ranks.rows, rng)
+        array = self._draw(kind.lower(), shape, self.ranks.rows, rng)
         self.arrays.append(array)
         self.kinds.append(kind)
         self.letters.append(letters)
         known = [None if each in "nm" and not self.ranks.static else e for each, e in zip(letters, shape)]
         return tf.compat.v1.placeholder(tf.as_dtype(array.dtype) if kind not in "tT" else tf.string, known)
 
-    def _made(self, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+    def made(self, operands: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the results of the operation."""
         function = getattr(tf.raw_ops, self.case.type)
         names = list(function.__signature__.parameters)
         attrs = {
@@ -133,6 +135,18 @@ class _Traced:
         else:
             made = function(**dict(zip(names, operands)), **attrs)
         return tf.nest.flatten(made)
+
+    def of_one_process(self) -> list[tf.Tensor]:
+        """Returns the results of one process."""
+        return self.made(self.in_place(self.arrays, self.ranks.rows))
+
+    def in_place(self, arrays: Sequence[np.ndarray], rows: int) -> list[tf.Tensor]:
+        """Returns the operands: these arrays, and the constants of a batch of so many rows."""
+        rest = iter(arrays)
+        return [
+            tf.constant(next(rest) if isinstance(each, str) else each(rows) if callable(each) else each)
+            for each in self.case.operands
+        ]
 
     def placements(self, index: int) -> list[Placement]:
         letters, kind = self.letters[index], self.kinds[index]
@@ -149,10 +163,10 @@ class _Traced:
         return found
 
 
-class _Trial:
+class Trial:
     """A program with a placement of each of its operands."""
 
-    def __init__(self, traced: _Traced, placements: Sequence[Placement], rng: np.random.Generator) -> None:
+    def __init__(self, traced: Traced, placements: Sequence[Placement], rng: np.random.Generator) -> None:
         self.traced, self.placements = traced, placements
         self.locals = [self._local(array, placement, rng) for array, placement in zip(traced.arrays, placements)]
 
@@ -160,19 +174,9 @@ class _Trial:
         case = self.traced.case
         return f"{case.type} {case.operands} {case.attrs} {[*self.placements]}"
 
-    def whole(self) -> list[tf.Tensor]:
-        return list(self.traced._made(self._in_place(self.traced.arrays)))
-
-    def _in_place(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        rest = iter(arrays)
-        return [
-            tf.constant(next(rest))
-            if isinstance(each, str)
-            else tf.constant(each(self.traced.ranks.rows) if callable(each) else each)
-            for each in self.traced.case.operands
-        ]
-
-    def of_rank(self, rank: int, collectives: Collectives, number: int) -> list[tf.Tensor]:
+    def of_rank(
+        self, rank: int, collectives: StepCollectives, number: int = 0, report: Report | None = None
+    ) -> list[tf.Tensor]:
         ranks = self.traced.ranks
         first, mine = chunks(ranks.rows, ranks.size)[rank]
         batch = Batch(ranks.rows, mine, first)
@@ -186,7 +190,7 @@ class _Trial:
                 tensor = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
             local.append(tensor)
         return build_step(
-            Program(self.traced.graph, f"{number}/"), local, self.placements, batch, collectives, report=Report()
+            Program(self.traced.graph, f"{number}/"), local, self.placements, batch, collectives, report=report
         )
 
     def _local(self, array: np.ndarray, placement: Placement, rng: np.random.Generator) -> list[np.ndarray]:
@@ -195,17 +199,23 @@ class _Trial:
             return [array] * ranks.size
         if isinstance(placement, Partial):
             return _parts(array, placement.op, ranks.size, rng, 2**27 if self.traced.case.type == "Cast" else 2**10)
-        blocks, unit = placement.blocks.number, placement.unit.number
-        front, back = array.shape[: placement.axis], array.shape[placement.axis + 1 :]
-        seen = array.reshape(*front, blocks, ranks.rows, unit, *back)
-        found = []
-        for first, mine in chunks(ranks.rows, ranks.size):
-            own = np.take(seen, range(first, first + mine), axis=placement.axis + 1)
-            found.append(own.reshape(*front, blocks * mine * unit, *back))
-        return found
+        return shards(array, placement, ranks)
 
 
-def _entries(kind: str, shape: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
+def shards(array: np.ndarray, placement: Sharded, ranks: Ranks) -> list[np.ndarray]:
+    """Returns each rank's shard of an array."""
+    blocks, unit = placement.blocks.number, placement.unit.number
+    front, back = array.shape[: placement.axis], array.shape[placement.axis + 1 :]
+    seen = array.reshape(*front, blocks, ranks.rows, unit, *back)
+    found = []
+    for first, mine in chunks(ranks.rows, ranks.size):
+        own = np.take(seen, range(first, first + mine), axis=placement.axis + 1)
+        found.append(own.reshape(*front, blocks * mine * unit, *back))
+    return found
+
+
+def entries(kind: str, shape: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns an operand's entries, of a kind as in `Case`."""
     grid = rng.integers(-160, 161, shape)
     if kind == "b":
         return grid > 0

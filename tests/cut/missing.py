@@ -1,0 +1,357 @@
+"""Placements that would be right and that the cut declines: a program, the opposite of test_rows.py.
+
+    PYTHONPATH=tests python tests/cut/missing.py                # all operations of test_rows.py, in some minutes
+    PYTHONPATH=tests python tests/cut/missing.py --only Mul --open
+    PYTHONPATH=tests python tests/cut/missing.py --zoo detector decoder   # no names: all networks
+
+For each combination of placements of an operation's operands in which the cut gathers or combines one of them, the
+operation is run on each rank's own operands. Where what the ranks get is the result in some placement, the cut could
+have gone on without: that is a line of the table. Lines that hold only while all entries are finite are marked, and
+are no oversight: a step must give inf and NaN where one process does. A few draws of entries, on ranks that all have
+rows, are no proof: read a line before adding it to a row.
+
+As PyTorch's torch.distributed.tensor._ops.strategy_validation, which calls these lines missing rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+
+tf.config.threading.set_inter_op_parallelism_threads(32)  # as tests/conftest.py
+
+from cut.comparing import difference  # noqa: E402
+from cut.counting import NoRanks, report_of  # noqa: E402
+from cut.placements import Case, Draw, Ranks, Traced, Trial, entries, shards  # noqa: E402
+
+from keras_ddl.cut.dims import Dim  # noqa: E402
+from keras_ddl.cut.placements import REPLICATED, Partial, Placement, Sharded  # noqa: E402
+from keras_ddl.cut.program import Node, Value  # noqa: E402
+from keras_ddl.cut.report import Report  # noqa: E402
+
+SETTINGS = (Ranks(2, 5), Ranks(3, 7))  # rows are uneven, and no other extent of the cases
+_COMBINE = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}
+_MOST_PARTS = 2  # operands that are parts at once
+States = tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Placements of operands in which an operation could be built, and is not.
+
+    Attributes:
+        moved: the operands that the cut gathers or combines.
+        sliced: the placements of operands once those that are replicated are sliced, which costs nothing.
+        results: of each result the placements that are right.
+        finite: whether only for finite entries.
+    """
+
+    type: str
+    operands: States
+    moved: tuple[int, ...]
+    sliced: States
+    results: tuple[frozenset[Placement], ...]
+    finite: bool
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns what the table says of it."""
+        operands = ", ".join(map(_word, self.operands))
+        if self.sliced != self.operands:
+            operands += " as " + ", ".join(map(_word, self.sliced))
+        results = "; ".join(" or ".join(sorted(map(_word, each))) for each in self.results)
+        moved = ", ".join(str(each) for each in self.moved)
+        return operands, results, "finite" if self.finite else "all", moved
+
+
+def _word(placement: Placement) -> str:
+    if isinstance(placement, Partial):
+        return f"P({placement.op})"
+    if not isinstance(placement, Sharded):
+        return "R"
+    blocks, unit = placement.blocks.number, placement.unit.number
+    return f"S({placement.axis}{f', {blocks} blocks' if blocks != 1 else ''}{f', unit {unit}' if unit != 1 else ''})"
+
+
+# ---- what would be right
+
+
+def _draw(likely: float = 0.5, extremes: Sequence[float] = (), is_coarse: bool = False) -> Draw:
+    """Returns what draws entries: booleans are true with this probability, and these entries are among floats.
+
+    Few of them: where everything is NaN, every placement is right. Coarse floats are often equal.
+    """
+
+    def draw(kind: str, shape: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
+        if kind == "b":
+            return rng.random(shape) < likely
+        array = entries(kind, shape, rows, rng)
+        if array.dtype.kind == "f":
+            array = np.ceil(array) if is_coarse and kind != "s" else array
+            places = rng.choice(array.size, min(len(extremes), array.size), replace=False)
+            array.ravel()[places] = extremes[: len(places)]
+        return array
+
+    return draw
+
+
+# Booleans: all of a few are seldom true, and any of them seldom not. The others show what holds for finite entries.
+_DRAWS = [_draw(), _draw(likely=0.9), _draw(likely=0.1, is_coarse=True)]
+_FINITE = len(_DRAWS)
+_DRAWS += [_draw(extremes=each) for each in ([np.inf], [np.nan], [-np.inf, 0.0], [0.0, np.inf, -np.inf])]
+
+
+class _Right:
+    """Which placements of a case's results are right, by those of its operands."""
+
+    def __init__(self, case: Case) -> None:
+        self._rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
+        draws = [(ranks, draw) for draw in _DRAWS for ranks in SETTINGS]
+        self._draws = [_Draw(Traced(case, ranks, self._rng, draw)) for ranks, draw in draws]
+        self._known: dict[States, tuple[frozenset[Placement], ...] | None] = {}
+        self._finite: dict[States, bool] = {}
+
+    def results(self, states: States) -> tuple[frozenset[Placement], ...] | None:
+        """Returns the placements of each result that are right; None: of some result none is."""
+        if states not in self._known:
+            self._finite[states] = False
+            self._known[states] = self._of_draws(states, len(self._draws))
+            if self._known[states] is None:
+                self._finite[states] = True
+                self._known[states] = self._of_draws(states, _FINITE * len(SETTINGS))
+        return self._known[states]
+
+    def are_finite(self, states: States) -> bool:
+        """Whether these results are right for finite entries alone."""
+        return self._finite[states]
+
+    def _of_draws(self, states: States, count: int) -> tuple[frozenset[Placement], ...] | None:
+        found: tuple[frozenset[Placement], ...] | None = None
+        for each in self._draws[:count]:
+            found = each.right(states, found, self._rng)
+            if found is None:
+                return None
+        return found
+
+
+class _Draw:
+    """A case with entries, in one process."""
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+        self._expected = [each.numpy() for each in traced.of_one_process()]
+
+    def right(
+        self, states: States, among: Sequence[frozenset[Placement]] | None, rng: np.random.Generator
+    ) -> tuple[frozenset[Placement], ...] | None:
+        """Returns the placements of each result, of some or of all, that are right; None: of some result none is."""
+        ranks = self._traced.ranks
+        local = self._of_ranks(Trial(self._traced, states, rng).locals)
+        if local is None:
+            return None
+        found = []
+        for index, expected in enumerate(self._expected):
+            candidates = among[index] if among is not None else _candidates(expected, ranks.rows)
+            right = frozenset(p for p in candidates if _is(p, [each[index] for each in local], expected, ranks))
+            if not right:
+                return None
+            found.append(right)
+        return tuple(found)
+
+    def _of_ranks(self, arrays: list[list[np.ndarray]]) -> list[list[np.ndarray]] | None:
+        """Returns the results of each rank; None where the operation cannot be built of these operands."""
+        found = []
+        try:
+            for operands in zip(*arrays):
+                made = self._traced.made(self._traced.in_place(operands, self._traced.ranks.rows))
+                found.append([each.numpy() for each in made])
+        except (tf.errors.OpError, ValueError, TypeError):
+            return None
+        return found
+
+
+def _candidates(expected: np.ndarray, rows: int) -> Iterator[Placement]:
+    yield REPLICATED
+    for axis, extent in enumerate(expected.shape):
+        if extent and extent % rows == 0:
+            yield from {Sharded(axis, Dim(extent // rows)), Sharded(axis, unit=Dim(extent // rows))}
+    if expected.dtype.kind in "fiub":
+        yield from (Partial(op) for op in _COMBINE if expected.dtype != bool or op in ("max", "min"))
+
+
+def _is(placement: Placement, local: Sequence[np.ndarray], value: np.ndarray, ranks: Ranks) -> bool:
+    """Whether the ranks' tensors are a value in a placement."""
+    if isinstance(placement, Partial):
+        if any(each.shape != value.shape for each in local):
+            return False
+        with np.errstate(all="ignore"):
+            return difference([_COMBINE[placement.op](local, axis=0).astype(value.dtype)], [value]) is None
+    expected = shards(value, placement, ranks) if isinstance(placement, Sharded) else [value] * ranks.size
+    return all(difference([got], [want]) is None for got, want in zip(local, expected))
+
+
+# ---- what the cut does
+
+
+class _Moved(Report):
+    """Records which values an operation has gathered or combined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Value] = []
+
+    def gathered(self, value: Value, reader: Node | None) -> None:
+        self.values += [value] if reader is not None else []
+
+    def reduced(
+        self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    ) -> None:
+        self.values += [each for each, reader in zip(values, readers) if reader is not None]
+
+
+def _moved(traced: Traced, states: States, rng: np.random.Generator) -> tuple[int, ...]:
+    """Returns the operands that the cut gathers or combines."""
+    report = _Moved()
+    with tf.Graph().as_default():
+        Trial(traced, states, rng).of_rank(0, NoRanks(), report=report)
+    return tuple(at for at, each in enumerate(traced.graph.inputs) if any(each is one.tensor for one in report.values))
+
+
+def missing(cases: Iterable[Case], static: bool = True) -> Iterator[tuple[Missing, Case]]:
+    """Yields what could be built without a collective, and is not. `static`: tracing sees the number of rows."""
+    for case in cases:
+        rng = np.random.default_rng(0)
+        traced = Traced(case, Ranks(2, SETTINGS[0].rows, static), rng)
+        choices = [traced.placements(index) for index in range(len(traced.arrays))]
+        moved, right = {}, _Right(case)
+        for states in itertools.product(*choices):
+            parts = sum(isinstance(each, Partial) for each in states)
+            if any(each != REPLICATED for each in states) and parts <= _MOST_PARTS:
+                moved[states] = _moved(traced, states, rng)
+        for states, operands in moved.items():
+            if not operands:
+                continue
+            sliced = [
+                [each, *(c for c in among if isinstance(c, Sharded) and each == REPLICATED)]
+                for each, among in zip(states, choices)
+            ]
+            found = []
+            for each in itertools.product(*sliced):
+                results = right.results(each) if each == states or not moved[each] else None
+                if results is not None:
+                    found.append(Missing(case.type, states, operands, each, results, right.are_finite(each)))
+            if found:
+                yield min(found, key=lambda each: each.finite), case  # the first: as they are
+
+
+# ---- what it costs
+
+
+class _Costs(Report):
+    """Counts the bytes that types of operations have gathered and combined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.combined: Counter[str] = Counter()
+
+    def reduced(
+        self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    ) -> None:
+        super().reduced(op, values, readers, compressed)
+        for value, reader in zip(values, readers):
+            if reader is not None:
+                self.combined[reader.type] += (value.shape.num_elements() or 0) * value.dtype.size
+
+    def by_type(self) -> Counter[str]:
+        """Returns the bytes that were gathered."""
+        found: Counter[str] = Counter()
+        for each in self.entries:
+            if each.kind == "gather" and each.reason.endswith(" needs all rows"):
+                found[each.reason.split()[0]] += each.of_few_rows if each.bytes is None else each.bytes
+            elif each.kind == "gather" and each.is_intentional and each.reason != "is a result":
+                found[f"on purpose: {each.reason}"] += each.of_few_rows if each.bytes is None else each.bytes
+        return found
+
+
+def costs(names: Sequence[str], static: bool = True) -> tuple[Counter[str], Counter[str]]:
+    """Returns the bytes that types of operations have gathered, and combined, in a step of each network (none: all)."""
+    from cut import zoo
+
+    gathered, combined = Counter(), Counter()
+    for name, make in {**zoo.QUICK, **zoo.LONG}.items():
+        if names and name not in names:
+            continue
+        model, batch = make()
+        model._symbolic_build(data_batch=batch if isinstance(batch, tuple) else (batch,))
+        report = _Costs()
+        report_of(model.train_step, batch, static=static, report=report)
+        gathered += report.by_type()
+        combined += report.combined
+    return gathered, combined
+
+
+def table(found: Iterable[tuple[Missing, Case]], gathered: Mapping[str, int], combined: Mapping[str, int]) -> list[str]:
+    """Returns the lines of a table in Markdown: types of the same line together, the dearest first."""
+    lines: dict[tuple[str, ...], dict[str, list[Case]]] = {}
+    for each, case in found:
+        lines.setdefault(each.cells(), {}).setdefault(each.type, []).append(case)
+
+    def cost(types: Iterable[str]) -> tuple[int, int]:
+        return sum(gathered.get(each, 0) for each in types), sum(combined.get(each, 0) for each in types)
+
+    order = sorted(
+        lines,
+        key=lambda cells: (cells[2] == "finite", *(-each for each in cost(lines[cells])), "S" not in cells[0], cells),
+    )
+    rows = [
+        "| types (cases) | operands | could be | holds for | moved | gathered, combined (bytes) | for example |",
+        "|" + "---|" * 7,
+    ]
+    for cells in order:
+        types = lines[cells]
+        example = next(iter(types.values()))[0]
+        shapes = ", ".join(each if isinstance(each, str) else "constant" for each in example.operands)
+        attrs = ", ".join(f"{name}={each}" for name, each in example.attrs.items())
+        bytes_ = ", ".join(f"{each:,}" for each in cost(types))
+        rows.append(
+            "| "
+            + " | ".join(
+                [
+                    " ".join(f"{each} ({len(types[each])})" for each in sorted(types)),
+                    *cells,
+                    bytes_,
+                    f"{shapes} {attrs}".strip(),
+                ]
+            )
+            + " |"
+        )
+    types = {each for line in lines.values() for each in line}
+    others = sorted(((count, each) for each, count in gathered.items() if each not in types), reverse=True)
+    return rows + [
+        f"\nGathered, and no placement without it is known: {each}, {count:,} bytes" for count, each in others
+    ]
+
+
+def main() -> None:
+    from cut.test_rows import TOPICS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="TYPE", help="of this type of operation; may be repeated")
+    parser.add_argument("--open", action="store_true", help="as where tracing does not see the number of rows")
+    parser.add_argument("--zoo", nargs="*", metavar="NETWORK", help="what is moved in the networks of zoo.py")
+    options = parser.parse_args()
+    cases = [each for topic in TOPICS.values() for each in topic if not options.only or each.type in options.only]
+    static = not options.open
+    gathered, combined = costs(options.zoo, static) if options.zoo is not None else (Counter(), Counter())
+    print("\n".join(table(missing(cases, static), gathered, combined)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The program that lists what the cut could do and does not (missing.py) finds what was taken away, and no more."""
+
+from __future__ import annotations
+
+import pytest
+from cut.missing import missing, table
+from cut.placements import Case
+
+from keras_ddl.cut import registry
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, Sharded
+
+
+def test_missing_finds_nothing_for_a_product_but_what_needs_finite_factors() -> None:
+    found = [each for each, _ in missing([Case("MatMul", ["2n f", "n3 f"])])]
+    assert {each.operands for each in found} == {(PARTIAL, REPLICATED), (REPLICATED, PARTIAL)}
+    assert all(each.finite for each in found)
+
+
+def test_missing_finds_the_placements_of_a_row_that_was_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("Sub", ["n2 f", "2 f"])
+    before = {(each.operands, each.sliced) for each, _ in missing([case])}
+    monkeypatch.delitem(registry._rules, ("Sub", False))
+    found = [(each, case) for each, case in missing([case])]
+    shards = next(each for each, _ in found if each.operands == (Sharded(0), REPLICATED))
+    assert (shards.moved, shards.results, shards.finite) == ((0,), (frozenset({Sharded(0)}),), False)
+    assert (shards.operands, shards.sliced) not in before
+    assert any(
+        "Sub (1) | S(0), R | S(0) | all | 0 | 640, 0 |" in line for line in table(found, {"Sub": 640}, {"Sub": 0})
+    )
+
+
+def test_missing_names_the_slice_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = registry.rule_of("Sub")
+    monkeypatch.setitem(
+        registry._rules,
+        ("Sub", False),
+        lambda b, node: rule(b, node) if all(b.placement(each) != REPLICATED for each in node.inputs) else None,
+    )
+    found = [each for each, _ in missing([Case("Sub", ["n2 f", "n2 f"])])]
+    assert (Sharded(0), REPLICATED) in {each.operands for each in found}
+    assert {each.sliced for each in found if Sharded(0) in each.operands} == {(Sharded(0), Sharded(0))}
