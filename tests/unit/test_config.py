@@ -37,7 +37,6 @@ def test_get_returns_the_typed_value(monkeypatch):
         ("LOST_AFTER_SECONDS", "1", 1.0),
         ("DEADLINE_SECONDS", "0", 0.0),
         ("BUCKET_BYTES", "1", 1),
-        ("CONTROL_FAN_IN", "1", 1),
         ("HOST_RANK", "1/2@/run", (1, 2, "/run")),
     ],
 )
