@@ -26,7 +26,7 @@ Breakage, Verdict = breakages.Breakage, breakages.Verdict
 TABLE = breakages.read_tables()
 ROOMS = (
     "files checkpoint topology cost_model communicator launch ops gradients data cut strategy resuming serving "
-    "callbacks doctor horovod ddl torch cli trace"
+    "callbacks doctor horovod ddl torch cli timeline"
 )
 
 
