@@ -1,6 +1,7 @@
 """What variables start from, on several ranks. Run by test_ddl.py, which sets DDL_OPTIONS."""
 
 import contextlib
+import os
 import shutil
 import tempfile
 import warnings
@@ -13,6 +14,7 @@ import tensorflow.compat.v1 as tf
 import ddl
 import keras_ddl
 from harness.linear_graph import RANK, ROWS, SIZE, X, Y, everywhere, graph, linear, start
+from keras_ddl.ddl import job
 from keras_ddl.errors import ConfigError
 
 
@@ -24,6 +26,17 @@ def check_variables_start_from_rank_0():
             session.run(tf.global_variables_initializer())
             np.testing.assert_array_equal(session.run(w), start(0))
             assert session.run(own) == RANK  # statistics and counters stay a rank's own
+
+
+def check_group_size_counts_elements_of_four_bytes():
+    before = job._State.options, job._State.bucket_size
+    os.environ["DDL_GROUP_SIZE"] = "1000"
+    try:
+        job.init("-dbg_level 0")
+        assert job.bucket_size() == (4000, False)
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+        job._State.options, job._State.bucket_size = before
 
 
 def check_get_variable_and_a_list_of_variables_start_from_rank_0():

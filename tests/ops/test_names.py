@@ -14,6 +14,26 @@ def traced(function, *args) -> list[str]:
     return names
 
 
+def test_names_in_backward_functions_do_not_tell_how_many_graphs_the_process_has_made():
+    found: list[str] = []
+
+    @tf.custom_gradient
+    def passed_on(x):
+        def gradient(dy):
+            found.append(names.resolve(None, "all_reduce"))
+            return dy
+
+        return tf.identity(x), gradient
+
+    for _ in range(2):
+        x = tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.function(passed_on, autograph=False)(x)
+        tape.gradient(y, x)
+    assert found[-1] == found[0] and found[0].startswith("__"), found
+
+
 def test_eager_names_are_one_queue_in_program_order():
     assert names.resolve(None, "all_reduce") == names.resolve(None, "broadcast") == names.EAGER
     assert [names.resolve("loss", "all_reduce") for _ in range(2)] == ["loss", "loss"]
