@@ -31,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup wheel demo test test-all test-slurm test-versions test-aarch64 breakages docs lint format clean
+.PHONY: help setup wheel demo test test-all test-slurm test-versions test-aarch64 breakages mutants docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -59,6 +59,9 @@ test-versions: $(STAMP) ## try pairs of Keras and TensorFlow, write the table in
 
 breakages: $(STAMP) ## break a line at a time and see whether tests notice; an hour and more. ARGS="--only serving" chooses
 	@$(BIN)/python tools/breakages.py $(ARGS)
+
+mutants: $(STAMP) ## change the rules of the cut one at a time and see whether its tests notice; ARGS="--all" for hours
+	@$(BIN)/python tools/mutants.py $(ARGS)
 
 test-aarch64: ## build the native tests for 64-bit ARM and run them by qemu; installs nothing
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && [ -d /usr/src/googletest ] || { \

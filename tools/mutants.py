@@ -194,6 +194,12 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             yield Mutant(file, getattr(node, "lineno", statement.lineno), (index, kind), name, (statement.lineno, last))
 
 
+def all_mutants() -> list[Mutant]:
+    """Returns every mutant of FILES."""
+    paths = sorted({path for each in FILES for path in (ROOT / "keras_ddl" / "cut").glob(f"{each}.py")})
+    return [mutant for path in paths for mutant in mutants_of(path)]
+
+
 def tree_of(mutant: Mutant) -> ast.Module:
     """Returns the syntax tree of a mutant's module."""
     tree = ast.parse((ROOT / "keras_ddl" / "cut" / mutant.file).read_text(encoding="utf-8"))
@@ -357,8 +363,7 @@ def explained() -> set[str]:
 def main() -> int:
     """Runs the program; returns its exit status."""
     asked = _arguments()
-    paths = sorted({path for each in FILES for path in (ROOT / "keras_ddl" / "cut").glob(f"{each}.py")})
-    mutants = [each for path in paths for each in mutants_of(path) if asked.only in each.name]
+    mutants = [each for each in all_mutants() if asked.only in each.name]
     total = len(mutants)
     if not asked.all and len(mutants) > asked.sample:
         seed = asked.seed if asked.seed is not None else int(time.time() // 86400)
