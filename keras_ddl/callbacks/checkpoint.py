@@ -20,7 +20,7 @@ from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._publisher import Publisher, wait_for
-from keras_ddl.checkpoint.background import BackgroundWriter
+from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
@@ -179,6 +179,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._publisher = Publisher(self.dir, versions, self._publish_keep)
         if self._saved is not None:  # a second fit of this process continues in the directory
             return None
+        wait_for_writers()  # of a fit that was interrupted, as in a notebook: its last checkpoint counts
         make_directory(self.dir, "A checkpoint", CheckpointError)  # fails now rather than after the first epoch
         ckpt.sweep_temporaries(self.dir)
         if self.resume and ckpt.list_checkpoints(self.dir):

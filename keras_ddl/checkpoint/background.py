@@ -10,6 +10,14 @@ from keras_ddl.errors import CheckpointError, KerasDdlError
 
 # Lets the step that starts the work continue first: a thread that runs Python at once would delay it by milliseconds.
 _HEAD_START_SECONDS = 0.01
+_THREAD = "keras_ddl-checkpoint"
+
+
+def wait_for_writers() -> None:
+    """Waits for every writer of this process, also one whose fit was interrupted and which nobody waits for any more."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join()
 
 
 class BackgroundWriter:
@@ -35,7 +43,7 @@ class BackgroundWriter:
                 self._error = error
 
         # No daemon, so that a process that ends completes the write.
-        self._thread = threading.Thread(target=run, name="keras_ddl-checkpoint")
+        self._thread = threading.Thread(target=run, name=_THREAD)
         self._thread.start()
 
     def is_busy(self) -> bool:

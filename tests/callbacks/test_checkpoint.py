@@ -1,7 +1,7 @@
 """callbacks.Checkpoint in one process: what is written when, what stays, and that a resumed run goes on exactly."""
 
 import json
-import threading
+import time
 
 import keras
 import numpy as np
@@ -213,12 +213,31 @@ def test_metrics_of_an_epoch_that_is_resumed_inside_are_those_of_all_of_it(tmp_p
     options = {"monitor": "loss", "save_freq": 4}
     with pytest.raises(KeyboardInterrupt):
         run(make_new(), checkpointing(tmp_path, **options), Break())
-    for thread in threading.enumerate():
-        if thread.name == "keras_ddl-checkpoint":  # in another process, its end would wait for this
-            thread.join()
     resumed = run(make_new(), checkpointing(tmp_path, **options, resume=True))
     assert len(expected) == 2 * (1 if outputs == 1 else 3) + 4 * outputs
     assert resumed == {name: values[1:] for name, values in expected.items()}
+
+
+def test_a_fit_that_was_interrupted_while_it_wrote_is_resumed_from_what_it_wrote(tmp_path, monkeypatch):
+    """As in a notebook: the new fit begins while the thread of the old one has yet to publish."""
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    write = ckpt.write
+
+    def write_slowly(*arguments, **options):
+        time.sleep(0.5)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(ckpt, "write", write_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        fit(make(), checkpointing(tmp_path, monitor="loss"), Interrupt())
+    assert steps(tmp_path) == []
+    assert len(fit(make(), checkpointing(tmp_path, monitor="loss", resume=True))["loss"]) == 2
+    assert steps(tmp_path) == [3, 6, 9]
 
 
 def test_resume_in_an_empty_directory_begins_anew(tmp_path):
@@ -342,3 +361,4 @@ def test_publishing_needs_the_base_graph_and_room_for_a_version(tmp_path):
 def test_checkpoint_refuses_bad_arguments_when_it_is_made(tmp_path, options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))} must be .*Received: "):
         callbacks.Checkpoint(tmp_path, **options)
+
