@@ -19,6 +19,7 @@ import pytest
 from serving.serving import Running, predict_request, resident_bytes, serving
 from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
+from keras_ddl.serving import bodies
 from keras_ddl.serving.connections import disconnect
 from keras_ddl.serving.processes import ModelProcess
 from keras_ddl.serving.settings import Options
@@ -305,3 +306,12 @@ def test_as_many_requests_wait_as_the_queue_holds() -> None:
 
     asyncio.run(ask(threads=1, queue=0))
     asyncio.run(ask(threads=2, queue=3))
+
+
+def test_a_compressed_body_is_whole_or_refused() -> None:
+    body = gzip.compress(b"x" * 1000)
+    assert bodies.inflated(body, "gzip", 1000) == b"x" * 1000
+    for wrong in (body[:-1], body[:-8], body[: len(body) // 2], b"", body + b"x", body + body):
+        with pytest.raises(RequestError, match="cut off, or goes on after its end") as refused:
+            bodies.inflated(wrong, "gzip", 1000)
+        assert refused.value.code == Code.INVALID_ARGUMENT
