@@ -27,7 +27,7 @@ def _kind(kind: str) -> str:
 def _unary() -> list[Case]:
     found = []
     for number, kind in enumerate(UNARY):
-        if kind not in ("Conj", "Cast"):
+        if kind != "Cast" and kind not in operands.COMPLEX:
             found.append(Case(kind, [f"{('n2', '2n', 'm')[number % 3]} {_kind(kind)}"]))
     casts = [("f", tf.float32), ("h", tf.float64), ("f", tf.int32), ("i", tf.float64), ("i", tf.int64), ("b", tf.int32)]
     found += [Case("Cast", [f"2n {kind}"], {"DstT": to}) for kind, to in casts]
@@ -46,6 +46,9 @@ def _binary() -> list[Case]:
             found += [Case(kind, ["n b", "nn f", "nn f"])]
             continue
         letter = _kind(kind)
+        if kind == "Complex":
+            found += [Case(kind, ["n2 f", "2 f"], {"Tout": tf.complex128})]
+            continue
         if kind == "Polygamma":
             found += [Case(kind, [np.ones((2,)), "n2 p"]), Case(kind, [np.ones((1, 1)), "nn p"])]
             continue
@@ -216,6 +219,23 @@ def _images() -> list[Case]:
     return found
 
 
+def _matrices() -> list[Case]:
+    found = [Case(kind, ["nn44 f"]) for kind in ("MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant", "Qr")]
+    found += [Case("Svd", ["nn42 f"]), Case("SelfAdjointEigV2", ["n33 f"])]
+    found += [Case(kind, ["nn33 f", "nn32 f"]) for kind in ("MatrixSolve", "MatrixTriangularSolve")]
+    found += [Case("MatrixTriangularSolve", ["133 f", "n32 f"]), Case("Cross", ["nn3 f", "nn3 f"])]
+    below, above = np.int32(1), np.int32(0)
+    found += [Case("MatrixBandPart", [shape, below, above]) for shape in ("nnn f", "2n3n f", "nn f")]
+    found += [Case("MatrixDiagPartV3", ["nn34 f", np.int32(k), np.array(7.0)]) for k in (0, [0, 1])]
+    size = np.int32(-1)
+    found += [
+        Case("MatrixDiagV3", [shape, np.int32(0), size, size, np.array(7.0)]) for shape in ("nn f", "n3 f", "n f")
+    ]
+    found += [Case("MatrixDiagV3", ["n23 f", np.int32([0, 1]), size, size, np.array(7.0)])]
+    found += [Case("RFFT", ["nn8 h", np.int32([6])]), Case("RFFT2D", ["nn44 h", np.int32([4, 4])])]
+    return [*found, Case("RGBToHSV", ["nn23 s"]), Case("HSVToRGB", ["nn23 s"])]
+
+
 def _others() -> list[Case]:
     found = [Case("Select", [f"{c} b", f"{x} f", f"{x} f"]) for c, x in (("nn", "nn"), ("n", "nn"), ("", "2n"))]
     found += [Case("Bitcast", ["2n f"], {"type": tf.int64}), Case("Bitcast", ["nn i"], {"type": tf.int16})]
@@ -237,10 +257,20 @@ TOPICS = {
     "moved_axes": _moved_axes(),
     "indexing": _indexing(),
     "images": _images(),
+    "matrices": _matrices(),
     "others": _others(),
 }
-# Of texts those with other attributes and complex numbers (test_operations.py), and resources (test_programs.py).
-_ELSEWHERE = {"Conj", "ResourceGather", "LookupTableFindV2", "StringUpper", "StringStrip", "AsString"}
+# Texts with other attributes, complex numbers, positive matrices (test_operations.py), resources (test_programs.py).
+_ELSEWHERE = {
+    *operands.COMPLEX,
+    *("FFT", "IFFT", "FFT2D", "IFFT2D", "IRFFT", "IRFFT2D"),
+    "Cholesky",
+    "ResourceGather",
+    "LookupTableFindV2",
+    "StringUpper",
+    "StringStrip",
+    "AsString",
+}
 _ELSEWHERE |= {each for each in factors.rows() if each.startswith(("Regex", "Static", "Unicode", "StringTo"))}
 _ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: of a pool and its own result only
 
