@@ -137,6 +137,10 @@ def _last_axis() -> list[Case]:
 
 def _moved_axes() -> list[Case]:
     found = [Case("Transpose", ["nn2 f", np.int32(order)]) for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1], [1, 2, 0])]
+    found += [Case("Roll", ["nn2 f", np.int32([1, -2]), np.int32(axes)]) for axes in ([0, 0], [1, 2], [-1, -1])]
+    found += [Case("Roll", ["n4 f", np.int32(1), np.int32(1)])]
+    for shape, along, of in (("n4", 1, 0), ("4nn", 0, 1), ("nn4", 2, 1)):
+        found += [Case("ReverseSequence", [f"{shape} f", "n x"], {"seq_dim": along, "batch_dim": of})]
     found += [Case("ConjugateTranspose", ["n2 f", np.int32([1, 0])])]
     found += [Case("ExpandDims", ["nn f", np.int32(axis)]) for axis in (0, 1, 2, -1, -2)]
     found += [Case("Squeeze", ["1n1n f"], {"axis": axis}) for axis in ([], [0], [2], [-2], [0, 2])]

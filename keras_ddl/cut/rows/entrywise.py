@@ -83,7 +83,7 @@ def _broadcast_extents(known: Extents, node: Node) -> Told:
     return [broadcast([known.dims(each) for each in node.inputs])]
 
 
-@extents("CheckNumerics", "RandomShuffle", "ReverseSequence")
+@extents("CheckNumerics", "RandomShuffle")
 def _first_extents(known: Extents, node: Node) -> Told:
     return [known.dims(node.inputs[0])]
 
