@@ -210,6 +210,10 @@ def _images() -> list[Case]:
     found += [Case("AvgPool3D", ["n2222 h"], pool3), Case("AvgPool3DGrad", [shape3, "n2222 h"], pool3)]
     found += [Case("LRN", ["n333 h"]), Case("LRNGrad", ["n333 h"] * 3)]
     found += [Case("SpaceToDepth", ["n223 f"], {"block_size": 2}), Case("DepthToSpace", ["n114 f"], {"block_size": 2})]
+    block, none = np.int32([2, 1]), np.int32([[0, 0], [0, 0]])
+    for shape, paddings in (("n42 f", none), ("m33 f", np.int32([[0, 1], [1, 0]])), ("2m2 f", none)):
+        found += [Case("SpaceToBatchND", [shape, block, paddings])]
+    found += [Case("BatchToSpaceND", ["m42 f", block, np.int32([[1, 0], [0, 0]])])]
     size = np.int32([2, 4])
     for kind in ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"):
         found += [Case(kind, [image, size])]

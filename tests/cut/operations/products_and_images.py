@@ -80,6 +80,14 @@ def depthwise(x: Any) -> Any:
     )
 
 
+@case("SpaceToBatchND", "BatchToSpaceND")
+def dilated(x: Any) -> Any:
+    kernel = tf.reshape(tf.sin(tf.range(18.0, dtype=x.dtype)), [3, 3, 2, 1])
+    return with_gradients(
+        lambda v, k: tf.nn.depthwise_conv2d(v, k, [1] * 4, "SAME", dilations=[2, 2]), rows_of(x, 5, 5, 2), kernel
+    )
+
+
 @case("Dilation2D", "LRN", "LRNGrad", "SpaceToDepth", "DepthToSpace")
 def of_images(x: Any) -> Any:
     images = rows_of(x, 4, 4, 4)
