@@ -262,13 +262,6 @@ def missing(cases: Iterable[Case], static: bool = True) -> Iterator[tuple[Missin
 def _without_row() -> list[Case]:
     found = [Case("ClipByValue", ["n2 f", np.array(-1.0), np.array(1.0)]), Case("Betainc", ["n2 s"] * 3)]
     found += [Case("CheckNumerics", ["n2 f"], {"message": ""}), Case("MatrixSetDiagV3", ["n33 f", "n3 f", np.int32(0)])]
-    found += [Case("Roll", ["nn2 f", np.int32([1]), np.int32([axis])]) for axis in (0, 1, -1)]
-    found += [Case("ReverseSequence", ["n4 f", "n x"], {"seq_dim": 1, "batch_dim": 0})]
-    found += [Case("AdjustContrastv2", ["nn23 h", np.float32(2)])]
-    found += [Case(kind, ["n223 h", np.float32(0.5)]) for kind in ("AdjustHue", "AdjustSaturation")]
-    window = {"ksizes": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
-    found += [Case("ExtractImagePatches", ["n333 f"], window)]
-    found += [Case("SpaceToBatchND", ["n44 f", np.int32([2]), np.int32([[0, 0]])])]
     found += [Case(kind, [np.arange(-8.0, 8.0).reshape(1, 16), "1n f"]) for kind in ("LowerBound", "UpperBound")]
     found += [Case("GatherNd", ["nn2 f", "n2 x"]), Case("TensorScatterAdd", ["nn f", "n1 x", "nn f"])]
     found += [Case("ScatterNd", ["n1 x", "n3 f", lambda n: np.int32([n, 3])])]

@@ -214,6 +214,10 @@ def _images() -> list[Case]:
     for shape, paddings in (("n42 f", none), ("m33 f", np.int32([[0, 1], [1, 0]])), ("2m2 f", none)):
         found += [Case("SpaceToBatchND", [shape, block, paddings])]
     found += [Case("BatchToSpaceND", ["m42 f", block, np.int32([[1, 0], [0, 0]])])]
+    found += [Case("AdjustContrastv2", [shape, np.float32(2)]) for shape in ("nn23 h", "n23 h")]
+    found += [Case(kind, ["n223 h", np.float32(0.5)]) for kind in ("AdjustHue", "AdjustSaturation")]
+    window = {"ksizes": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
+    found += [Case("ExtractImagePatches", [image], window)]
     size = np.int32([2, 4])
     for kind in ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"):
         found += [Case(kind, [image, size])]

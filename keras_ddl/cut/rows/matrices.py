@@ -1,4 +1,4 @@
-"""Operations on vectors and matrices, each by itself: the axes before them are passed through."""
+"""Operations on vectors, matrices and pictures, each by itself: the axes before them are passed through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, row
 from keras_ddl.cut.program import Node
 
-_LAST = ("YZ", "WX")  # of the operands' matrices
+_LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 
 
 def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = False) -> Factors | None:
@@ -32,6 +32,12 @@ def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = 
 @row("RGBToHSV", "HSVToRGB", "FFT", "IFFT")
 def _vectors(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [1], keeps_shape=True)
+
+
+@row("AdjustContrastv2", "AdjustHue", "AdjustSaturation")
+def _pictures(known: Extents, node: Node) -> Factors | None:
+    """Height, width and colors; a contrast is relative to the mean of a picture."""
+    return _each(known, node, [3], keeps_shape=True)
 
 
 @row("RFFT", "IRFFT")

@@ -80,6 +80,14 @@ def depthwise(x: Any) -> Any:
     )
 
 
+@case("ExtractImagePatches", "AdjustContrastv2", "AdjustHue", "AdjustSaturation")
+def adjusted(x: Any) -> Any:
+    images = tf.cast(tf.sigmoid(rows_of(x, 4, 4, 3)), tf.float32)
+    found = [tf.image.adjust_contrast(images, 2.0), tf.image.adjust_hue(images, 0.1)]
+    patches = tf.image.extract_patches(images, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+    return [*found, tf.image.adjust_saturation(images, 0.5), patches]
+
+
 @case("SpaceToBatchND", "BatchToSpaceND")
 def dilated(x: Any) -> Any:
     kernel = tf.reshape(tf.sin(tf.range(18.0, dtype=x.dtype)), [3, 3, 2, 1])
