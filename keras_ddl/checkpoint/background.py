@@ -14,7 +14,7 @@ _THREAD = "keras_ddl-checkpoint"
 
 
 def wait_for_writers() -> None:
-    """Waits for every writer of this process, also one whose fit was interrupted and which nobody waits for any more."""
+    """Waits for the writers of this process, also those of a fit that was interrupted, for which nobody waits."""
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join()

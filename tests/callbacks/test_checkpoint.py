@@ -361,4 +361,3 @@ def test_publishing_needs_the_base_graph_and_room_for_a_version(tmp_path):
 def test_checkpoint_refuses_bad_arguments_when_it_is_made(tmp_path, options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))} must be .*Received: "):
         callbacks.Checkpoint(tmp_path, **options)
-

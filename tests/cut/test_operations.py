@@ -11,6 +11,7 @@ from cut.operations import (  # noqa: F401  (they register)
     by_index,
     entrywise,
     lists,
+    matrices,
     products_and_images,
     reductions,
     shapes,

@@ -27,7 +27,7 @@ def _kind(kind: str) -> str:
 def _unary() -> list[Case]:
     found = []
     for number, kind in enumerate(UNARY):
-        if kind not in ("Conj", "Cast"):
+        if kind != "Cast" and kind not in operands.COMPLEX:
             found.append(Case(kind, [f"{('n2', '2n', 'm')[number % 3]} {_kind(kind)}"]))
     casts = [("f", tf.float32), ("h", tf.float64), ("f", tf.int32), ("i", tf.float64), ("i", tf.int64), ("b", tf.int32)]
     found += [Case("Cast", [f"2n {kind}"], {"DstT": to}) for kind, to in casts]
@@ -46,6 +46,9 @@ def _binary() -> list[Case]:
             found += [Case(kind, ["n b", "nn f", "nn f"])]
             continue
         letter = _kind(kind)
+        if kind == "Complex":
+            found += [Case(kind, ["n2 f", "2 f"], {"Tout": tf.complex128})]
+            continue
         if kind == "Polygamma":
             found += [Case(kind, [np.ones((2,)), "n2 p"]), Case(kind, [np.ones((1, 1)), "nn p"])]
             continue
@@ -134,6 +137,10 @@ def _last_axis() -> list[Case]:
 
 def _moved_axes() -> list[Case]:
     found = [Case("Transpose", ["nn2 f", np.int32(order)]) for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1], [1, 2, 0])]
+    found += [Case("Roll", ["nn2 f", np.int32([1, -2]), np.int32(axes)]) for axes in ([0, 0], [1, 2], [-1, -1])]
+    found += [Case("Roll", ["n4 f", np.int32(1), np.int32(1)])]
+    for shape, along, of in (("n4", 1, 0), ("4nn", 0, 1), ("nn4", 2, 1)):
+        found += [Case("ReverseSequence", [f"{shape} f", "n x"], {"seq_dim": along, "batch_dim": of})]
     found += [Case("ConjugateTranspose", ["n2 f", np.int32([1, 0])])]
     found += [Case("ExpandDims", ["nn f", np.int32(axis)]) for axis in (0, 1, 2, -1, -2)]
     found += [Case("Squeeze", ["1n1n f"], {"axis": axis}) for axis in ([], [0], [2], [-2], [0, 2])]
@@ -203,6 +210,14 @@ def _images() -> list[Case]:
     found += [Case("AvgPool3D", ["n2222 h"], pool3), Case("AvgPool3DGrad", [shape3, "n2222 h"], pool3)]
     found += [Case("LRN", ["n333 h"]), Case("LRNGrad", ["n333 h"] * 3)]
     found += [Case("SpaceToDepth", ["n223 f"], {"block_size": 2}), Case("DepthToSpace", ["n114 f"], {"block_size": 2})]
+    block, none = np.int32([2, 1]), np.int32([[0, 0], [0, 0]])
+    for shape, paddings in (("n42 f", none), ("m33 f", np.int32([[0, 1], [1, 0]])), ("2m2 f", none)):
+        found += [Case("SpaceToBatchND", [shape, block, paddings])]
+    found += [Case("BatchToSpaceND", ["m42 f", block, np.int32([[1, 0], [0, 0]])])]
+    found += [Case("AdjustContrastv2", [shape, np.float32(2)]) for shape in ("nn23 h", "n23 h")]
+    found += [Case(kind, ["n223 h", np.float32(0.5)]) for kind in ("AdjustHue", "AdjustSaturation")]
+    window = {"ksizes": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"}
+    found += [Case("ExtractImagePatches", [image], window)]
     size = np.int32([2, 4])
     for kind in ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"):
         found += [Case(kind, [image, size])]
@@ -214,6 +229,23 @@ def _images() -> list[Case]:
         fill = {"interpolation": "NEAREST"}
         found += [Case("ImageProjectiveTransformV3", ["n333 h", transforms, size, np.float32(3)], fill)]
     return found
+
+
+def _matrices() -> list[Case]:
+    found = [Case(kind, ["nn44 f"]) for kind in ("MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant", "Qr")]
+    found += [Case("Svd", ["nn42 f"]), Case("SelfAdjointEigV2", ["n33 f"])]
+    found += [Case(kind, ["nn33 f", "nn32 f"]) for kind in ("MatrixSolve", "MatrixTriangularSolve")]
+    found += [Case("MatrixTriangularSolve", ["133 f", "n32 f"]), Case("Cross", ["nn3 f", "nn3 f"])]
+    below, above = np.int32(1), np.int32(0)
+    found += [Case("MatrixBandPart", [shape, below, above]) for shape in ("nnn f", "2n3n f", "nn f")]
+    found += [Case("MatrixDiagPartV3", ["nn34 f", np.int32(k), np.array(7.0)]) for k in (0, [0, 1])]
+    size = np.int32(-1)
+    found += [
+        Case("MatrixDiagV3", [shape, np.int32(0), size, size, np.array(7.0)]) for shape in ("nn f", "n3 f", "n f")
+    ]
+    found += [Case("MatrixDiagV3", ["n23 f", np.int32([0, 1]), size, size, np.array(7.0)])]
+    found += [Case("RFFT", ["nn8 h", np.int32([6])]), Case("RFFT2D", ["nn44 h", np.int32([4, 4])])]
+    return [*found, Case("RGBToHSV", ["nn23 s"]), Case("HSVToRGB", ["nn23 s"])]
 
 
 def _others() -> list[Case]:
@@ -237,10 +269,20 @@ TOPICS = {
     "moved_axes": _moved_axes(),
     "indexing": _indexing(),
     "images": _images(),
+    "matrices": _matrices(),
     "others": _others(),
 }
-# Of texts those with other attributes and complex numbers (test_operations.py), and resources (test_programs.py).
-_ELSEWHERE = {"Conj", "ResourceGather", "LookupTableFindV2", "StringUpper", "StringStrip", "AsString"}
+# Texts with other attributes, complex numbers, positive matrices (test_operations.py), resources (test_programs.py).
+_ELSEWHERE = {
+    *operands.COMPLEX,
+    *("FFT", "IFFT", "FFT2D", "IFFT2D", "IRFFT", "IRFFT2D"),
+    "Cholesky",
+    "ResourceGather",
+    "LookupTableFindV2",
+    "StringUpper",
+    "StringStrip",
+    "AsString",
+}
 _ELSEWHERE |= {each for each in factors.rows() if each.startswith(("Regex", "Static", "Unicode", "StringTo"))}
 _ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: of a pool and its own result only
 

@@ -7,6 +7,7 @@ from keras_ddl.cut.rows import (  # noqa: F401  (they register)
     images,
     indexing,
     last_axis,
+    matrices,
     moved_axes,
     ragged,
     reductions,

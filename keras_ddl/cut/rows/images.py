@@ -12,7 +12,7 @@ from keras_ddl.cut.program import Node
 _CONVOLUTIONS = "Conv2D Conv3D DepthwiseConv2dNative Dilation2D"
 _OF_INPUT = "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 _OF_FILTER = "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"
-_POOLS = "MaxPool AvgPool MaxPool3D AvgPool3D LRN SpaceToDepth DepthToSpace"
+_POOLS = "MaxPool AvgPool MaxPool3D AvgPool3D LRN SpaceToDepth DepthToSpace ExtractImagePatches"
 _RESIZES = "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate ResizeNearestNeighborGrad"
 # Of no rows the first's kernel leaves the sum as it finds the memory, and those of 3D pools end the process.
 _NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]

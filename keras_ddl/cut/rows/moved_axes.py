@@ -31,6 +31,19 @@ def _expand_dims(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None], [labels[:at] + "1" + labels[at:]])
 
 
+@row("Roll", linear=_MOVES)
+def _roll(known: Extents, node: Node) -> Factors | None:
+    axes = known.constants(node.inputs[2])
+    labels = None if axes is None else labels_of(known.dims(node.inputs[0]), axes)
+    return None if labels is None else Factors([labels, None, None], [labels])
+
+
+@row("ReverseSequence", linear=_MOVES)
+def _reverse_sequence(known: Extents, node: Node) -> Factors | None:
+    labels = labels_of(known.dims(node.inputs[0]), [node.attr("seq_dim", int)])
+    return None if labels is None else Factors([labels, labels[node.attr("batch_dim", int)]], [labels])
+
+
 def _squeezed_axes(dims: Dims | None, node: Node) -> list[int] | None:
     """Returns the axes that a Squeeze takes from a tensor of extents `dims`; None if they are not certain."""
     if dims is None:
@@ -95,7 +108,7 @@ def _ensure(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     return [tf.ensure_shape(making.tensors[0], [None if axis == sharded else each for axis, each in enumerate(shape)])]
 
 
-@row("EnsureShape", make=_ensure)
+@row("EnsureShape", linear=_MOVES, make=_ensure)
 def _ensure_shape(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     return None if labels is None else Factors([labels], [labels])

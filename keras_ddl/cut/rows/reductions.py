@@ -113,10 +113,14 @@ def _arg_max(known: Extents, node: Node) -> Factors | None:
     return None if along is None else Factors([along, None], ["".join(each for each in along if each.islower())])
 
 
-@row("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
 def _cumulative(known: Extents, node: Node) -> Factors | None:
     along = _along(known, node)
     return None if along is None else Factors([along, None], [along])
+
+
+row("Cumprod", "CumulativeLogsumexp")(_cumulative)
+row("Cumsum", linear=_SUM)(_cumulative)
+row("ReverseV2", linear=Linear(at=(0,), moves=True))(_cumulative)
 
 
 def _along(known: Extents, node: Node) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from keras_ddl.compat.tensorflow import tf
@@ -261,6 +262,21 @@ def tile(b: Context, node: Node) -> Made | None:
         return None
     made = b.make(node, [b.local(value), b.replicated(node.inputs[1])])[0]
     return [(made, Sharded(placement.axis, placement.blocks * repeated, placement.unit))]
+
+
+@rule("SpaceToBatchND", "BatchToSpaceND")
+def space_and_batch(b: Context, node: Node) -> Made | None:
+    """How a dilated convolution becomes a plain one: axis 0 holds the batch once for each place in a block of space."""
+    value, block = node.inputs[:2]
+    placement, sizes = b.placement(value), b.constants(block)
+    if not isinstance(placement, Sharded) or placement.axis or sizes is None or not _are_replicated(b, node.inputs[1:]):
+        return None
+    places = math.prod(sizes)
+    blocks = placement.blocks * places if node.type == "SpaceToBatchND" else placement.blocks.divided_by(Dim(places))
+    if blocks is None:
+        return None
+    made = b.make(node, [b.local(value), *map(b.replicated, node.inputs[1:])])[0]
+    return [(made, Sharded(0, blocks, placement.unit))]
 
 
 @extents("Tile")

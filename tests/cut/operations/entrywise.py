@@ -28,12 +28,14 @@ def _operand(kind: str, x: Any) -> Any:
 def _call(kind: str, *operands: Any) -> Any:
     names = list(getattr(raw, kind).__signature__.parameters)
     more = {"DstT": tf.float32} if kind == "Cast" else {}
+    if "Tout" in names:
+        more = {"Tout": tf.complex128 if kind == "Complex" else tf.float64}
     return getattr(raw, kind)(**dict(zip(names, operands)), **more)
 
 
 def _unary(kind: str) -> Callable[[Any], Any]:
     def program(x: Any) -> Any:
-        value = tf.cast(x, tf.complex128) if kind == "Conj" else _operand(kind, x)
+        value = tf.cast(x, tf.complex128) if kind in operands.COMPLEX else _operand(kind, x)
         found = [_call(kind, value)]
         if kind not in operands.BOOLS and value.dtype.is_floating:
             # Of a sum over rows, an extreme, and a tensor whose batch is not axis 0.

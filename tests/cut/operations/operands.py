@@ -8,3 +8,4 @@ BOOLS = {"LogicalNot", "LogicalAnd", "LogicalOr"}
 POSITIVE = {"Log", "Sqrt", "Rsqrt", "Lgamma", "Digamma", "Acosh", "Pow", "Xlogy", "Xlog1py"}
 POSITIVE |= {"Igamma", "Igammac", "Zeta"}
 SMALL = {"Erfinv", "Asin", "Acos", "Atanh", "Log1p", "Ndtri"}  # between 0 and 1
+COMPLEX = {"Conj", "Real", "Imag", "ComplexAbs", "Angle"}

@@ -80,6 +80,22 @@ def depthwise(x: Any) -> Any:
     )
 
 
+@case("ExtractImagePatches", "AdjustContrastv2", "AdjustHue", "AdjustSaturation")
+def adjusted(x: Any) -> Any:
+    images = tf.cast(tf.sigmoid(rows_of(x, 4, 4, 3)), tf.float32)
+    found = [tf.image.adjust_contrast(images, 2.0), tf.image.adjust_hue(images, 0.1)]
+    patches = tf.image.extract_patches(images, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+    return [*found, tf.image.adjust_saturation(images, 0.5), patches]
+
+
+@case("SpaceToBatchND", "BatchToSpaceND")
+def dilated(x: Any) -> Any:
+    kernel = tf.reshape(tf.sin(tf.range(18.0, dtype=x.dtype)), [3, 3, 2, 1])
+    return with_gradients(
+        lambda v, k: tf.nn.depthwise_conv2d(v, k, [1] * 4, "SAME", dilations=[2, 2]), rows_of(x, 5, 5, 2), kernel
+    )
+
+
 @case("Dilation2D", "LRN", "LRNGrad", "SpaceToDepth", "DepthToSpace")
 def of_images(x: Any) -> Any:
     images = rows_of(x, 4, 4, 4)

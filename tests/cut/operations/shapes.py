@@ -176,6 +176,14 @@ def put_together(x: Any) -> Any:
     ]
 
 
+@case("Roll", "ReverseSequence")
+def shifted(x: Any) -> Any:
+    found = with_gradients(lambda v: tf.roll(v, [1, -2], [1, 2]), rows_of(x, 3, 4)) + [tf.roll(x, 1, 0)]
+    lengths = tf.cast(tf.reduce_sum(tf.cast(x > 0, tf.int32), 1), tf.int32)
+    found += with_gradients(lambda v: tf.reverse_sequence(v, lengths, 1), rows_of(x, 3, 2))
+    return [*found, tf.reverse_sequence(tf.transpose(x), lengths, 0, 1), tf.roll(tf.reduce_sum(x, 0), 1, 0)]
+
+
 @case("Pad", "PadV2", "MirrorPad", "MirrorPadGrad", "Tile", "ReverseV2")
 def repeated(x: Any) -> Any:
     cube = rows_of(x, 3, 4)

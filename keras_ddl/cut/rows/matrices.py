@@ -1,0 +1,83 @@
+"""Operations on vectors, matrices and pictures, each by itself: the axes before them are passed through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keras_ddl.cut.dims import complete
+from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, row
+from keras_ddl.cut.program import Node
+
+_LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
+
+
+def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = False) -> Factors | None:
+    """Returns the labels where the first operands consist of tensors of these ranks; all others are replicated."""
+    shapes = complete(known.dims(each) for each in node.inputs[: len(ranks)])
+    if shapes is None or any(len(dims) < rank for dims, rank in zip(shapes, ranks)):
+        return None
+    labels = broadcast_labels([dims[: len(dims) - rank] for dims, rank in zip(shapes, ranks)])
+    if labels is None:
+        return None
+    fronts, out = labels
+    operands: list[Operand] = [front + last[-rank:] for front, last, rank in zip(fronts, _LAST, ranks)]
+    operands += [None] * (len(node.inputs) - len(ranks))
+    if keeps_shape:
+        return Factors(operands, [out + _LAST[0][-ranks[0] :]])
+    widths = complete(None if each.rank is None else each.rank - len(out) for each in node.outputs)
+    return None if widths is None else Factors(operands, [out + NEW * each for each in widths])
+
+
+@row("RGBToHSV", "HSVToRGB", "FFT", "IFFT")
+def _vectors(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [1], keeps_shape=True)
+
+
+@row("AdjustContrastv2", "AdjustHue", "AdjustSaturation")
+def _pictures(known: Extents, node: Node) -> Factors | None:
+    """Height, width and colors; a contrast is relative to the mean of a picture."""
+    return _each(known, node, [3], keeps_shape=True)
+
+
+@row("RFFT", "IRFFT")
+def _real_vectors(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [1])
+
+
+@row("MatrixInverse", "Cholesky", "FFT2D", "IFFT2D")
+def _matrices(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [2], keeps_shape=True)
+
+
+@row("MatrixBandPart", linear=Linear(at=(0,), moves=True))
+def _bands(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [2], keeps_shape=True)
+
+
+@row("MatrixDeterminant", "LogMatrixDeterminant", "Qr", "MatrixDiagPartV3", "RFFT2D", "IRFFT2D")
+def _of_matrices(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [2])
+
+
+@row("Svd", "SelfAdjointEigV2")
+def _spectra(known: Extents, node: Node) -> Factors | None:
+    """Without vectors the other results are empty, and have none of the axes."""
+    has_vectors = node.attr("compute_uv" if node.type == "Svd" else "compute_v", bool)
+    return _each(known, node, [2]) if has_vectors else None
+
+
+@row("MatrixSolve", "MatrixTriangularSolve")
+def _solutions(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [2, 2])
+
+
+@row("MatrixDiagV3")
+def _of_diagonals(known: Extents, node: Node) -> Factors | None:
+    """One diagonal each; several would be a matrix."""
+    return _each(known, node, [1]) if node.inputs[1].rank == 0 else None
+
+
+@row("Cross")
+def _cross(known: Extents, node: Node) -> Factors | None:
+    return _each(known, node, [1, 1], keeps_shape=True)
