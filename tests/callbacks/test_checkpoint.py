@@ -252,6 +252,19 @@ def test_resume_applies_to_its_fit_only(tmp_path):
     assert len(fit(model, epochs=3)["loss"]) == 3
 
 
+def test_resume_of_a_run_that_a_callback_has_ended_goes_on_only_for_more_epochs(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    def resumed(epochs):
+        return fit(make(), checkpointing(tmp_path, monitor="loss", resume=True), epochs=epochs)
+
+    fit(make(), checkpointing(tmp_path, monitor="loss"), Stop(), epochs=5)
+    assert resumed(5) == {}
+    assert len(resumed(6)["loss"]) == 4
+
+
 def test_resume_refuses_a_damaged_checkpoint_and_names_the_file(tmp_path):
     fit(make(), checkpointing(tmp_path, monitor="loss"))
     data = next((tmp_path / "ckpt-00000009").glob("weights.data*"))

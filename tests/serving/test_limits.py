@@ -298,7 +298,7 @@ def test_as_many_requests_wait_as_the_queue_holds() -> None:
         await asyncio.sleep(0)
         assert process.busy == threads + queue
         with pytest.raises(RequestError, match="queue of model 'model' is full") as full:
-            await process.call({}, b"")
+            await asyncio.wait_for(process.call({}, b""), 10)
         assert full.value.code == Code.UNAVAILABLE
         process.close()
         for answer in await asyncio.gather(*waiting, return_exceptions=True):

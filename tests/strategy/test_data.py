@@ -80,6 +80,16 @@ def test_share_dataset_refuses_a_shuffle_without_a_seed():
         data.share_dataset(dataset, 0, 2)
 
 
+@pytest.mark.parametrize("seeds", [(1, None), (None, 1)])
+def test_share_dataset_refuses_one_shuffle_without_a_seed_among_several(seeds):
+    tf.random.set_seed(None)
+    dataset = tf.data.Dataset.range(8)
+    for seed in seeds:
+        dataset = dataset.shuffle(8, seed=seed)
+    with pytest.raises(ConfigError, match="shuffle the same way"):
+        data.share_dataset(dataset.batch(4), 0, 2)
+
+
 def test_share_dataset_is_deterministic():
     dataset = tf.data.Dataset.range(64).batch(4)
 
