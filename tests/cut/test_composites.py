@@ -44,9 +44,24 @@ def sparse_product(table, tokens):
     return tf.sparse.sparse_dense_matmul(sparse, table[: sparse.dense_shape[1]])
 
 
+def sparse_product_with_a_transposed_table(table, tokens):
+    sparse = tf.cast(tokens, tf.float64).to_sparse()
+    return tf.sparse.sparse_dense_matmul(sparse, tf.transpose(table[: sparse.dense_shape[1]]), adjoint_b=True)
+
+
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(
-    "vectors", [padded, padded_to_a_length, flat_values, means, sparse_look_up, from_sparse, sparse_product]
+    "vectors",
+    [
+        padded,
+        padded_to_a_length,
+        flat_values,
+        means,
+        sparse_look_up,
+        from_sparse,
+        sparse_product,
+        sparse_product_with_a_transposed_table,
+    ],
 )
 def test_network_behind_ragged_tokens_is_cut(vectors, static):
     variables = [tf.Variable(each) for each in (TABLE, FIRST, SECOND)]
