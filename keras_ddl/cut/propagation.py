@@ -149,7 +149,7 @@ def _of_shards(
             shard = placement.at(labels.index(label))
             found.append((empty_shards.trim(b, tensor, shard.axis) if row.never_empty else tensor, shard))
         else:
-            found.append((tensor, Partial(row.combine or "sum")))
+            found.append((tensor, Partial(factors.combine or row.combine or "sum")))
     return found
 
 

@@ -169,6 +169,11 @@ def _indexing() -> list[Case]:
     found += [Case("GatherV2", ["2nn f", "2n x", np.int32(2)], {"batch_dims": 2})]
     for axis in (-1, 0, 1):
         found += [Case("OneHot", ["nn x", np.int32(4), np.array(2.0), np.array(-1.0)], {"axis": axis})]
+    found += [
+        Case("GatherNd", [f"{table} f", f"{at} x"]) for table, at in (("nn2", "n2"), ("nnn", "nn1"), ("n2", "m1"))
+    ]
+    for kind in ("LowerBound", "UpperBound"):
+        found += [Case(kind, ["n4 f", "n3 f"]), Case(kind, [np.arange(-8.0, 8.0)[None], "1n f"])]
     for binary in (False, True):
         for shape in ("n", "nn", "m"):
             found += [Case("DenseBincount", [f"{shape} x", np.int32(4), np.zeros([0])], {"binary_output": binary})]
