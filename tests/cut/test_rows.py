@@ -256,6 +256,7 @@ def _matrices() -> list[Case]:
 def _others() -> list[Case]:
     found = [Case("Select", [f"{c} b", f"{x} f", f"{x} f"]) for c, x in (("nn", "nn"), ("n", "nn"), ("", "2n"))]
     found += [Case("Bitcast", ["2n f"], {"type": tf.int64}), Case("Bitcast", ["nn i"], {"type": tf.int16})]
+    found += [Case("Bitcast", ["nn2 i"], {"type": tf.int64}), Case("Bitcast", [" i"], {"type": tf.float32})]
     found += [Case(kind, [shape]) for kind in ("StringLower", "StringLength") for shape in ("n2 t", "2n t")]
     found += [Case("StringJoin", ["n2 t", " t"]), Case("StringJoin", ["nn t", "nn t"])]
     found += [Case("Substr", ["n2 t", np.int32([1, 2]), np.int32([2, 1])])]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from keras_ddl.cut.dims import Dim, complete
 from keras_ddl.cut.extents import Extents, Numbers, Told, broadcast, extents, numbers
-from keras_ddl.cut.factors import Factors, Kind, Linear, broadcast_labels, labels_of, row
+from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, row
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
 
@@ -62,7 +62,14 @@ row(*_OF_SEVERAL.split())(_broadcast)
 
 @row("Bitcast")
 def _bitcast(known: Extents, node: Node) -> Factors | None:
-    return _of_first(known, node) if node.inputs[0].dtype.size == node.outputs[0].dtype.size else None
+    """Wider entries become several along a new last axis, narrower ones along the last axis one."""
+    labels = labels_of(known.dims(node.inputs[0]))
+    wide, narrow = node.inputs[0].dtype.size, node.outputs[0].dtype.size
+    if labels is None:
+        return None
+    if wide < narrow:
+        return Factors([labels[:-1] + labels[-1:].upper()], [labels[:-1]])
+    return Factors([labels], [labels if wide == narrow else labels + NEW], new=Dim(wide // narrow))
 
 
 @row("Select")
