@@ -262,6 +262,8 @@ def _others() -> list[Case]:
     found += [Case("Substr", ["n2 t", np.int32([1, 2]), np.int32([2, 1])])]
     found += [Case(kind, ["n2 f"]) for kind in ("Identity", "StopGradient", "PreventGradient", "Snapshot")]
     found += [Case("IdentityN", ["n2 f", "2n i"])]
+    found += [Case("ClipByValue", ["n2 f", np.array(-1.0), np.array(1.0)]), Case("Betainc", ["n2 s"] * 3)]
+    found += [Case("ApproximateEqual", ["2n f", "2n f"], {"tolerance": 1.0})]
     found += [Case("Bucketize", ["2n f"], {"boundaries": [-1.0, 0.5]})]
     return found
 

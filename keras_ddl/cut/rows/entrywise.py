@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.cut.dims import Dim, complete
-from keras_ddl.cut.extents import Extents, Numbers, Told, broadcast, extents, numbers
+from keras_ddl.cut.extents import Extents, Numbers, Told, extents, numbers
 from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, row
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
@@ -57,7 +57,7 @@ for _type in UNARY:
 for _type in (*BINARY, "AddN"):
     row(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_broadcast)
 row(*_OF_FIRST.split())(_of_first)
-row(*_OF_SEVERAL.split())(_broadcast)
+row(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadcast)
 
 
 @row("Bitcast")
@@ -83,11 +83,6 @@ def _select(known: Extents, node: Node) -> Factors | None:
 
 
 # ---- of operations without a row, nothing but the extents of the result
-
-
-@extents("ApproximateEqual", "Betainc", "ClipByValue")
-def _broadcast_extents(known: Extents, node: Node) -> Told:
-    return [broadcast([known.dims(each) for each in node.inputs])]
 
 
 @extents("CheckNumerics", "RandomShuffle")
