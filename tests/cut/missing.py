@@ -151,7 +151,7 @@ class _Draw:
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
-        self._expected = [each.numpy() for each in traced.of_one_process()]
+        self._expected = [_array(each) for each in traced.of_one_process()]
 
     def right(
         self, states: States, among: Sequence[frozenset[Placement]] | None, rng: np.random.Generator
@@ -176,10 +176,18 @@ class _Draw:
         try:
             for operands in zip(*arrays):
                 made = self._traced.made(self._traced.in_place(operands, self._traced.ranks.rows))
-                found.append([each.numpy() for each in made])
+                found.append([_array(each) for each in made])
         except (tf.errors.OpError, ValueError, TypeError):
             return None
         return found
+
+
+def _array(tensor: tf.Tensor) -> np.ndarray:
+    """Returns the entries; the extreme of nothing as inf, beside which every difference would be a rounding."""
+    array = tensor.numpy()
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        return np.asarray(array)
+    return np.where(abs(array) == np.finfo(array.dtype).max, np.copysign(np.inf, array), array).astype(array.dtype)
 
 
 def _candidates(expected: np.ndarray, rows: int) -> Iterator[Placement]:
