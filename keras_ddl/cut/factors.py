@@ -46,12 +46,14 @@ class Factors:
     Attributes:
         new: the extent of the axis "*" of results; None: unknown.
         only_if_reshaped: results may lack more axes of extent 1; that is no matter where they are only reshaped.
+        combine: how the parts of reduced factors combine, where it is not as `Row.combine` says.
     """
 
     operands: Sequence[Operand]
     results: Sequence[str]
     new: Dim | None = None
     only_if_reshaped: bool = False
+    combine: str | None = None
 
 
 Condition = Callable[[Context, Node, int], bool]

@@ -149,7 +149,7 @@ def _of_shards(
             shard = placement.at(labels.index(label))
             results.append((empty_shards.trim(b, tensor, shard.axis) if row.never_empty else tensor, shard))
         else:
-            results.append((tensor, Partial(row.combine or "sum")))
+            results.append((tensor, Partial(factors.combine or row.combine or "sum")))
     return results
 
 

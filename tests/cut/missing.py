@@ -151,7 +151,7 @@ class _Draw:
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
-        self._expected = [each.numpy() for each in traced.of_one_process()]
+        self._expected = [_array(each) for each in traced.of_one_process()]
 
     def right(
         self, states: States, among: Sequence[frozenset[Placement]] | None, rng: np.random.Generator
@@ -176,10 +176,18 @@ class _Draw:
         try:
             for operands in zip(*arrays):
                 made = self._traced.made(self._traced.in_place(operands, self._traced.ranks.rows))
-                found.append([each.numpy() for each in made])
+                found.append([_array(each) for each in made])
         except (tf.errors.OpError, ValueError, TypeError):
             return None
         return found
+
+
+def _array(tensor: tf.Tensor) -> np.ndarray:
+    """Returns the entries; the extreme of nothing as inf, beside which every difference would be a rounding."""
+    array = tensor.numpy()
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        return np.asarray(array)
+    return np.where(abs(array) == np.finfo(array.dtype).max, np.copysign(np.inf, array), array).astype(array.dtype)
 
 
 def _candidates(expected: np.ndarray, rows: int) -> Iterator[Placement]:
@@ -260,10 +268,10 @@ def missing(cases: Iterable[Case], static: bool = True) -> Iterator[tuple[Missin
 
 
 def _without_row() -> list[Case]:
-    found = [Case("ClipByValue", ["n2 f", np.array(-1.0), np.array(1.0)]), Case("Betainc", ["n2 s"] * 3)]
-    found += [Case("CheckNumerics", ["n2 f"], {"message": ""}), Case("MatrixSetDiagV3", ["n33 f", "n3 f", np.int32(0)])]
-    found += [Case(kind, [np.arange(-8.0, 8.0).reshape(1, 16), "1n f"]) for kind in ("LowerBound", "UpperBound")]
-    found += [Case("GatherNd", ["nn2 f", "n2 x"]), Case("TensorScatterAdd", ["nn f", "n1 x", "nn f"])]
+    found = [Case("CheckNumerics", ["n2 f"], {"message": ""}), Case("MatrixSetDiagV3", ["n33 f", "n3 f", np.int32(0)])]
+    found += [Case("TensorScatterAdd", ["nn f", "n1 x", "nn f"])]
+    found += [Case("FakeQuantWithMinMaxArgs", ["n2 h"], {"min": -2.0, "max": 2.0})]
+    found += [Case(f"UnsortedSegment{op}", ["n2 f", "n x", np.int32(9)]) for op in ("Sum", "Max", "Min", "Prod")]
     found += [Case("ScatterNd", ["n1 x", "n3 f", lambda n: np.int32([n, 3])])]
     return found
 

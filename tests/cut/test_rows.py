@@ -169,6 +169,11 @@ def _indexing() -> list[Case]:
     found += [Case("GatherV2", ["2nn f", "2n x", np.int32(2)], {"batch_dims": 2})]
     for axis in (-1, 0, 1):
         found += [Case("OneHot", ["nn x", np.int32(4), np.array(2.0), np.array(-1.0)], {"axis": axis})]
+    found += [
+        Case("GatherNd", [f"{table} f", f"{at} x"]) for table, at in (("nn2", "n2"), ("nnn", "nn1"), ("n2", "m1"))
+    ]
+    for kind in ("LowerBound", "UpperBound"):
+        found += [Case(kind, ["n4 f", "n3 f"]), Case(kind, [np.arange(-8.0, 8.0)[None], "1n f"])]
     for binary in (False, True):
         for shape in ("n", "nn", "m"):
             found += [Case("DenseBincount", [f"{shape} x", np.int32(4), np.zeros([0])], {"binary_output": binary})]
@@ -251,11 +256,14 @@ def _matrices() -> list[Case]:
 def _others() -> list[Case]:
     found = [Case("Select", [f"{c} b", f"{x} f", f"{x} f"]) for c, x in (("nn", "nn"), ("n", "nn"), ("", "2n"))]
     found += [Case("Bitcast", ["2n f"], {"type": tf.int64}), Case("Bitcast", ["nn i"], {"type": tf.int16})]
+    found += [Case("Bitcast", ["nn2 i"], {"type": tf.int64}), Case("Bitcast", [" i"], {"type": tf.float32})]
     found += [Case(kind, [shape]) for kind in ("StringLower", "StringLength") for shape in ("n2 t", "2n t")]
     found += [Case("StringJoin", ["n2 t", " t"]), Case("StringJoin", ["nn t", "nn t"])]
     found += [Case("Substr", ["n2 t", np.int32([1, 2]), np.int32([2, 1])])]
     found += [Case(kind, ["n2 f"]) for kind in ("Identity", "StopGradient", "PreventGradient", "Snapshot")]
     found += [Case("IdentityN", ["n2 f", "2n i"])]
+    found += [Case("ClipByValue", ["n2 f", np.array(-1.0), np.array(1.0)]), Case("Betainc", ["n2 s"] * 3)]
+    found += [Case("ApproximateEqual", ["2n f", "2n f"], {"tolerance": 1.0})]
     found += [Case("Bucketize", ["2n f"], {"boundaries": [-1.0, 0.5]})]
     return found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.cut.dims import Dim, complete
-from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, broadcast, extents, numbers
-from keras_ddl.cut.factors import Factors, Kind, Linear, broadcast_labels, labels_of, row
+from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
+from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, row
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
 
@@ -57,12 +57,19 @@ for _type in UNARY:
 for _type in (*BINARY, "AddN"):
     row(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_broadcast)
 row(*_OF_FIRST.split())(_of_first)
-row(*_OF_SEVERAL.split())(_broadcast)
+row(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadcast)
 
 
 @row("Bitcast")
 def _bitcast(known: Extents, node: Node) -> Factors | None:
-    return _of_first(known, node) if node.inputs[0].dtype.size == node.outputs[0].dtype.size else None
+    """Wider entries become several along a new last axis, narrower ones along the last axis one."""
+    labels = labels_of(known.dims(node.inputs[0]))
+    wide, narrow = node.inputs[0].dtype.size, node.outputs[0].dtype.size
+    if labels is None:
+        return None
+    if wide < narrow:
+        return Factors([labels[:-1] + labels[-1:].upper()], [labels[:-1]])
+    return Factors([labels], [labels if wide == narrow else labels + NEW], new=Dim(wide // narrow))
 
 
 @row("Select")
@@ -76,11 +83,6 @@ def _select(known: Extents, node: Node) -> Factors | None:
 
 
 # ---- of operations without a row, nothing but the extents of the result
-
-
-@extents("ApproximateEqual", "Betainc", "ClipByValue")
-def _broadcast_extents(known: Extents, node: Node) -> ResultExtents:
-    return [broadcast([known.dims(each) for each in node.inputs])]
 
 
 @extents("CheckNumerics", "RandomShuffle")

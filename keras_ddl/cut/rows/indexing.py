@@ -22,6 +22,24 @@ def _gather(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, labels[:batch] + own, None], [result])
 
 
+@row("GatherNd", linear=Linear(at=(0,), moves=True))
+def _gather_nd(known: Extents, node: Node) -> Factors | None:
+    """`K... A..., at... C -> at... A...`: C indices each, into the first C axes of a table, which may not be empty."""
+    table, at = known.dims(node.inputs[0]), known.dims(node.inputs[1])
+    width = at[-1].number if at else None
+    if table is None or at is None or width is None or len(table) + len(at) > len(LABELS):
+        return None
+    labels, own = labels_of(table, range(len(table))), LABELS[len(table) :][: len(at)]
+    assert labels is not None
+    return Factors([labels, own[:-1] + own[-1].upper()], [own[:-1] + labels[width:]])
+
+
+@row("LowerBound", "UpperBound")
+def _bounds(known: Extents, node: Node) -> Factors:
+    """Places in sorted rows, one row of values for each."""
+    return Factors(["rA", "rb"], ["rb"])
+
+
 @row("ResourceGather")
 def _gather_of_variable(known: Extents, node: Node) -> Factors | None:
     labels, rank = labels_of(known.dims(node.inputs[1])), node.outputs[0].rank
@@ -42,16 +60,18 @@ def _one_hot(known: Extents, node: Node) -> Factors | None:
 
 @row("DenseBincount", combine="sum")
 def _bincount(known: Extents, node: Node) -> Factors | None:
-    """Counts of each row [rows, n], or of all entries [n], which do not add up where they only say whether."""
+    """Counts of each row [rows, n], or of all entries [n]; or only whether there is one."""
     value, size, weights = node.inputs
     labels, weight_dims = labels_of(known.dims(value)), known.dims(weights)
     if not labels or weight_dims is None:
         return None
-    labels = labels[:-1] + (labels[-1].upper() if len(labels) > 1 or node.attr("binary_output", bool) else labels[-1])
     unweighted = any(each == 0 for each in weight_dims)
+    combine = "max" if node.attr("binary_output", bool) else None
     if not unweighted and len(weight_dims) != len(labels):
         return None
-    return Factors([labels, None, None if unweighted else labels], [labels[:-1] + NEW], new=known.number(size))
+    return Factors(
+        [labels, None, None if unweighted else labels], [labels[:-1] + NEW], known.number(size), combine=combine
+    )
 
 
 def finds_for_each_key(node: Node) -> bool:

@@ -117,3 +117,11 @@ def counts_that_are_infinite(x: Any) -> Any:
     s, count = tf.reduce_sum(x, 0), tf.shape(x)[0] * 70000
     found = [s * tf.cast(tf.cast(count, tf.float16), tf.float64), s * tf.cast(count, tf.float64)]
     return [*found, s / tf.cast(count, tf.float64)]
+
+
+@case("ApproximateEqual", "Betainc", "ClipByValue")
+def of_three(x: Any) -> Any:
+    part = tf.sigmoid(x)
+    found = [tf.math.betainc(part + 1, part * 2, part), raw.ApproximateEqual(x=x, y=x * 1.5, tolerance=0.3)]
+    low, high = tf.constant(-0.5, x.dtype), tf.constant(0.5, x.dtype)
+    return [*found, raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)]
