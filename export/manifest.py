@@ -30,7 +30,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from keras_ddl.checkpoint import BASE, base_directory, list_bases
 from keras_ddl.errors import ExportError
@@ -131,7 +131,7 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
     return Manifest(path, record)
 
 
-def _refuse(path: Path, problem: str) -> None:
+def _refuse(path: Path, problem: str) -> NoReturn:
     raise ExportError(
         f"The base graph must be intact. Received: {path}: {problem}. Copy it again, or train one step with "
         f"resume=True, which rewrites it."

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from keras_ddl.checkpoint.direction import direction_of_name
 from keras_ddl.errors import CheckpointError
@@ -200,6 +200,10 @@ def write(
         "extra": dict(extra or {}),
     }
     try:
+        json.dumps(state["extra"])
+    except TypeError as error:
+        raise CheckpointError(f"extra must be JSON values. Received: {extra!r} ({error}). Convert it first.") from error
+    try:
         with durable.staging_directory(root) as staged:
             state.update(fill(staged) or {})
             state["files"] = digests.inventory(staged)
@@ -207,8 +211,6 @@ def write(
             durable.publish(staged, final, replace=True)
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, final)) from error
-    except TypeError as error:
-        raise CheckpointError(f"extra must be JSON values. Received: {extra!r} ({error}). Convert it first.") from error
     return _read(final, step)
 
 
@@ -335,7 +337,7 @@ def _intact(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _refuse(path: Path, problem: str) -> None:
+def _refuse(path: Path, problem: str) -> NoReturn:
     others = [each.step for each in list_checkpoints(path.parent) if each.problem is None and each.path != path]
     remedy = f"use an earlier step ({_few(others)} look complete)" if others else "there is no other checkpoint there"
     raise CheckpointError(

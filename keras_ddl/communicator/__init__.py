@@ -325,10 +325,6 @@ _FORKED = (
 )
 
 
-def _communicator() -> binding.Communicator:
-    return communicator_of(None).native()
-
-
 def _meet_by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
     error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
     place = _agree(world, mode)

@@ -11,7 +11,7 @@ from keras_ddl.cut import attributes
 from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.local_shapes import no_dependencies
-from keras_ddl.cut.placed_values import Placements
+from keras_ddl.cut.placed_values import PlacedValues
 from keras_ddl.cut.placements import REPLICATED, Batch, PlacedTensor
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.report import Report
@@ -41,10 +41,10 @@ class PendingWrites(Protocol):
         """Keeps what a variable is to hold; `kind`: one of variable_ops.ASSIGNS."""
 
 
-class Context(Placements):
+class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
-    Args: as of `Placements`; seed: equal on all ranks; random operations without a seed get one made from it.
+    Args: as of `PlacedValues`; seed: equal on all ranks; random operations without a seed get one made from it.
     Attributes:
         writes: of a step that commits; None: variables are written at once.
         in_loop: whether this is the body or the condition of a loop, in which no collective may run.

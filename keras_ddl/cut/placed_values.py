@@ -35,7 +35,7 @@ from keras_ddl.errors import ConfigError
 Materializer = Callable[[Placement], tf.Tensor | None]
 
 
-class Placements(LocalShapes):
+class PlacedValues(LocalShapes):
     """The placement and the local tensor of each value of a program. Placements are the same on all ranks.
 
     Args:

@@ -36,7 +36,7 @@ _NOTES = 8  # kept; several iterators may read the first batches of a pass ahead
 _WORDS = 4  # of a digest: one for each of the first components, the last for all others
 _PASSES = 256  # datasets whose passes are counted at a time
 _ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
-_LOST = "All ranks must read the same batches"
+_RULE = "All ranks must read the same batches"
 _MANY = 2**32  # batches in a pass
 KEYS = "_keras_ddl_keys"  # attribute of a dataset of keys, which is no part of the program's pipeline
 
@@ -231,7 +231,7 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
         ranks = tf.where(tf.reduce_any(first, [1, 2]))[:, 0]
         words = tf.where(tf.reduce_any(tf.boolean_mask(unequal, first), 0))[:, 0]
         text = tf.strings.format(
-            f"keras_ddl: {_LOST}, because each rank keeps its rows of them. Received: batch {{}} of pass {{}} over "
+            f"keras_ddl: {_RULE}, because each rank keeps its rows of them. Received: batch {{}} of pass {{}} over "
             "dataset {} differs on rank(s) {} from that on rank 0 (components {}). " + _CAUSES,
             [key % _MANY, key // _MANY % 2**16, key // _MANY // 2**16, ranks, words],
             summarize=-1,
@@ -291,7 +291,7 @@ def translate_errors() -> Iterator[None]:
     except RankMismatchError as error:
         text = str(error)
         match = re.search(r"over dataset (\d+) .*\(components \[([\d ]*)\]\)", text)
-        if not text.startswith(_LOST) or match is None:
+        if not text.startswith(_RULE) or match is None:
             raise
         names = _components.get(int(match[1]), [])
         words = [int(word) for word in match[2].split()]

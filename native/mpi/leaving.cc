@@ -28,7 +28,7 @@ class Left {
   Left(MPI_Comm comm, bool clean) : comm_(comm), clean_(clean) {}
 
   // Returns whether there is nothing left to do.
-  bool IsOver() {
+  bool Advance() {
     if (!told_ && !Tell()) return true;
     int sent = 0;
     if (!Hear()) return true;
@@ -111,7 +111,7 @@ void Leave(MPI_Comm comm, bool clean) {
 
 void FreeWhatAllHaveLeft() {
   const std::lock_guard<std::mutex> lock(mutex);
-  All().remove_if([](Left& each) { return each.IsOver(); });
+  All().remove_if([](Left& each) { return each.Advance(); });
 }
 
 }  // namespace ddl_mpi

@@ -55,7 +55,7 @@ def check_all_reduce_array_equals_numpy_for_every_dtype_and_op():
 
 
 def check_plain_mpi_equals_numpy_for_every_dtype_and_op():
-    comm = communicator._communicator()
+    comm = communicator.communicator_of(None).native()
     for dtype, op, count in itertools.product(DTYPES, OPS, (0, 3, 70_001)):
         arrays = [input_of(rank, dtype, count, op) for rank in range(SIZE)]
         actual = comm.all_reduce(arrays[RANK], op, f"plain {dtype} {op} {count}", flags=requests.FLAG_PLAIN_MPI)
@@ -63,7 +63,7 @@ def check_plain_mpi_equals_numpy_for_every_dtype_and_op():
 
 
 def check_plain_mpi_carries_nan_infinity_and_rounding():
-    comm = communicator._communicator()
+    comm = communicator.communicator_of(None).native()
     for name, op in itertools.product(("float16", "bfloat16", "float32", "float64"), ("min", "max", "sum")):
         dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
         special = np.array([np.nan, np.inf, -np.inf, 1e-7, 65504, 1 + 2**-9, -0.0, 3e-8, 70000], np.float64)

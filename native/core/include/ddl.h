@@ -177,8 +177,8 @@ typedef struct ddl_request {
 } ddl_request;
 
 // How ranks that do not share memory communicate, and how ranks exchange start-up data. Filled by a bootstrap library
-// (native/mpi) or by tests. All functions return DDL_OK or another ddl_code. `all_gather` is called by ddl_create only,
-// on its thread; all others by the communication thread only.
+// (native/mpi) or by tests. All functions return DDL_OK or another ddl_code. `all_gather` is called by ddl_create and
+// ddl_add_lane only, on their thread; all others by the communication thread only.
 typedef struct ddl_transport {
   uint32_t abi_version;
   int rank;
@@ -202,7 +202,7 @@ typedef struct ddl_transport {
   // Optional (NULL in production): memory of `bytes` zeroed bytes shared by all ranks of the group led by `leader`,
   // for ranks that are threads. Freed by `destroy`.
   void* (*share)(void* self, int leader, size_t bytes);
-  // Frees everything the transport holds. Called by ddl_destroy, or by a failed ddl_create, once.
+  // Frees everything the transport holds. Called by ddl_close, or by a failed ddl_create or ddl_add_lane, once.
   void (*destroy)(void* self);
 } ddl_transport;
 
@@ -309,7 +309,7 @@ DDL_EXPORT ddl_comm* ddl_find(int64_t id);
 DDL_EXPORT int ddl_wait_for_position_query(ddl_comm* comm);
 DDL_EXPORT void ddl_reply_position(ddl_comm* comm, const char* text);
 
-// What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until ddl_destroy.
+// What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until the caller's ddl_release.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
 
 // What this rank's end of a communicator has done since it was made, its lane included. Messages of the control plane

@@ -31,7 +31,7 @@ constexpr size_t kEngineBytes = 130 * 1024;
 
 enum RankState : uint32_t {
   kAlive = 0,
-  kLeft = 1,    // after an orderly ddl_destroy
+  kLeft = 1,    // after an orderly ddl_close
   kBroken = 2,  // the communicator can no longer be used
 };
 

@@ -12,46 +12,46 @@ constexpr Algorithm kDirect = Algorithm::kDirect;
 constexpr Algorithm kSplit = Algorithm::kSplit;
 constexpr Store kC = Store::kCached;
 constexpr Store kS = Store::kStreaming;
-constexpr Store kL = Store::kRepMovsb;
+constexpr Store kR = Store::kRepMovsb;
 
 std::vector<Scheme> AllReduceThroughSlots(uint64_t bytes, int ranks) {
   std::vector<Scheme> schemes;
   if (ranks == 2) {
     // Results beyond the caches are not found there by their reader, and streaming them saves reading them first.
     if (bytes < kMegabyte)
-      return {{kSplit, kL, kC, 256},
-              {kDirect, kL, kC, 128},
-              {kSplit, kL, kC, 128},
-              {kSplit, kL, kC, 64},
+      return {{kSplit, kR, kC, 256},
+              {kDirect, kR, kC, 128},
+              {kSplit, kR, kC, 128},
+              {kSplit, kR, kC, 64},
               {kSplit, kS, kC, 256}};
     if (bytes < 16 * kMegabyte)
-      return {{kSplit, kL, kC, 256}, {kSplit, kL, kL, 256},  {kSplit, kL, kS, 256},
-              {kSplit, kS, kS, 256}, {kDirect, kL, kC, 128}, {kSplit, kL, kC, 512}};
-    return {{kDirect, kL, kS, 128},
-            {kDirect, kL, kC, 128},
-            {kSplit, kL, kS, 512},
-            {kDirect, kL, kS, 256},
+      return {{kSplit, kR, kC, 256}, {kSplit, kR, kR, 256},  {kSplit, kR, kS, 256},
+              {kSplit, kS, kS, 256}, {kDirect, kR, kC, 128}, {kSplit, kR, kC, 512}};
+    return {{kDirect, kR, kS, 128},
+            {kDirect, kR, kC, 128},
+            {kSplit, kR, kS, 512},
+            {kDirect, kR, kS, 256},
             {kSplit, kS, kS, 256}};
   }
   // Direct reads every slot but waits only once per step, which matters when several ranks share a core.
   const Store result = bytes < 4 * kMegabyte ? kC : kS;
-  schemes = {{kSplit, kL, result, 512}, {kSplit, kL, kL, 512}, {kDirect, kL, result, 128}};
+  schemes = {{kSplit, kR, result, 512}, {kSplit, kR, kR, 512}, {kDirect, kR, result, 128}};
   if (bytes >= 512 * kKilobyte) {
     schemes.push_back({kSplit, kS, result, 512});
-    schemes.push_back({kSplit, kL, result, 256});
-    schemes.push_back({kDirect, kL, result, 512});
+    schemes.push_back({kSplit, kR, result, 256});
+    schemes.push_back({kDirect, kR, result, 512});
   }
   return schemes;
 }
 
 // A reduction is what the caller reads next: not streamed.
 std::vector<Scheme> ReduceScatterThroughSlots() {
-  return {{kDirect, kL, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kL, kC, 128}};
+  return {{kDirect, kR, kC, 512}, {kDirect, kS, kC, 512}, {kDirect, kR, kC, 128}};
 }
 
 std::vector<Scheme> AllGatherThroughSlots(uint64_t bytes) {
   const Store result = bytes < 4 * kMegabyte ? kC : kS;
-  return {{kDirect, kL, result, 512}, {kDirect, kS, result, 512}, {kDirect, kL, kL, 512}};
+  return {{kDirect, kR, result, 512}, {kDirect, kS, result, 512}, {kDirect, kR, kR, 512}};
 }
 
 // Of two schemes that differ only in chunks, both longer than all that a rank moves at once, one is enough: two that
@@ -79,7 +79,7 @@ std::vector<Scheme> CandidateSchemes(ddl_kind kind, uint64_t bytes, int ranks, s
   std::vector<Scheme> schemes;
   const bool tuned = bytes > UntunedBytes(kind);
   if (kind == DDL_ALL_REDUCE) {
-    schemes = tuned ? AllReduceThroughSlots(bytes, ranks) : std::vector<Scheme>{{kDirect, kL, kC, 64}};
+    schemes = tuned ? AllReduceThroughSlots(bytes, ranks) : std::vector<Scheme>{{kDirect, kR, kC, 64}};
   } else {
     schemes = kind == DDL_REDUCE_SCATTER ? ReduceScatterThroughSlots() : AllGatherThroughSlots(bytes);
     if (!tuned) schemes.resize(1);
