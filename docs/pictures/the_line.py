@@ -1,4 +1,4 @@
-"""The layers of keras_ddl, in the order in which a job uses them: `python docs/pictures/the_line.py`."""
+"""The layers of keras_ddl, each importing only from those before it: `python docs/pictures/the_line.py`."""
 
 from drawing import picture, rectangle, text, write
 
@@ -13,7 +13,7 @@ BANDS = (  # what a layer needs, as the colour of its head
 )
 
 LAYERS = (
-    ("launch", 0, "keras_ddl/launch/", "starts a process for / each device, reports / the first that fails"),
+    ("native", 0, "native/core/ native/mpi/", "matched by name; in a / host shared memory, / between hosts rings"),
     (
         "topology",
         0,
@@ -21,19 +21,19 @@ LAYERS = (
         "who shares a host; the / box of ranks; what an / all-reduce costs on it",
     ),
     ("communicator", 0, "keras_ddl/communicator/", "init, rank, size, split; / collectives on arrays / and objects"),
-    ("native", 0, "native/core/ native/mpi/", "matched by name; in a / host shared memory, / between hosts rings"),
+    ("launch", 0, "keras_ddl/launch/", "starts a process for / each device, reports / the first that fails"),
     ("ops", 1, "keras_ddl/ops/ native/tf/", "collectives on tensors, / in graphs as well, and / their gradients"),
-    ("cut", 1, "keras_ddl/cut/", "a step traced whole, as / in one process, is made / again for a rank's rows"),
     ("buckets", 1, "keras_ddl/gradients/", "sums in groups, those / that are ready first, / during backward"),
+    ("cut", 1, "keras_ddl/cut/", "a step traced whole, as / in one process, is made / again for a rank's rows"),
     (
         "strategy",
         2,
         "keras_ddl/strategy/ keras_ddl/data/",
         "each rank's rows; has / Keras trace the step, / runs what was cut",
     ),
-    ("callbacks", 2, "keras_ddl/callbacks/", "checkpoints, resume, / warm-up: what a / strategy cannot know"),
     ("export", 1, "keras_ddl/checkpoint/ export/", "weights into the base / graph, checked: a plain / SavedModel"),
     ("serving", 1, "keras_ddl/serving/", "a server for trials, / with the interfaces of / TensorFlow Serving"),
+    ("callbacks", 2, "keras_ddl/callbacks/", "checkpoints, resume, / warm-up: what a / strategy cannot know"),
     ("command line", 0, "keras_ddl/cli/", "keras-ddl run, bench, / export, serve, info; / nothing imports it"),
 )
 
@@ -72,19 +72,19 @@ def arrows() -> list[str]:
 
 
 def caption() -> list[str]:
-    line = "The layers of a job. Imports point back along them; only 1 also imports 2 and 3, and 9 imports 10."
+    line = "The layers of keras_ddl. Each imports only from those before it."
     parts = [text(LEFT, TOP - 14, line, "", "start")]
     x, y = LEFT, corner(PER_ROW)[1] + HIGH + 24
     for colour, words in BANDS:
         parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" rx="2" fill="{colour}"/>')
         parts.append(text(x + 18, y, words, "small", "start"))
         x += 50 + 6.4 * len(words)
-    ways = "A gradient goes from 8 through 6, 7 and 5 to 4, and back. A weight goes from 8 through 9 to 10."
+    ways = "A gradient goes from 8 through 7, 6 and 5 to 1, and back. A weight goes from 8 through 11 to 9."
     return [*parts, text(LEFT, y + 24, ways, "", "start")]
 
 
 def draw() -> str:
-    title = "The layers of a job: " + ", ".join(name for name, *_ in LAYERS)
+    title = "The layers of keras_ddl: " + ", ".join(name for name, *_ in LAYERS)
     boxes = [part for number in range(len(LAYERS)) for part in layer(number)]
     return picture(WIDTH, HEIGHT, title, [*arrows(), *boxes, *caption()])
 

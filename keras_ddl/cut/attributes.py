@@ -21,7 +21,7 @@ class Fate(Enum):
     """What becomes of an attribute."""
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
-    COPIED = "the operation in a rank's graph carries it, too"
+    COPIED = "the operation in a rank's graph also carries it"
     KEEPS = "the operation is built as it is, unless the attribute is False"
 
 

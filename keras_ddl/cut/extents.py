@@ -197,7 +197,7 @@ def broadcast(shapes: Sequence[Dims | None]) -> list[Dim | None] | None:
 
 
 def certain(candidates: set[Dim]) -> Dim | None:
-    """Of several extents that may be 1, the one that is certainly not, if there is one."""
+    """Returns the one of these extents that is a known number, if there is exactly one: the others may be 1."""
     large = [each for each in candidates if each.number is not None]
     return large[0] if len(large) == 1 else None
 

@@ -344,7 +344,7 @@ class PlacedValues(LocalShapes):
         if value is None:
             return self.outer_number(unknown)
         if unknown.kind == "extent":
-            # An extent without a name of its own is not that of a sharded axis: the local tensor has it, too.
+            # An extent without a name of its own is not that of a sharded axis: the local tensor has the same.
             local = self.local(value)
             with no_dependencies():
                 return tf.shape(local, out_type=tf.int64)[at]

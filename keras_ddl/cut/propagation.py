@@ -43,7 +43,7 @@ def propagate(b: Context, node: Node) -> Made | None:
 
 def materialize(b: Context, node: Node) -> Made:
     """Builds an entrywise operation of replicated operands; where this rank's shard of one can be built alone, as of a
-    random draw, the shard of the result can, too.
+    random draw, so can the shard of the result.
     """
     made, result = b.make_replicated(node), node.outputs[0]
     is_one = len(node.outputs) == 1 and not node.after and result.dtype != tf.variant
@@ -91,7 +91,7 @@ def _factors(b: Context, node: Node, row: Row) -> Factors | None:
 
 
 def _may_be_reduced(row: Row, factors: Factors, label: str) -> bool:
-    # Rows of one operand alone would be summed before they meet the other: of inf there, parts make NaN.
+    # Rows of only one operand would be summed before they meet the other: if that holds an inf, a part of 0 gives NaN.
     everywhere = all(label in labels for labels in factors.operands if isinstance(labels, str) and labels)
     return row.combine is not None and everywhere
 
@@ -99,7 +99,7 @@ def _may_be_reduced(row: Row, factors: Factors, label: str) -> bool:
 def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sharded] | None:
     """Returns the factor along which the operation is to be sharded, and how an operand is sharded along it.
 
-    Of operands that are sharded along different factors the one stays that would have to be gathered, else the largest.
+    If operands are sharded along different factors, one that would have to be gathered is preferred, then the largest.
     """
     choices: list[tuple[str, Sharded, Value]] = []
     for value, labels in zip(node.inputs, factors.operands):
@@ -167,7 +167,7 @@ def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placemen
 
 
 def of_parts(b: Context, node: Node) -> Made | None:
-    """Builds an operation of parts where that gives parts, as its row says; requests no sum. Else None."""
+    """Builds an operation of parts where that gives parts, as its row says; requests no sum. Otherwise None."""
     row = row_of(node.type)
     if row is None:
         return None
@@ -225,7 +225,7 @@ def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
 
 
 def never(b: Context, node: Node, part: int) -> bool:
-    """Not times another operand: of inf there, parts that are 0 make NaN."""
+    """Never: times another operand that may be inf, a rank's part of 0 would become NaN."""
     return False
 
 
@@ -248,8 +248,7 @@ def widens(b: Context, node: Node, part: int) -> bool:
 def times_finite(b: Context, node: Node, part: int) -> bool:
     """Parts times a number that is certainly finite and not 0.
 
-    Of any other factor it is not known whether it is inf: 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike
-    in any order.
+    Any other factor may be inf, and 1 * inf + 0 * inf is not 1 * inf. Integers wrap around alike in any order.
     """
     exact = node.outputs[0].dtype.is_integer
     return (exact or _is_finite(b, node.inputs[1 - part])) and not _is_repeated(b, node, [part])

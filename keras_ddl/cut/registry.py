@@ -2,7 +2,7 @@
 
 A rule is called with the context and a node of which some operand is not replicated, and returns a (tensor, placement)
 for each output, or None: then the operation is built from replicated operands. It must be right for every operand that
-it does not decline, on ranks without rows, too, and must decide alike on every rank: from global extents, never from
+it does not decline, also on ranks without rows, and must decide alike on every rank: from global extents, never from
 the number of a rank's own rows. A rule registered with `of_replicated=True` is called where all operands are
 replicated: random numbers, of which a rank draws its own rows only.
 """

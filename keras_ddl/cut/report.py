@@ -54,7 +54,7 @@ class Report:
         """Returns a table of the collectives of a step."""
         lines = [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  for"]
         for each in self.entries:
-            unknown = "not known" if each.kind == FROM_RANK_0 else "by the batch"
+            unknown = "not known" if each.kind == FROM_RANK_0 else "varies"
             size = unknown if each.bytes is None else f"{each.bytes:,}"
             where = f" ({each.line})" if each.line else ""
             lines.append(f"{each.kind:<14}{size:>14}  {len(each.values):>7}  {each.reason}{where}")
@@ -65,7 +65,7 @@ class Report:
         if self.own_statistics or self.statistics_left:
             lines.append(
                 f"BatchNormalization with each rank's own rows: {self.own_statistics} calls; with the global batch, "
-                f"as its own rows are not provably safe: {self.statistics_left}"
+                f"because using its own rows could not be proved safe: {self.statistics_left}"
             )
         if self.replicated:
             lines.append(f"replicated on every rank, for lack of a rule: {_counted(self.replicated)}")
@@ -101,7 +101,7 @@ class Report:
         self.lasting[kind] += 1
 
     def found_statistics(self, own: int, left: int) -> None:
-        """Of so many calls of BatchNormalization each rank takes its own statistics, of others not."""
+        """In `own` calls of BatchNormalization each rank uses its own statistics, in `left` calls it does not."""
         self.own_statistics, self.statistics_left = own, left
 
     def gathered(self, value: Value, reader: Node | None) -> None:

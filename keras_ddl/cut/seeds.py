@@ -17,7 +17,7 @@ def agreed_seeds(node: Node, seed: int) -> dict[str, AttrValue]:
     known = node.definition.attr
     if "seed" not in known or known["seed"].i or known["seed2"].i:
         return {}
-    # By its place, not its name, which may differ between ranks.
+    # Made from its place, because its name may differ between ranks.
     digest = hashlib.sha256(f"{seed}/{node.position}".encode()).digest()
     names = [each.name for each in node.operation.op_def.attr if each.name in ("seed", "seed2")]
     halves = (digest[:4], digest[4:8])

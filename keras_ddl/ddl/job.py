@@ -9,7 +9,7 @@ from keras_ddl import communicator, config
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl.options import Options, group_elements, parse
-from keras_ddl.device import start_up
+from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.gradients.bucket_size import BucketSize, agree
 from keras_ddl.topology import Topology, parse_mode
@@ -47,7 +47,7 @@ def init(options: str = "") -> None:
     )
     _State.options, _State.ready = parsed, True
     if place.size > 1:
-        _State.device = start_up(place)
+        _State.device = configure_tensorflow(place)
         _State.bucket_size = agree(None if group is None else group * _ELEMENT_BYTES)
     if parsed.dbg_level and (place.rank == 0 or parsed.dbg_level > 1):
         say(f"{communicator.describe()}; device {_State.device or 'the default'}")

@@ -17,10 +17,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import job, start
 from keras_ddl.errors import ConfigError
 
-# In a graph's collections, where a Scaffold's own operations are, too.
+# Key in a graph's collections, where a Scaffold keeps its own operations as well.
 _KEY = "ddl/as_rank_0"
 _MOVABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
-# By graph: the name of the operation that initialises it.
+# For each graph, the name of the operation that initialises it.
 _init_ops: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -102,7 +102,7 @@ def _agree(found: bool, *, waits: bool) -> tuple[list[bool], list[bool]]:
     if any(found_by) and not found_by[0]:
         raise ConfigError(
             "A checkpoint must be found by all ranks, by rank 0 alone, or by none. Received: found by rank(s) "
-            f"{[rank for rank, has in enumerate(found_by) if has]}. Give rank 0 the checkpoint_dir, too."
+            f"{[rank for rank, has in enumerate(found_by) if has]}. Give rank 0 the checkpoint_dir as well."
         )
     return found_by, waiting
 

@@ -16,8 +16,8 @@ from keras_ddl.ddl import dump, job
 from keras_ddl.ddl.origin import comes_from
 from keras_ddl.gradients.buckets import all_reduce_in_buckets
 
-# By graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor would
-# keep its graph for ever.
+# For each graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor
+# would keep its graph for ever.
 _reduced: weakref.WeakKeyDictionary[Any, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 _reduced_eagerly: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 

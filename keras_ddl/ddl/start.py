@@ -29,11 +29,11 @@ _ASSIGNMENTS = ("Assign", "AssignVariableOp")
 
 class _State:
     enabled = True
-    # By graph: the names of the variables that were made while it was off.
+    # For each graph, the names of the variables that were made while it was off.
     left_out: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-    # By graph: the operations that initialise one variable, by the name of its own initializer.
+    # For each graph, the operations that initialise one variable, by the name of its own initializer.
     initializers: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-    # Of eager mode, by id: variables that start from rank 0's values already, or are not to.
+    # Variables of eager mode, by id, that start from rank 0's values already, or are not to.
     settled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 

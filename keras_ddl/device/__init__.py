@@ -15,7 +15,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.topology import Topology
 
 
-def start_up(topology: Topology) -> str:
+def configure_tensorflow(topology: Topology) -> str:
     """Gives TensorFlow this rank's cores and its device, which is returned. COLLECTIVE."""
     share_cores(topology)
     return choose_device(topology.local_rank)

@@ -45,7 +45,7 @@ class BucketSize(NamedTuple):
 
 
 class _Job:
-    """What is known of the job of this topology: what was measured, and what `of_job` has agreed on."""
+    """Per-job cache: the measured bucket size, and the size on which `of` has agreed."""
 
     lock = threading.Lock()
     topology: Topology | None = None

@@ -7,7 +7,7 @@ mode, indices that are equal on all ranks are taken for such as do not come from
 process would have listed them once, and the values are added up. This is for loops of strategy.run and other front
 ends: a step that sees the global batch is cut, table and all (keras_ddl/cut).
 
-A table that is looked up and multiplied, too (the projection of a model with tied embeddings), has a gradient in a
+A table that is both looked up and multiplied (the projection of a model with tied embeddings) has a gradient in a
 sparse and a dense part. TensorFlow adds these up to a dense tensor, which does not come here. What comes are gradients
 of programs that made slices of the dense part, all rows in order ("assumed sparse", Cavdar et al., arXiv 1905.04035):
 such a part is not gathered.

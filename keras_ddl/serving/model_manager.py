@@ -91,7 +91,8 @@ class ModelManager:
         retry_seconds: float = 60.0,
         allow_any_labels: bool = False,
     ) -> None:
-        """
+        """Knows the models of `configs`; loads none until `follow` or `poll` is called.
+
         Args:
             load: loads a version and warms it up; an exception becomes the version's error.
             poll_seconds: interval between polls of the disk.

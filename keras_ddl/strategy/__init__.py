@@ -1,4 +1,4 @@
-"""`with strategy.scope():` around building and compiling, then plain fit, evaluate and predict."""
+"""The Strategy: trains Keras models data-parallel, one process per device. See `Strategy`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
-from keras_ddl.device import start_up
+from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.strategy import cluster, keras_patches, one_per_job, settings
@@ -50,7 +50,7 @@ class Strategy(tf.distribute.Strategy):
             and False: as the rows that occurred; True: as whole tables, like any gradient. Adam and others then treat a
             token that occurs twice in a batch as one process does with dense gradients. In fit and `function` the
             update is that of one process, however they travel.
-        drift_check_percent: part of the training time in which the ranks compare their weights, 0 for never;
+        drift_check_percent: percentage of training time that may be spent comparing weights across ranks, 0 for never;
             KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
         seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
             the script has set, if all ranks have set the same ones, else rank 0's.
@@ -69,8 +69,8 @@ class Strategy(tf.distribute.Strategy):
             and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
-        unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices; refused
-            with what takes their place.
+        unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
+            rejected with an error that names the replacement.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -118,7 +118,7 @@ class Strategy(tf.distribute.Strategy):
         settings.check(own, topology.rank)
         self.gather_predictions = gather_predictions
         self.settings = own
-        device = start_up(topology)
+        device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
@@ -137,7 +137,7 @@ class Strategy(tf.distribute.Strategy):
         communicator.prepare_plans()
         if self.size > 1 and self.shards_from_elements is not None:
             keras_patches.install(shards=True)
-        from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # here alone is that room entered
+        from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
         self.extended.sparse_as_dense = sparse_as_dense
@@ -184,7 +184,8 @@ class Strategy(tf.distribute.Strategy):
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls `fn` on this rank's values, in replica context: tf.distribute's convention. Optimizers sum gradients
         over ranks; Keras losses are divided by the number of ranks, losses by hand are to be divided by the global
-        batch. COLLECTIVE over all ranks. For a step that means what it means in one process there is `function`.
+        batch. COLLECTIVE over all ranks. Use `function` for a step that should mean what it means in one
+        process.
 
         A model's train_step, test_step or predict_step means what it means in `fit`: the step of one process.
 
@@ -303,7 +304,7 @@ class Strategy(tf.distribute.Strategy):
     def first_row(self) -> tf.Tensor:
         """Returns the position of this rank's first row in the global batch of the step that runs (int64 scalar).
 
-        What `keras_ddl.all_gather` returns for the rank's rows has them from this position on.
+        In the result of `keras_ddl.all_gather` over the batch, this rank's rows start at this index.
         """
         has_whole_batch = self.size == 1 or is_traced()
         return tf.zeros([], tf.int64) if has_whole_batch else self.extended.share.first()

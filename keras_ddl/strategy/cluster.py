@@ -18,8 +18,8 @@ _NOT_CHOSEN_IN_THE_SCRIPT = ("cluster_resolver", "devices", "cross_device_ops", 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
     """Returns the cluster of all ranks and this rank's task in it. Rank 0 is the chief, whichever way a script asks.
 
-    The tasks are those of TF_CONFIG where it names as many that train as there are ranks. Else every rank is a worker;
-    the cluster then has a name for each in place of an address, because ranks do not meet at addresses.
+    The tasks are those of TF_CONFIG where it names as many that train as there are ranks. Otherwise every rank is a
+    worker; the cluster then has a name for each in place of an address, because ranks do not meet at addresses.
     """
     cluster = tf_config.read()
     if topology.size == 1 and cluster.own is not None and cluster.own.type == "evaluator":
@@ -47,8 +47,8 @@ def check_arguments(mode: Any, unsupported_tf_args: Mapping[str, Any]) -> None:
         if name != "mode" and name not in _NOT_CHOSEN_IN_THE_SCRIPT:
             raise TypeError(f"Strategy() got an unexpected keyword argument {name!r}")
         raise ConfigError(
-            "Strategy: processes, devices and the way between them are not chosen in the script. Received: "
-            f"{name}={value!r}. Leave it out, and start the script with `keras-ddl run -np N`, "
+            "Strategy: processes, devices and their communication are chosen when the job is launched, not in the "
+            f"script. Received: {name}={value!r}. Leave it out, and start the script with `keras-ddl run -np N`, "
             "`--hosts h0:2,h1:2` or `--tf-config`: one rank for each GPU."
         )
 

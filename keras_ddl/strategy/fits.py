@@ -1,4 +1,4 @@
-"""What is known of a fit while it runs, by model: Keras's objects get no attributes for it."""
+"""State of the fits that are running, by model, so that nothing is stored on Keras's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Strategy for each job: which of those made before a further `Strategy(...)` of a process means."""
+"""Makes repeated `Strategy(...)` calls of one job return the same object."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from keras_ddl.strategy import cluster
 # The job's, the latest last. Kept alive: what `find` returns must not depend on when a rank collects garbage, because
 # making another is collective.
 _made: list[Any] = []
-# All that are still used, of earlier jobs of the process, too.
+# All that are still in use, also those of earlier jobs of the process.
 _alive: weakref.WeakSet[Any] = weakref.WeakSet()
-# What an argument of Strategy() may do at any time without making it another one.
+# Arguments that do not tell one Strategy from another.
 _NOT_SETTINGS = ("mode", "seed")
 
 
@@ -64,7 +64,7 @@ def outside_message(what: str, name: str, strategy: Any, other: Any = None) -> s
     if other is not None:
         return (
             "Models and optimizers trained together must be created under one keras_ddl.Strategy. "
-            f"Received: {name!r}, made under one {differences(other, strategy)} (rank {strategy.rank}). "
+            f"Received: {name!r}, made under a Strategy {differences(other, strategy)} (rank {strategy.rank}). "
             "Make one Strategy with the settings that you want, and use its scope everywhere."
         )
     return (

@@ -49,6 +49,7 @@ def check(settings: Mapping[str, Any], rank: int) -> None:
             )
     if settings["compression"] is not None and settings["shard_optimizer"]:
         raise ConfigError(
-            "Strategy: gradients of sharded optimizers are scattered, which is not compressed. Received: "
-            f"compression={settings['compression']!r} and shard_optimizer=True (rank {rank}). Leave one of them out."
+            "Strategy: compression works on all-reduces only, and shard_optimizer=True sends gradients by "
+            f"reduce-scatter. Received: compression={settings['compression']!r} and shard_optimizer=True (rank "
+            f"{rank}). Leave one of them out."
         )

@@ -1,4 +1,4 @@
-"""Who creates a variable: the program or Keras, which aggregates its own; all ranks or one of them."""
+"""Marks who creates a variable: the program or Keras (which aggregates its own), and all ranks or one alone."""
 
 from __future__ import annotations
 

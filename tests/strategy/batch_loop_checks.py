@@ -215,5 +215,5 @@ def check_two_batches_of_sizes_that_are_not_known_are_refused():
     with STRATEGY.scope():
         model = TwoBatches()
         model.compile(SGD(0.05))
-    with pytest.raises(keras_ddl.errors.KerasDdlError, match="(?s)equally many rows.*drop_remainder=True"):
+    with pytest.raises(keras_ddl.errors.KerasDdlError, match="(?s)the same number of rows.*drop_remainder=True"):
         model.fit(two_batches(6, 9, drop_remainder=False), verbose=0)

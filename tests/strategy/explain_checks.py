@@ -73,7 +73,7 @@ def check_explain_counts_the_collectives_that_run():
 
 def check_explain_refuses_what_it_knows_nothing_of():
     model = linear_model()
-    raises(ERROR, f"none was traced .rank {RANK}.. Call fit", lambda: STRATEGY.explain(model))
+    raises(ERROR, f"of which none has been .rank {RANK}.. Call fit", lambda: STRATEGY.explain(model))
     raises(ERROR, "must be made inside its scope", lambda: STRATEGY.explain(dense_model()))
     raises(ERROR, "takes a Keras model. Received: function", lambda: STRATEGY.explain(collectives_of))
     assert SIZE > 1

@@ -78,7 +78,7 @@ def check_a_loop_by_hand_with_a_second_strategy():
 def check_other_settings_are_kept_apart():
     other = keras_ddl.Strategy(bucket_bytes=5 << 20, sparse_as_dense=True)
     text = refusal(lambda: model_of(FIRST).compile(optimizer_of(other), "mse"))
-    assert "'elsewhere', made under one with bucket_bytes=5242880 instead of 3145728" in text, text
+    assert "'elsewhere', made under a Strategy with bucket_bytes=5242880 instead of 3145728" in text, text
     assert "sparse_as_dense=True instead of 'auto'" in text and "made outside" not in text, text
     mine, variable = optimizer_of(other), tf.Variable([1.0])
     with other.scope():

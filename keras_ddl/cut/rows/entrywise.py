@@ -33,7 +33,7 @@ _LINEAR = {
     **dict.fromkeys(("RsqrtGrad", "SqrtGrad"), Linear(at=(1,), when=never)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), Linear(together=True, adds=True)),
 }
-# Of strings: of the first operand, the others are numbers and patterns; and of several.
+# Operations on strings: entry by entry of the first operand (the others are numbers and patterns), or of several.
 _OF_FIRST = (
     "StringLower StringUpper StringStrip StringLength AsString StringToNumber StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch RegexReplace "

@@ -14,7 +14,7 @@ _OF_INPUT = "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBack
 _OF_FILTER = "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"
 _POOLS = "MaxPool AvgPool MaxPool3D AvgPool3D LRN SpaceToDepth DepthToSpace ExtractImagePatches"
 _RESIZES = "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate ResizeNearestNeighborGrad"
-# Of no rows the first's kernel leaves the sum as it finds the memory, and those of 3D pools end the process.
+# Given no rows, the kernel of the first leaves the sum uninitialized, and those of 3D pools crash the process.
 _NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]
 
 

@@ -54,7 +54,7 @@ def _squeezed_axes(dims: Dims | None, node: Node) -> list[int] | None:
 
 
 def _make_squeeze(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
-    # By name: a rank may have one row where the batch has more.
+    # Names the axes, because a rank may have one row where the batch has more.
     axes = _squeezed_axes(b.dims(node.inputs[0]), node)
     return [tf.squeeze(making.tensors[0], axes) if axes else tf.identity(making.tensors[0])]
 

@@ -17,8 +17,8 @@ _HALF = (tf.float16, tf.bfloat16)
 def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]] | None:
     """Returns the axes that an operand names to be reduced, and axes that it may name besides, if their extent is 1.
 
-    The gradient of a broadcast names axes along which the operand was repeated. Where both extents are 1 it names the
-    axis, too, which changes nothing but the number of axes.
+    The gradient of a broadcast names axes along which the operand was repeated. Where both extents are 1 it also names
+    the axis, which changes nothing but the number of axes.
     """
     constants = known.constants(value)
     if constants is not None:
@@ -55,7 +55,7 @@ def _reduction(known: Extents, node: Node) -> Factors | None:
 
 
 def axes_of(b: Context, node: Node) -> list[int] | None:
-    """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 are, too."""
+    """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 also are."""
     factors = _reduction(b.extents, node)
     if factors is None or factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
         return None

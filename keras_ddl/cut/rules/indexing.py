@@ -77,7 +77,7 @@ def _is_cheaper_summed(rows: Dims, table: Dims | None, dtype: tf.DType) -> bool:
 
 
 def _is_added_to_a_part(b: Context, value: Value) -> bool:
-    """Whether it is added to what has to be summed over ranks anyway, as where a table is multiplied, too."""
+    """Whether it is added to what has to be summed over ranks anyway, as where a table is also multiplied."""
     others = [
         each
         for reader in b.program.readers(value)

@@ -55,7 +55,7 @@ def reshape(b: Context, node: Node) -> Made | None:
     if before is None or after is None or not isinstance(placement, Sharded):
         return None
     result = placement_after(before, after, placement, b.rows)
-    # Of a batch of one row, any extent is a unit.
+    # In a batch of one row, any extent is a unit.
     if result is None or _is_named_by(result.unit, node.outputs[0].key):
         return None
     shape = _global_shape(b, before, after, node)
@@ -111,7 +111,7 @@ def _reshape_extents(known: Extents, node: Node) -> ResultExtents:
     wanted = known.numbers(node.inputs[1])
     if wanted is None:
         return [None]
-    # An entry of which nothing is known may be -1, too: then nothing follows from it.
+    # An entry of which nothing is known may also be -1: then nothing follows from it.
     total = known.size(node.inputs[0])
     open_entries = [each for each in wanted.entries if not each.is_extent]
     rest = None

@@ -40,9 +40,9 @@ def check_same_model(model: keras.Model) -> None:
 
 
 def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
-    """Builds the optimizers that a callback of rank 0 has built, as one does that restores them.
+    """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (say, by restoring it).
 
-    Else the first step builds them, as in one process.
+    Optimizers not built by then are built by the first step, as in one process.
     """
     optimizers = named_optimizers_of(model)
     place = {id(variable): number for number, variable in enumerate(model.variables)}

@@ -1,6 +1,7 @@
 """What tf.distribute asks of a strategy, answered for one device per process and keras_ddl's collectives.
 
-Variables are plain tf.Variables and per-replica values plain tensors: there is one replica in this process.
+Weights are plain tf.Variables (variables.py says which other variables are not) and per-replica values plain tensors:
+there is one replica in this process.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return tf.constant(array, dtype=value.dtype)
 
     def _agreed_in_graph(self, initial_value: Any, name: str | None = None, dtype: Any = None, **_: Any) -> Any:
-        """Of a variable that is first made while a function is traced: rank 0's when TensorFlow initializes it."""
+        """Returns the initializer of a variable made while a function is traced: gives rank 0's value when it runs."""
 
         def agreed() -> Any:
             value = initial_value() if callable(initial_value) else initial_value
@@ -201,9 +202,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
         mine, running = strategies.container_strategy(self), tf.distribute.get_strategy()
         if running is not mine and keras_compat.is_ddl_strategy(running):
-            raise ConfigError(
-                one_per_job.outside_message("An optimizer", f"one that updates {var.name}", running, mine)
-            )
+            raise ConfigError(one_per_job.outside_message("An optimizer", f"optimizer of {var.name}", running, mine))
         with tf.device(self.device), variables.updating():
             return fn(var, *args, **(kwargs or {}))
 

@@ -108,7 +108,8 @@ def _class_for(base: type) -> type:
         def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if _in_replica() is not None and self.synchronization != _ON_READ:
                 _refuse(
-                    "A variable under a Strategy is assigned with all its entries in a step.",
+                    "In strategy.run a variable must be assigned as a whole; scatter updates of single entries are not "
+                    "supported.",
                     f"{self.name}.{name}",
                     _in_replica().rank,
                     "Reduce the whole change over ranks and use assign_add, or let a Keras optimizer apply it",

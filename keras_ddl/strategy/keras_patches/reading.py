@@ -138,7 +138,7 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
 
 
 def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds nothing: the first step does when it is traced, as without a strategy, for it sees the same program."""
+    """Builds nothing: as without a strategy, the first step does when it is traced, since it sees the same program."""
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         if keras_compat.strategy_of(self) is None:

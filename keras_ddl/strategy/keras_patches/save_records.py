@@ -3,7 +3,7 @@
 Nothing here is collective, so a script may save on one rank (`if keras_ddl.rank() == 0:`), on all, or on each to a path
 of its own. The ranks of a host meet at a lock instead: the first to come writes, and one that comes with the same call
 later finds in the job's record that it has been carried out. Hosts that share a file system write once each; that is
-right, too, because what is written appears under its name by one rename, and is the same.
+also right, because what is written appears under its name by one rename, and is the same.
 
 A lock ends with the process that holds it, so no rank waits for one that is gone, and nobody holds the record of a job
 that was killed: the next one removes it.
@@ -36,7 +36,7 @@ class SaveRecords:
 
     def __init__(self, job: str, rank: int) -> None:
         self.rank = rank
-        # What is in the directory of its ranks, the launcher removes, whatever has become of them.
+        # The launcher removes everything in its ranks' directory, however they ended.
         base = Path(config.get("RUN_DIR")).parent if config.is_set("RUN_DIR") else Path(tempfile.gettempdir())
         self.folder = base / f"{_PREFIX}{job}"
         self._held: int | None = None

@@ -96,7 +96,7 @@ def _without_jit(original: Callable[..., Any], model: Any, optimizer: Any, args:
 
 
 def _check_model(model: Any, strategy: Any) -> None:
-    """Raises ConfigError when a model made outside is used inside a scope; warns when it is used beside one."""
+    """Raises ConfigError when a model made outside a scope is used inside one."""
     if strategy is not None:
         return
     current = keras_compat.scope_strategy()

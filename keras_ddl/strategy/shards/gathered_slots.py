@@ -56,8 +56,8 @@ def refuse_step(name: str, slots: Callable[[], Sequence[ShardedVariable]]) -> No
     if any(_read) and {id(each) for read in _read for each in read} & {id(each) for each in slots()}:
         raise ConfigError(
             "A step that may change what an optimizer keeps in shards must not run inside `with "
-            "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the numbers gathered there would be "
-            f"those of before. Received: {name} (rank {communicator.rank()}). Run it before or after."
+            "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the values gathered there would be "
+            f"stale. Received: {name} (rank {communicator.rank()}). Run it before or after."
         )
 
 
@@ -74,8 +74,8 @@ def agree(slots: Sequence[ShardedVariable], root: int = 0) -> None:
     differs = other_rank([assigned for assigned, _ in everyone])
     if differs is not None:
         raise ConfigError(
-            "Variables that an optimizer keeps in shards must be assigned the same on all ranks outside of a step, for "
-            f"each rank takes its own chunk. Received: other assignments on rank {differs} than on rank 0 (rank "
+            "Variables that an optimizer keeps in shards must be assigned the same on all ranks outside of a step, "
+            f"because each rank takes its own chunk. Received: rank {differs}'s assignments differ from rank 0's (rank "
             f"{communicator.rank()}). Restore or set them on every rank, or resume with keras_ddl.callbacks.Checkpoint."
         )
     for each, is_loaded in zip(slots, everyone[root][1]):

@@ -51,7 +51,7 @@ class ShardedVariable(UninitializedVariable):
         self._rank = strategy.rank
         with tf.device(strategy.extended.device):
             chunk = self.layout.cut(value, self._rank)
-            # Of this class, too, for no Strategy's scope is asked about those.
+            # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
             self.chunk = UninitializedVariable(trainable=False, shape=chunk.shape, dtype=chunk.dtype, name="chunk")
             self.chunk.assign(chunk)
         self.gathered: tf.Tensor | None = None
@@ -99,9 +99,10 @@ class ShardedVariable(UninitializedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), is used in steps of "
-            f"fit and strategy.function, traced and not run eagerly. Received: {what} of {self.name} {where} (rank "
-            f"{self._rank}). Read and save it inside `with strategy.whole_optimizer(model):`, on all ranks; save with "
+            "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), can be used only "
+            "inside steps of fit and strategy.function, and not with run_eagerly=True. Received: "
+            f"{what} of {self.name} {where} (rank {self._rank}). Read and save it inside `with "
+            "strategy.whole_optimizer(model):`, on all ranks; save with "
             "keras_ddl.callbacks.Checkpoint; or make the Strategy without shard_optimizer."
         )
 

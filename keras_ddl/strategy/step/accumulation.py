@@ -19,7 +19,9 @@ _in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold p
 
 
 def begin_step(model: Any, rank: int) -> None:
-    """Before a step of fit, in which each rank accumulates its part. Not collective."""
+    """Prepares a training step of fit that accumulates parts: on the first since `combine`, clears the accumulators of
+    all ranks but 0. Not collective.
+    """
     if model in _in_parts or model.run_eagerly or not models.accumulates(model):
         return
     _in_parts.add(model)
@@ -29,8 +31,8 @@ def begin_step(model: Any, rank: int) -> None:
 
 
 def combine(model: Any) -> None:
-    """Before the program may look: every rank holds all of it. COLLECTIVE where steps have been made since the last
-    time, and the optimizer is between two updates.
+    """Sums the accumulators over ranks, so that every rank holds the total before the program may look. COLLECTIVE if
+    steps have run since the last call and the optimizer is between two updates.
     """
     if model not in _in_parts:
         return

@@ -94,9 +94,9 @@ class Arguments:
                 continue
             if own_rows and not isinstance(leaf, _WITH_ROWS):
                 raise ConfigError(
-                    "Where each rank has rows of its own, a step takes tensors, ragged and sparse ones: how rows of "
-                    f"others are put together is not known. Received: {type(leaf).__name__}. Give the step its parts, "
-                    'or the global batch on every rank (batches="global").'
+                    "A step whose ranks pass their own rows takes dense, ragged and sparse tensors: rows of other "
+                    f"types cannot be put together. Received: {type(leaf).__name__}. Pass its component tensors; in "
+                    'strategy.function, batches="global" also helps.'
                 )
             is_dense = isinstance(leaf, tf.Tensor)
             of_batch = isinstance(leaf, _WITH_ROWS) and has_rows(place, leaf)

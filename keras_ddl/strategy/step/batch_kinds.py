@@ -36,7 +36,7 @@ class BatchKind:
         self.built: set[tuple[int, bool]] = set()
 
     def serves(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> bool:
-        """Whether batches of these types are of this kind, too."""
+        """Whether batches of these types are also of this kind."""
         return structure == self.structure and all(map(_is_among, specs, self.specs))
 
 

@@ -71,7 +71,7 @@ class CutStep:
 
     @property
     def committed(self) -> tf.Operation:
-        """Of the step that was built last: after it variables are written."""
+        """The commit of the step that was built last, after which its variables are written."""
         return self._snapshots[-1].committed
 
     def _new_snapshots(self) -> cut.Snapshots:
@@ -175,9 +175,10 @@ class CutStep:
         drawing = next((each.name for each in _nodes(concrete) if "seed2" in each.attr), None)
         if drawing is not None and self.rank == 0:
             stack_position.warn(
-                f"{self.name}: {drawing} draws from a generator that only its kernel knows, and begins anew for these "
-                "batches, which the ranks hold in another way than those before: its numbers are not those of one "
-                "process. Draw with keras.random and a SeedGenerator, or pass all data in one form."
+                f"{self.name}: {drawing} keeps its random state in its kernel. This batch comes in a different form "
+                "than earlier ones (say, a PyDataset after arrays), so the step was built again and that state "
+                "restarted: its numbers are not those of one process. Draw with keras.random and a SeedGenerator, or "
+                "pass all data in one form."
             )
 
     def _refuse_collectives(self, concrete: Any) -> None:

@@ -1,7 +1,7 @@
 """A call that fails on one rank fails on all of them, with that rank's error.
 
 All ranks make the same calls of steps. When one raises, it cancels the collectives of the others (an alarm), so that
-their calls fail, too. Then all come together, exchange their errors, and raise that of the lowest rank that had one of
+their calls also fail. Then all come together, exchange their errors, and raise that of the lowest rank that had one of
 its own. Nothing of the failed calls is pending any more, and the program may catch the error and go on.
 
 A graph does not end before the collectives that it has started: they may wait for ranks that wait for others of this
@@ -85,7 +85,7 @@ def together(call: Callable[[], _T], undo: Undo) -> _T:
 
 
 def _manager() -> Any:
-    """Returns what TensorFlow tells that a graph of this thread has failed; one serves until that happens."""
+    """Returns this thread's CancellationManager, which TensorFlow cancels when a graph fails; reused until then."""
     manager = getattr(_thread, "manager", None)
     if manager is None or manager.is_cancelled:
         manager = _thread.manager = tf_compat.CancellationManager()

@@ -128,7 +128,7 @@ class StepFunction:
             raise RankMismatchError(
                 f"{self.__name__}: all ranks must call a step with "
                 + ("the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents")
-                + f". Received in call {call}: other arguments on rank {other} than on rank 0 (rank {self.rank}). "
+                + f". Received in call {call}: rank {other}'s arguments differ from rank 0's (rank {self.rank}). "
                 "Read the same data in the same order on every rank; if each rank has rows of its own, use "
                 'strategy.function(step, batches="rank").'
             )
@@ -184,9 +184,9 @@ class StepFunction:
         other = comparison.other_rank(digests)
         if other is not None:
             raise RankMismatchError(
-                f"{self.__name__}: all ranks must trace the same step. Received: other operations on rank {other} than "
-                f"on rank 0 (rank {self.rank}). Leave out what depends on the rank; keras_ddl.rank() has its place "
-                "around the step."
+                f"{self.__name__}: all ranks must trace the same step. Received: rank {other} traced different "
+                f"operations than rank 0 (rank {self.rank}). Remove whatever depends on the rank; code that uses "
+                "keras_ddl.rank() belongs outside the step."
             )
 
     def build(

@@ -30,7 +30,8 @@ from keras_ddl.strategy.step.rows_trained import RowsTrained
 from keras_ddl.strategy.step.tracing import as_one_process, is_traced
 
 _STEPS = ("train_step", "test_step", "predict_step")
-# Of the exchange with which a step begins; a timeline tells by it when the batch was there, and whether the step waits.
+# Names of the exchange that begins a step. The timeline tells from them when the batch had arrived, and whether the
+# step needs the counts before it can go on.
 _NAME, _NAME_OF_NEEDED = "rows", "needed_rows"
 
 
@@ -45,7 +46,7 @@ class KerasCall:
     Attributes:
         model, name: whose step it is, and which, whatever the program calls its function.
         rows: what is known of those of the batches. kind: of the batches.
-        is_single: it is called with a batch, not with an iterator: then its kernels are others in one process, too.
+        is_single: it is called with a batch, not with an iterator: then its kernels are others in one process as well.
         steps: that were traced in it.
     """
 
@@ -97,7 +98,7 @@ class KerasSteps:
         self.rows_trained = RowsTrained()  # on rank 0, which shows them
         notice.prepare()
 
-    # In a tf.function of the program's own, autograph would convert the cut, too: half a minute for five layers.
+    # In a tf.function of the program's own, autograph would convert the cut as well: half a minute for five layers.
     @do_not_convert
     def run(self, call: KerasCall, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step with this rank's rows. COLLECTIVE. Returns: what one process would get."""
@@ -118,8 +119,8 @@ class KerasSteps:
         tables = [table for step in self.steps_of(model) for table in step.tables()]
         if not tables:
             raise ConfigError(
-                "Strategy.explain tells of steps that were traced. Received: model "
-                f"{model.name!r}: none was traced (rank {self._strategy.rank}). Call fit, evaluate or predict; "
+                "Strategy.explain describes steps that have been traced. Received: model "
+                f"{model.name!r}, of which none has been (rank {self._strategy.rank}). Call fit, evaluate or predict; "
                 "with run_eagerly=True there is no graph of a step."
             )
         return "\n\n".join(tables)
@@ -245,9 +246,9 @@ def _of_equal_rows(arguments: Arguments, structure: Any, rows: tf.Tensor | None,
     for place, component in arguments.sharded():
         mine = static_rows(tensors[component])
         rule = (
-            "The tensors of a batch must have equally many rows, or come from a dataset whose spec tells how many each "
-            f"has (drop_remainder=True). Received: component {place} of the batch of {step.name} has another number of "
-            f"rows than the first (rank {step.rank})."
+            "The tensors of a batch must all have the same number of rows; tensors with another number need a dataset "
+            f"whose element_spec says so (drop_remainder=True). Received: component {place} of the batch of "
+            f"{step.name} has another number of rows than the first (rank {step.rank})."
         )
         if mine is None or first is None:
             dynamic = tf.shape(tensors[component], out_type=tf.int64)[0]

@@ -1,4 +1,5 @@
-// Executor: runs one collective that the coordinator has released, on the communication thread.
+// Executor: runs one collective that all ranks have agreed on, whichever way: on a communication thread, or inline on a
+// calling thread.
 #ifndef KERAS_DDL_CORE_ENGINE_EXECUTOR_H_
 #define KERAS_DDL_CORE_ENGINE_EXECUTOR_H_
 

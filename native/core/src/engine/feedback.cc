@@ -31,8 +31,8 @@ std::string Feedback::Trim() {
   entries_.erase(at, entries_.end());
   if (warned_) return {};
   warned_ = true;
-  return "compression: what rounding takes away is no longer kept for all sums, for it takes more than " +
-         std::to_string(limit_) + " bytes. Freed first: that of '" + key +
+  return "compression: error feedback needs more than " + std::to_string(limit_) +
+         " bytes, so the least recently used residuals are dropped, first those of '" + key +
          "'. Raise KERAS_DDL_FEEDBACK_BYTES, or give sums of the same tensors the same name.";
 }
 

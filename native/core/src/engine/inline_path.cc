@@ -30,8 +30,8 @@ constexpr uint64_t kEagerBytesOfAll = 256 * 1024;
 RendezvousRecord RecordOf(const ddl_request& request) {
   RendezvousRecord record{};
   TermWords words = WordsOf(TermsOf(request));
-  // A rendezvous is without checks, and their tolerance 0: its place is taken by the name. Two names that collide are
-  // still told apart where anything else about the collectives differs.
+  // At a rendezvous `check` is never set, so its tolerance word is always 0: the name's hash takes its place. Names
+  // whose hashes collide are still told apart wherever the collectives differ in anything else.
   words.back() ^= Hash(request.name);
   static_assert(sizeof words == sizeof record.must_agree);
   std::copy(words.begin(), words.end(), record.must_agree);

@@ -11,8 +11,8 @@
 namespace ddl {
 namespace {
 
-// After a round that was not equal, the next runs are not tried: twice as many each time, because others may be late in
-// every run. As many equal rounds let that be forgotten.
+// Back-off: from the second round without agreement on, the next runs skip the lane, twice as many each time (up to
+// kMostSkipped), because a late rank may be late in every run. kGoodRounds equal rounds in a row reset it.
 constexpr uint64_t kMostSkipped = 64;
 constexpr uint64_t kGoodRounds = 64;
 

@@ -1,5 +1,5 @@
 // What the communication thread asks of the kernel's scheduler. A collective needs the communication threads of all
-// ranks of a host at once, and for a short time; what they wait for each other is lost to all of them.
+// ranks of a host at once, and for a short time; time that one of them waits for another is lost to all.
 #ifndef KERAS_DDL_CORE_ENGINE_SCHEDULING_H_
 #define KERAS_DDL_CORE_ENGINE_SCHEDULING_H_
 
