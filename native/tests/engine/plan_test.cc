@@ -157,6 +157,25 @@ TEST(PlanOfRanksTest, ARankThatLeavesABucketOutIsNamed) {
       options);
 }
 
+// Rank 1 never begins a run that the others have begun: their numbers of runs differ from then on, until they agree.
+TEST(PlanOfRanksTest, ARankThatLeavesAWholeRunOutIsNamedAndThePlanGoesOnAfterwards) {
+  for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 0, 2, 2}, {0, 1, 2}}) {
+    for (const int absent : {0, 1}) {
+      RunRanks(
+          group,
+          [&](ddl_comm* comm, int rank) {
+            RunUntilPlanned(comm, 1, rank);
+            PlannedSum first(1, 1000, 0, rank, rank == absent ? 999 : 1000);
+            if (rank == absent) first.call.request.plan_size = 0;  // of no plan
+            const Outcome outcome = first.call.Run(comm);
+            EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+            RunUntilPlanned(comm, 1001, rank);
+          },
+          WithLane());
+    }
+  }
+}
+
 // Rank 1 stands still in the middle of a bucket: what is submitted meanwhile fails with it, at the same time.
 TEST(PlanOfRanksTest, WhatComesDuringABucketThatFailsFailsWithIt) {
   auto spies = Spies(2);

@@ -212,7 +212,7 @@ void PlanLane::End(const PlanPost& outcome, double now, std::unique_ptr<Request>
   good_ = 0;
   const uint64_t skipped = failures_ == 0 ? 0 : std::min(kMostSkipped, uint64_t{1} << std::min<uint64_t>(failures_, 7));
   ++failures_;
-  runs_.DemoteUntil(outcome.number + skipped, posted_number == 0 ? 0 : outcome.number);
+  runs_.DemoteUntil(outcome.number + skipped, outcome.number, posted_number != 0);
 }
 
 void PlanLane::Resume() {

@@ -75,6 +75,7 @@ void PlannedRuns::Begin() {
     if (begins) run.number = ++begun_;
     const bool overtakes = begins && ticket_.use_count() > 1;
     if (run.number > demoted_until_ && !overtakes) return;
+    passed_ = true;
     DemoteFirst();
   }
 }
@@ -107,10 +108,14 @@ void PlannedRuns::DemoteFirst() {
   if (demoted_.size() > kDemotedKept) demoted_.pop_front();
 }
 
-void PlannedRuns::DemoteUntil(uint64_t number, uint64_t posted) {
-  demoted_until_ = std::max(demoted_until_, number);
-  if (posted != 0 && !runs_.empty()) begun_ = runs_.front().number = std::max(begun_, posted);
+void PlannedRuns::DemoteUntil(uint64_t until, uint64_t number, bool posted) {
+  demoted_until_ = std::max(demoted_until_, until);
+  if (posted || passed_) {
+    begun_ = std::max(begun_, number);
+    if (!runs_.empty()) runs_.front().number = begun_;
+  }
   Begin();
+  passed_ = false;
 }
 
 void PlannedRuns::DemoteStuck(double now, double patience_s) {

@@ -32,16 +32,21 @@ class PlannedRuns {
   Request* Next(uint64_t* number);
   // Takes what Next has returned.
   std::unique_ptr<Request> Take(double now);
-  // Ranks have found out that they do not do the same: runs up to `number` are demoted, now or when they begin. The
-  // one that is under way counts as number `posted`, if it is not 0.
-  void DemoteUntil(uint64_t number, uint64_t posted);
+  // Ranks have found out that they do not do the same: runs up to number `until` are demoted, now or when they begin.
+  // `number`: the highest that a rank has posted, which from now on is that of this rank's run, too, if it has `posted`
+  // one. If it has not, its own run may come late, and count then; or it never comes. That shows when this rank has
+  // passed over a run since the last time, and is behind all the same: then it no longer waits for it.
+  void DemoteUntil(uint64_t until, uint64_t number, bool posted);
   // Demotes a run whose next request has not come for `patience_s`, though later ones have.
   void DemoteStuck(double now, double patience_s);
   // Demotes everything.
   void DemoteAll();
   // From here on runs are numbered alike on all ranks that call this equally often, however many each has begun.
   // REQUIRES: nothing waits.
-  void Renumber() { begun_ = ++renumbered_ << 32; }
+  void Renumber() {
+    begun_ = ++renumbered_ << 32;
+    passed_ = false;
+  }
   // Gives back everything that waits.
   std::vector<std::unique_ptr<Request>> TakeAll();
   bool empty() const { return runs_.empty(); }
@@ -69,6 +74,7 @@ class PlannedRuns {
   uint64_t begun_ = 0;
   uint64_t renumbered_ = 0;
   uint64_t demoted_until_ = 0;
+  bool passed_ = false;  // whether a run was demoted by its number since ranks have last found out
   // Every request that was demoted and has not ended holds a copy: what comes later under the same names must not
   // overtake it.
   std::shared_ptr<int> ticket_ = std::make_shared<int>(0);
