@@ -77,14 +77,15 @@ def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
     root = _existing(ckpt_dir)
     while True:
         paths: dict[int, Path] = {}
-        for entry in sorted(root.iterdir()):
-            match = _NAME.match(entry.name)
+        matches = [(entry, match) for entry in sorted(root.iterdir()) if (match := _NAME.match(entry.name))]
+        for entry, match in matches:
             # `.replaced` sorts after the name it replaces, and counts only while that is missing.
-            if match and entry.is_dir():
+            if entry.is_dir():
                 paths.setdefault(int(match[1]), entry)
         read = [_read(path, step) for step, path in sorted(paths.items())]
-        # If the writer has pruned or replaced one meanwhile, read again.
-        if all(each.problem is None or each.path.is_dir() for each in read):
+        # If the writer has pruned or replaced one before it was read, read again.
+        intact = {each.path for each in read if each.problem is None}
+        if all(entry in intact or entry.exists() for entry, _ in matches):
             return read
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -307,3 +308,19 @@ def test_full_disk_and_missing_permission_leave_nothing(tmp_path: Path, monkeypa
 def test_directory_of_another_user_is_refused(foreign_directory: Path) -> None:
     with pytest.raises(CheckpointError, match="may write to.*locked.*owner or mode"):
         write(foreign_directory, 1)
+
+
+def test_checkpoints_that_are_all_pruned_while_they_are_listed_are_listed_again(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    is_dir, pruned = Path.is_dir, []
+
+    def prune_first(path: Path) -> bool:
+        if path.name.startswith("ckpt-") and not pruned:
+            pruned.append(path)
+            write(tmp_path, 2)
+            shutil.rmtree(path)
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", prune_first)
+    assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [2]
+    assert pruned

@@ -91,8 +91,8 @@ def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Pa
     [
         (["--tf-config"], "", "--tf-config needs a cluster with a chief or workers"),
         (["--tf-config"], "no json", "TF_CONFIG must be JSON"),
-        (["--tf-config", "-np", "3"], config_of("h0:1", "h1:1"), "Received: np=3, hosts=None besides"),
-        (["--tf-config", "--hosts", "h0:2"], config_of("h0:1", "h1:1"), "Received: np=None, hosts='h0:2' besides"),
+        (["--tf-config", "-np", "3"], config_of("h0:1", "h1:1"), "Received: np=3, hosts=None as well"),
+        (["--tf-config", "--hosts", "h0:2"], config_of("h0:1", "h1:1"), "Received: np=None, hosts='h0:2' as well"),
         (["--tf-config-file", "nowhere.json"], "", "'nowhere.json' does not exist"),
     ],
 )

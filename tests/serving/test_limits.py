@@ -312,6 +312,6 @@ def test_a_compressed_body_is_whole_or_refused() -> None:
     body = gzip.compress(b"x" * 1000)
     assert bodies.inflated(body, "gzip", 1000) == b"x" * 1000
     for wrong in (body[:-1], body[:-8], body[: len(body) // 2], b"", body + b"x", body + body):
-        with pytest.raises(RequestError, match="cut off, or goes on after its end") as refused:
+        with pytest.raises(RequestError, match="is truncated, or has data after its end") as refused:
             bodies.inflated(wrong, "gzip", 1000)
         assert refused.value.code == Code.INVALID_ARGUMENT
