@@ -1,33 +1,26 @@
 """Mutants of the rules of the cut (tools/mutants.py): a few of the day, and that the list of explained ones is true."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.source_modules import load_program
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tools" / "mutants.py"
 
 
-def mutants():
-    spec = importlib.util.spec_from_file_location("mutants", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_explained_mutants_can_still_be_made():
-    module = mutants()
+    module = load_program(PROGRAM)
     names = {each.name for each in module.all_mutants()}
     assert len(names) >= 500
     assert sorted(module.explained() - names) == []
 
 
 def test_a_mutant_is_its_file_with_one_change():
-    module = mutants()
+    module = load_program(PROGRAM)
     made = [each for each in module.all_mutants() if each.file == "rows/contractions.py"]
     trees = {module.ast.dump(module.tree_of(each)) for each in made}
     unchanged = module.ast.dump(module.ast.parse((ROOT / "keras_ddl/cut/rows/contractions.py").read_text()))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,3 +46,13 @@ def imports_of(name: str) -> set[str]:
         if target:
             resolved.add(target)
     return resolved - {name}
+
+
+def load_program(path: Path) -> ModuleType:
+    """Returns a program beside the package (tools/, say) as a module, without running it."""
+    spec = importlib.util.spec_from_file_location(f"tested_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module

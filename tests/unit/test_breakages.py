@@ -10,18 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.source_modules import load_program
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(f"tested_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-breakages = load(ROOT / "tools" / "breakages.py")
+breakages = load_program(ROOT / "tools" / "breakages.py")
 Breakage, Verdict = breakages.Breakage, breakages.Verdict
 TABLE = breakages.read_tables()
 ROOMS = (

@@ -1,6 +1,5 @@
 """What tools/versions.py makes of outcomes and of the table in the page; and how its checks compare."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -9,19 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.source_modules import load_program
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(f"tested_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-versions = load(ROOT / "tools" / "versions.py")
-checks = load(ROOT / "tests" / "versions" / "checks.py")
+versions = load_program(ROOT / "tools" / "versions.py")
+checks = load_program(ROOT / "tests" / "versions" / "checks.py")
 Row, BEGIN, END = versions.Row, versions.BEGIN, versions.END
 EMPTY = f"# Page\n\n{BEGIN}\n{END}\n\n## Next | part\n"
 FIRST, SECOND, LAST = versions.PAIRS[0], versions.PAIRS[1], versions.PAIRS[-1]
