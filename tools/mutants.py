@@ -2,7 +2,7 @@
 
     make mutants                          # a sample of 60, with the seed of the day
     make mutants ARGS="--all"             # every one: hours
-    make mutants ARGS="--only rows/contractions --list"
+    make mutants ARGS="--only specs/contractions --list"
 
 A mutant is one small change in one file of keras_ddl/cut/: an axis off by one, a sum for a maximum, the second operand
 for the first, a condition dropped, a comparison turned round. It is made in memory: no file changes. First the tests
@@ -42,7 +42,17 @@ PACKAGE = "keras_ddl.cut"
 TESTS = ROOT / "tests" / "cut"
 EXPLAINED = TESTS / "equivalent_mutants.txt"
 # What decides the numbers. Reports, plans of cost and graph-building mechanics decide none.
-FILES = ("rows/*", "rules/*", "propagation", "factors", "own_statistics", "sharding", "redistribute", "extents", "dims")
+FILES = (
+    "specs/*",
+    "rules/*",
+    "propagation",
+    "factors",
+    "own_statistics",
+    "sharding",
+    "redistribute",
+    "extents",
+    "dims",
+)
 _SECONDS = 90.0  # of tests for one mutant, as they took without it
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
-"""What the cut knows of a type of operation: one row in a table, in the sense of Shardy's sharding rules.
+"""What the cut knows of a type of operation: one `OpSpec`, in the sense of Shardy's sharding rules.
 
-A row names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
+A spec names the axes of operands and results by labels, its *factors*; `...k, kn -> ...n` is a matrix product:
 
     lower case    a factor. If results have it, an operation built of a rank's shards along it gives that shard of the
-                  result. If they lack it, it is reduced: each rank gives a part, which `Row.combine` combines.
+                  result. If they lack it, it is reduced: each rank gives a part, which `OpSpec.combine` combines.
     upper case    an axis that must be replicated.
     "1"           an axis of extent 1. In an operand it is repeated along the factor that others have at its place.
     "*"           an axis that only results have; `Factors.new` is its extent.
 
-From the row follow how the operation is built of placed operands (propagation.py), the extents of its results, how
+From the spec follow how the operation is built of placed operands (propagation.py), the extents of its results, how
 flat shards pass through it (sharding.py), and whether it is linear (own_statistics.py).
 """
 
@@ -46,7 +46,7 @@ class Factors:
     Attributes:
         new: the extent of the axis "*" of results; None: unknown.
         only_if_reshaped: results may lack more axes of extent 1; that is no matter where they are only reshaped.
-        combine: how the parts of reduced factors combine, where it is not as `Row.combine` says.
+        combine: how the parts of reduced factors combine, where it is not as `OpSpec.combine` says.
     """
 
     operands: Sequence[Operand]
@@ -102,7 +102,7 @@ Make = Callable[[Context, Node, Making], list[tf.Tensor]]
 
 
 @dataclass(frozen=True)
-class Row:
+class OpSpec:
     """What is known of a type of operation.
 
     Attributes:
@@ -121,10 +121,10 @@ class Row:
     make: Make | None = None
 
 
-_rows: dict[str, Row] = {}
+_specs: dict[str, OpSpec] = {}
 
 
-def row(
+def spec(
     *types: str,
     combine: str | None = None,
     linear: Linear = Linear(),
@@ -132,31 +132,31 @@ def row(
     never_empty: bool = False,
     make: Make | None = None,
 ) -> Callable[[FactorsOf], FactorsOf]:
-    """Registers the row of types of operations; decorates what gives their factors."""
+    """Registers the spec of types of operations; decorates what gives their factors."""
 
     def register(factors: FactorsOf) -> FactorsOf:
         for each in types:
-            assert each not in _rows, f"two rows for {each}"
-            _rows[each] = Row(factors, combine, linear, kind, never_empty, make)
+            assert each not in _specs, f"two specs for {each}"
+            _specs[each] = OpSpec(factors, combine, linear, kind, never_empty, make)
         extents(*types)(extents_of)
         return factors
 
     return register
 
 
-def row_of(operation_type: str) -> Row | None:
-    """Returns the row of a type of operation, or None."""
-    return _rows.get(operation_type)
+def spec_of(operation_type: str) -> OpSpec | None:
+    """Returns the spec of a type of operation, or None."""
+    return _specs.get(operation_type)
 
 
-def rows() -> dict[str, Row]:
-    """Returns all rows by type of operation."""
-    return _rows
+def specs() -> dict[str, OpSpec]:
+    """Returns all specs by type of operation."""
+    return _specs
 
 
 def kind_of(node: Node) -> Kind:
-    """Returns how an operation's results follow from its operands, as far as its row says."""
-    known = _rows.get(node.type)
+    """Returns how an operation's results follow from its operands, as far as its spec says."""
+    known = _specs.get(node.type)
     return known.kind if known is not None else Kind.OTHER
 
 
@@ -164,7 +164,7 @@ def extents_of(known: Extents, node: Node) -> ResultExtents:
     """Returns the extents of an operation's results: each factor has one extent in all operands."""
     if kind_of(node) is Kind.FORWARD:
         return [known.dims(each) for each in node.inputs]
-    factors = _rows[node.type].factors(known, node)
+    factors = _specs[node.type].factors(known, node)
     if factors is None or factors.only_if_reshaped:
         return [None] * len(node.outputs)
     sizes: dict[str, set[Dim]] = {}

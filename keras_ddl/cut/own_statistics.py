@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import complete
-from keras_ddl.cut.factors import Kind, kind_of, row_of
+from keras_ddl.cut.factors import Kind, kind_of, spec_of
 from keras_ddl.cut.program import SHAPE_OPS, Node, Program, Value
 
 _TAPE = "gradient_tape/"
@@ -284,12 +284,12 @@ def _part(program: Program, call: Call, node: Node, kinds: Sequence[str | None])
 
 def _is_linear(node: Node, places: Sequence[int]) -> bool:
     """Whether an operation is linear in the operands at these places, the others being given."""
-    row = row_of(node.type)
-    assert row is not None
-    if row.linear.together:
+    spec = spec_of(node.type)
+    assert spec is not None
+    if spec.linear.together:
         return len(places) == len(node.inputs)
     is_rounded = any(each.dtype != node.outputs[0].dtype for each in node.inputs)
-    return len(places) == 1 and places[0] in row.linear.at and not is_rounded
+    return len(places) == 1 and places[0] in spec.linear.at and not is_rounded
 
 
 def _is_gradient_of_mean(program: Program, call: Call, node: Node, kinds: Sequence[str | None]) -> bool:

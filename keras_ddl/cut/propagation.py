@@ -1,4 +1,4 @@
-"""Builds an operation that has a row (factors.py) from operands in their placements."""
+"""Builds an operation that has a spec (factors.py) from operands in their placements."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import empty_shards
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.factors import Factors, Kind, Making, Row, ShapeOf, row_of
+from keras_ddl.cut.factors import Factors, Kind, Making, OpSpec, ShapeOf, spec_of
 from keras_ddl.cut.placements import PARTIAL, Made, Partial, Placement, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
 
 
 def propagate(b: Context, node: Node) -> Made | None:
-    """Builds an operation of parts, or of shards along one factor; None where its row allows neither."""
-    row = row_of(node.type)
-    assert row is not None
-    if row.kind is Kind.FORWARD:
+    """Builds an operation of parts, or of shards along one factor; None where its spec allows neither."""
+    spec = spec_of(node.type)
+    assert spec is not None
+    if spec.kind is Kind.FORWARD:
         return _forward(b, node)
     made = of_parts(b, node)
     if made is not None:
         return made
-    factors = _factors(b, node, row)
+    factors = _factors(b, node, spec)
     chosen = _factor_to_shard(b, node, factors) if factors is not None else None
     if factors is None or chosen is None:
         return None
     label, placement = chosen
-    if any(label not in each for each in factors.results) and not _may_be_reduced(row, factors, label):
+    if any(label not in each for each in factors.results) and not _may_be_reduced(spec, factors, label):
         return None
     wanted = [
         placement.at(labels.index(label)) if isinstance(labels, str) and label in labels else None
@@ -38,7 +38,7 @@ def propagate(b: Context, node: Node) -> Made | None:
     for value, shard in zip(node.inputs, wanted):
         if shard is not None and b.placement(value) != shard and not b.can_shard(value, shard):
             return None
-    return _of_shards(b, node, row, factors, label, wanted, placement)
+    return _of_shards(b, node, spec, factors, label, wanted, placement)
 
 
 def materialize(b: Context, node: Node) -> Made:
@@ -58,8 +58,8 @@ def sharded_only(build: Callable[[Sharded], tf.Tensor | None]) -> Callable[[Plac
 
 
 def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
-    row = row_of(node.type)
-    factors = row.factors(b.extents, node) if row is not None else None
+    spec = spec_of(node.type)
+    factors = spec.factors(b.extents, node) if spec is not None else None
     label = factors.results[0][placement.axis] if factors is not None else "1"
     if factors is None or not label.islower():
         return None
@@ -83,17 +83,17 @@ def _forward(b: Context, node: Node) -> Made:
     return [(tensor, b.placement(value)) for tensor, value in zip(outputs, node.inputs)]
 
 
-def _factors(b: Context, node: Node, row: Row) -> Factors | None:
-    factors = row.factors(b.extents, node)
+def _factors(b: Context, node: Node, spec: OpSpec) -> Factors | None:
+    factors = spec.factors(b.extents, node)
     if factors is not None and factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
         return None
     return factors
 
 
-def _may_be_reduced(row: Row, factors: Factors, label: str) -> bool:
+def _may_be_reduced(spec: OpSpec, factors: Factors, label: str) -> bool:
     # Rows of only one operand would be summed before they meet the other: if that holds an inf, a part of 0 gives NaN.
     everywhere = all(label in labels for labels in factors.operands if isinstance(labels, str) and labels)
-    return row.combine is not None and everywhere
+    return spec.combine is not None and everywhere
 
 
 def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sharded] | None:
@@ -119,7 +119,7 @@ def _size(entries: Dim | None) -> tuple[int, int]:
 def _of_shards(
     b: Context,
     node: Node,
-    row: Row,
+    spec: OpSpec,
     factors: Factors,
     label: str,
     wanted: Sequence[Sharded | None],
@@ -132,24 +132,24 @@ def _of_shards(
             shape = _local_shape(b, value, labels, label, placement)
             if shape is None:
                 return None
-            shapes[value] = tf.maximum(shape, 1) if row.never_empty else shape
+            shapes[value] = tf.maximum(shape, 1) if spec.never_empty else shape
     late = [each for each, _, shard in operands if shard is None or isinstance(b.placement(each), Partial)]
     b.all_replicated([each for each in late if each not in shapes])
     tensors = []
     for value, _, shard in operands:
         if shard is not None:
             tensor = b.sharded(value, shard)
-            tensors.append(empty_shards.pad(b, tensor, shard.axis) if row.never_empty else tensor)
+            tensors.append(empty_shards.pad(b, tensor, shard.axis) if spec.never_empty else tensor)
         else:
             tensors.append(shapes[value] if value in shapes else b.replicated(value))
-    made = row.make(b, node, Making(tensors, factors, label)) if row.make is not None else b.make(node, tensors)
+    made = spec.make(b, node, Making(tensors, factors, label)) if spec.make is not None else b.make(node, tensors)
     results: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(made, factors.results):
         if label in labels:
             shard = placement.at(labels.index(label))
-            results.append((empty_shards.trim(b, tensor, shard.axis) if row.never_empty else tensor, shard))
+            results.append((empty_shards.trim(b, tensor, shard.axis) if spec.never_empty else tensor, shard))
         else:
-            results.append((tensor, Partial(factors.combine or row.combine or "sum")))
+            results.append((tensor, Partial(factors.combine or spec.combine or "sum")))
     return results
 
 
@@ -167,15 +167,15 @@ def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placemen
 
 
 def of_parts(b: Context, node: Node) -> Made | None:
-    """Builds an operation of parts where that gives parts, as its row says; requests no sum. Otherwise None."""
-    row = row_of(node.type)
-    if row is None:
+    """Builds an operation of parts where that gives parts, as its spec says; requests no sum. Otherwise None."""
+    spec = spec_of(node.type)
+    if spec is None:
         return None
     placements = [b.placement(each) for each in node.inputs]
     parts = [index for index, placement in enumerate(placements) if isinstance(placement, Partial)]
     if not parts:
         return None
-    linear, placement = row.linear, placements[parts[0]]
+    linear, placement = spec.linear, placements[parts[0]]
     if linear.adds and _continues_partial(b, node, placements):
         tensors = [b.partial(each) for each in node.inputs]
     elif placement != PARTIAL and not linear.moves:
@@ -191,13 +191,13 @@ def of_parts(b: Context, node: Node) -> Made | None:
         if linear.when is not None and not linear.when(b, node, parts[0]):
             return None
         tensors = [b.local(each) for each in node.inputs]
-    if row.make is None:
+    if spec.make is None:
         made = b.make(node, tensors)
     else:
-        factors = _factors(b, node, row)
+        factors = _factors(b, node, spec)
         if factors is None:
             return None
-        made = row.make(b, node, Making(tensors, factors, None))
+        made = spec.make(b, node, Making(tensors, factors, None))
     return [(tensor, placement) for tensor in made]
 
 
@@ -221,7 +221,7 @@ def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
     return any(each is None or each != b.dims(node.outputs[0]) for each in shapes)
 
 
-# ---- conditions of rows: Linear.when
+# ---- conditions of specs: Linear.when
 
 
 def never(b: Context, node: Node, part: int) -> bool:

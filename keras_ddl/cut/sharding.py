@@ -14,7 +14,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import first_rank
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.factors import Kind, kind_of, row_of
+from keras_ddl.cut.factors import Kind, kind_of, spec_of
 from keras_ddl.cut.flat_shards import Layout, refusal
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Made, Partial, Pending
 from keras_ddl.cut.program import BRANCHES, SHAPE_OPS, Node, Value
@@ -143,8 +143,8 @@ class Sharding:
         placements = [b.placement(each) for each in node.inputs]
         has_shards = FLAT_SHARD in placements
         parts = [each for each in node.inputs if b.placement(each) == PARTIAL and each in self.plan.towards]
-        kind, row = kind_of(node), row_of(node.type)
-        if kind is Kind.REDUCTION and (has_shards or parts and not (row and row.linear.at)):
+        kind, spec = kind_of(node), spec_of(node.type)
+        if kind is Kind.REDUCTION and (has_shards or parts and not (spec and spec.linear.at)):
             return self._reduced(node) if reduces_all(node) else None
         output = node.outputs[0] if len(node.outputs) == 1 else None
         if output is None or not has_shards and output not in self.plan.towards and not parts:
@@ -185,8 +185,10 @@ class Sharding:
             result = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
         else:
             result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
-        row = row_of(node.type)
-        return [(tf.reshape(result, output.shape), Partial(row.combine if row is not None and row.combine else "sum"))]
+        spec = spec_of(node.type)
+        return [
+            (tf.reshape(result, output.shape), Partial(spec.combine if spec is not None and spec.combine else "sum"))
+        ]
 
     def _scatter(self, node: Node) -> Made:
         """Scatters rows into the entries of a table that lie on this rank."""

@@ -1,6 +1,6 @@
-"""Placements that would be right and that the cut declines: a program, the opposite of test_rows.py.
+"""Placements that would be right and that the cut declines: a program, the opposite of test_specs.py.
 
-    PYTHONPATH=tests python tests/cut/missing.py                # all operations of test_rows.py, in some minutes
+    PYTHONPATH=tests python tests/cut/missing.py                # all operations of test_specs.py, in some minutes
     PYTHONPATH=tests python tests/cut/missing.py --only Mul --open
     PYTHONPATH=tests python tests/cut/missing.py --zoo detector decoder   # no names: all networks
 
@@ -8,7 +8,7 @@ For each combination of placements of an operation's operands in which the cut g
 operation is run on each rank's own operands. Where what the ranks get is the result in some placement, the cut could
 have gone on without: that is a line of the table. Lines that hold only while all entries are finite are marked, and
 are no oversight: a step must give inf and NaN where one process does. A few draws of entries, on ranks that all have
-rows, are no proof: read a line before adding it to a row.
+rows, are no proof: read a line before adding it to a spec.
 
 As PyTorch's torch.distributed.tensor._ops.strategy_validation, which calls these lines missing rules.
 """
@@ -264,7 +264,7 @@ def missing(cases: Iterable[Case], static: bool = True) -> Iterator[tuple[Missin
                 yield min(found, key=lambda each: each.finite), case  # the first: as they are
 
 
-# ---- types of operations without a row, of which test_rows.py has no cases
+# ---- types of operations without a spec, of which test_specs.py has no cases
 
 
 def _without_row() -> list[Case]:
@@ -365,7 +365,7 @@ def table(found: Iterable[tuple[Missing, Case]], gathered: Mapping[str, int], co
 
 
 def main() -> None:
-    from cut.test_rows import TOPICS
+    from cut.test_specs import TOPICS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="TYPE", help="of this type of operation; may be repeated")

@@ -37,7 +37,7 @@ def _types(program: object) -> list[str]:
 
 
 def _cases() -> list[Any]:
-    """Every program; those of which test_rows.py tries every type in every placement are left to the long tests."""
+    """Every program; those of which test_specs.py tries every type in every placement are left to the long tests."""
     return [
         pytest.param(each, id=_types(each)[0], marks=[pytest.mark.long] if set(_types(each)) <= TRIED else [])
         for each in PROGRAMS

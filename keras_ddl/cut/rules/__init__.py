@@ -1,10 +1,10 @@
-"""The rules, one file a topic, and those of operations with a row; importing this registers them (registry.py)."""
+"""The rules, one file a topic, and those of operations with a spec; importing this registers them (registry.py)."""
 
-from keras_ddl.cut import factors, propagation, registry, rows  # noqa: F401  (they register)
+from keras_ddl.cut import factors, propagation, registry, specs  # noqa: F401  (they register)
 from keras_ddl.cut.rules import branches, host, indexing, lists, loops, random, shapes, slices, variables  # noqa: F401
 
-for _type, _row in factors.rows().items():
+for _type, _spec in factors.specs().items():
     if registry.rule_of(_type) is None:
         registry.rule(_type)(propagation.propagate)
-    if _row.kind in (factors.Kind.ENTRYWISE, factors.Kind.FORWARD):
+    if _spec.kind in (factors.Kind.ENTRYWISE, factors.Kind.FORWARD):
         registry.rule(_type, of_replicated=True)(propagation.materialize)

@@ -294,7 +294,7 @@ def _opened(known: Extents, node: Node) -> ResultExtents:
 
 @rule("AddN", "ZerosLike")
 def entrywise(b: Context, node: Node) -> Made | None:
-    """Builds it for lists in one placement, and for tensors as their rows (rows/entrywise.py) say."""
+    """Builds it for lists in one placement, and for tensors as their specs (specs/entrywise.py) say."""
     placement = next((each for each in map(b.placement, node.inputs) if isinstance(each, TensorList)), None)
     if placement is None:
         return propagate(b, node)

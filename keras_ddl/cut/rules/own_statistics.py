@@ -10,7 +10,7 @@ from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.placements import PARTIAL, Made, Placement, Sharded
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.rows.reductions import axes_of
+from keras_ddl.cut.specs.reductions import axes_of
 
 
 class OwnStatistics:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cut.drawn.programs import Drawing
 from cut.operations import operands
 
-from keras_ddl.cut.rows import entrywise
+from keras_ddl.cut.specs import entrywise
 
 LINES: list[Callable[[Drawing], str]] = []
 # Dividing by what is near zero gives numbers too large to compare.

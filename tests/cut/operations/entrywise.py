@@ -10,7 +10,7 @@ from cut.operations import operands
 from cut.operations.cases import case
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.rows import entrywise
+from keras_ddl.cut.specs import entrywise
 
 raw = tf.raw_ops
 

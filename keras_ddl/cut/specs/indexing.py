@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
-from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, row
+from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, spec
 from keras_ddl.cut.program import Node
 
 
-@row("GatherV2", linear=Linear(at=(0,), moves=True))
+@spec("GatherV2", linear=Linear(at=(0,), moves=True))
 def _gather(known: Extents, node: Node) -> Factors | None:
     """`batch...before K after..., batch...at -> batch...before at after...`: K is looked up in."""
     table, at, axis = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.constants(node.inputs[2])
@@ -22,7 +22,7 @@ def _gather(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, labels[:batch] + own, None], [result])
 
 
-@row("GatherNd", linear=Linear(at=(0,), moves=True))
+@spec("GatherNd", linear=Linear(at=(0,), moves=True))
 def _gather_nd(known: Extents, node: Node) -> Factors | None:
     """`K... A..., at... C -> at... A...`: C indices each, into the first C axes of a table, which may not be empty."""
     table, at = known.dims(node.inputs[0]), known.dims(node.inputs[1])
@@ -34,13 +34,13 @@ def _gather_nd(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, own[:-1] + own[-1].upper()], [own[:-1] + labels[width:]])
 
 
-@row("LowerBound", "UpperBound")
+@spec("LowerBound", "UpperBound")
 def _bounds(known: Extents, node: Node) -> Factors:
     """Places in sorted rows, one row of values for each."""
     return Factors(["rA", "rb"], ["rb"])
 
 
-@row("ResourceGather")
+@spec("ResourceGather")
 def _gather_of_variable(known: Extents, node: Node) -> Factors | None:
     labels, rank = labels_of(known.dims(node.inputs[1])), node.outputs[0].rank
     if labels is None or rank is None or node.attr("batch_dims", int):
@@ -48,7 +48,7 @@ def _gather_of_variable(known: Extents, node: Node) -> Factors | None:
     return Factors([None, labels], [labels + NEW * (rank - len(labels))])
 
 
-@row("OneHot")
+@spec("OneHot")
 def _one_hot(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     if labels is None:
@@ -58,7 +58,7 @@ def _one_hot(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None, None, None], [result], new=known.number(node.inputs[1]))
 
 
-@row("DenseBincount", combine="sum")
+@spec("DenseBincount", combine="sum")
 def _bincount(known: Extents, node: Node) -> Factors | None:
     """Counts of each row [rows, n], or of all entries [n]; or only whether there is one."""
     value, size, weights = node.inputs
@@ -85,7 +85,7 @@ def finds_for_each_key(node: Node) -> bool:
     return keys.rank is not None and node.outputs[0].rank == keys.rank and not is_dense
 
 
-@row("LookupTableFindV2")
+@spec("LookupTableFindV2")
 def _look_up(known: Extents, node: Node) -> Factors | None:
     """Keys in a replicated table: what writes to it has no rule, so ranks write alike."""
     labels = labels_of(known.dims(node.inputs[1]))

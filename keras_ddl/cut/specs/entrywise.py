@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from keras_ddl.cut.dims import Dim, complete
 from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
-from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, row
+from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, spec
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
 
@@ -53,14 +53,14 @@ def _broadcast(known: Extents, node: Node) -> Factors | None:
 
 
 for _type in UNARY:
-    row(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_of_first)
+    spec(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_of_first)
 for _type in (*BINARY, "AddN"):
-    row(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_broadcast)
-row(*_OF_FIRST.split())(_of_first)
-row(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadcast)
+    spec(_type, linear=_LINEAR.get(_type, Linear()), kind=Kind.ENTRYWISE)(_broadcast)
+spec(*_OF_FIRST.split())(_of_first)
+spec(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadcast)
 
 
-@row("Bitcast")
+@spec("Bitcast")
 def _bitcast(known: Extents, node: Node) -> Factors | None:
     """Wider entries become several along a new last axis, narrower ones along the last axis one."""
     labels = labels_of(known.dims(node.inputs[0]))
@@ -72,7 +72,7 @@ def _bitcast(known: Extents, node: Node) -> Factors | None:
     return Factors([labels], [labels if wide == narrow else labels + NEW], new=Dim(wide // narrow))
 
 
-@row("Select")
+@spec("Select")
 def _select(known: Extents, node: Node) -> Factors | None:
     """tf.where of TensorFlow 1, in losses of logits: a condition of the others' shape, for each of axis 0, or one."""
     dims = known.dims(node.inputs[0])
@@ -82,7 +82,7 @@ def _select(known: Extents, node: Node) -> Factors | None:
     return Factors([labels if len(dims) == len(labels) else labels[: len(dims)], labels, labels], [labels])
 
 
-# ---- of operations without a row, nothing but the extents of the result
+# ---- of operations without a spec, nothing but the extents of the result
 
 
 @extents("CheckNumerics", "RandomShuffle")

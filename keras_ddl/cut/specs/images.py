@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, Operand, ShapeOf, labels_of, row
+from keras_ddl.cut.factors import NEW, Factors, Operand, ShapeOf, labels_of, spec
 from keras_ddl.cut.program import Node
 
 _CONVOLUTIONS = "Conv2D Conv3D DepthwiseConv2dNative Dilation2D"
@@ -45,22 +45,22 @@ def _images(*places: int, shape: int | None = None, summed: bool = False) -> Cal
     return factors
 
 
-def _rows(types: str, factors: Callable[[Extents, Node], Factors | None], combine: str | None = None) -> None:
+def _specs(types: str, factors: Callable[[Extents, Node], Factors | None], combine: str | None = None) -> None:
     for each in types.split():
-        row(each, combine=combine, never_empty=each in _NEVER_EMPTY)(factors)
+        spec(each, combine=combine, never_empty=each in _NEVER_EMPTY)(factors)
 
 
-_rows(_CONVOLUTIONS, _images(0))
-_rows(_OF_INPUT, _images(2, shape=0))
-_rows(_OF_FILTER, _images(0, 2, summed=True), combine="sum")
-_rows(_POOLS, _images(0))
-_rows("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad", _images(0, 1, 2))
-_rows("AvgPoolGrad AvgPool3DGrad", _images(1, shape=0))
-_rows(_RESIZES, _images(0))
-_rows("ResizeBilinearGrad ResizeBicubicGrad", _images(0, 1))
+_specs(_CONVOLUTIONS, _images(0))
+_specs(_OF_INPUT, _images(2, shape=0))
+_specs(_OF_FILTER, _images(0, 2, summed=True), combine="sum")
+_specs(_POOLS, _images(0))
+_specs("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad", _images(0, 1, 2))
+_specs("AvgPoolGrad AvgPool3DGrad", _images(1, shape=0))
+_specs(_RESIZES, _images(0))
+_specs("ResizeBilinearGrad ResizeBicubicGrad", _images(0, 1))
 
 
-@row("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+@spec("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def _transformed(known: Extents, node: Node) -> Factors | None:
     """Images each with a transform of its own, or all with one."""
     images, transforms, size = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.numbers(node.inputs[2])

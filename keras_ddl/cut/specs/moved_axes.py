@@ -8,13 +8,13 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, complete
 from keras_ddl.cut.extents import Dims, Extents, Numbers, numbers, reshaped
-from keras_ddl.cut.factors import NEW, Factors, Linear, Making, ShapeOf, labels_of, row, without
+from keras_ddl.cut.factors import NEW, Factors, Linear, Making, ShapeOf, labels_of, spec, without
 from keras_ddl.cut.program import Node
 
 _MOVES = Linear(at=(0,), moves=True)
 
 
-@row("Transpose", "ConjugateTranspose", linear=_MOVES)
+@spec("Transpose", "ConjugateTranspose", linear=_MOVES)
 def _transpose(known: Extents, node: Node) -> Factors | None:
     order, labels = known.constants(node.inputs[1]), labels_of(known.dims(node.inputs[0]))
     if order is None or labels is None:
@@ -22,7 +22,7 @@ def _transpose(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None], ["".join(labels[axis] for axis in order)])
 
 
-@row("ExpandDims", linear=_MOVES)
+@spec("ExpandDims", linear=_MOVES)
 def _expand_dims(known: Extents, node: Node) -> Factors | None:
     axis, labels = known.constants(node.inputs[1]), labels_of(known.dims(node.inputs[0]))
     if axis is None or labels is None:
@@ -31,14 +31,14 @@ def _expand_dims(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, None], [labels[:at] + "1" + labels[at:]])
 
 
-@row("Roll", linear=_MOVES)
+@spec("Roll", linear=_MOVES)
 def _roll(known: Extents, node: Node) -> Factors | None:
     axes = known.constants(node.inputs[2])
     labels = None if axes is None else labels_of(known.dims(node.inputs[0]), axes)
     return None if labels is None else Factors([labels, None, None], [labels])
 
 
-@row("ReverseSequence", linear=_MOVES)
+@spec("ReverseSequence", linear=_MOVES)
 def _reverse_sequence(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]), [node.attr("seq_dim", int)])
     return None if labels is None else Factors([labels, labels[node.attr("batch_dim", int)]], [labels])
@@ -59,14 +59,14 @@ def _make_squeeze(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     return [tf.squeeze(making.tensors[0], axes) if axes else tf.identity(making.tensors[0])]
 
 
-@row("Squeeze", linear=_MOVES, make=_make_squeeze)
+@spec("Squeeze", linear=_MOVES, make=_make_squeeze)
 def _squeeze(known: Extents, node: Node) -> Factors | None:
     dims = known.dims(node.inputs[0])
     axes, labels = _squeezed_axes(dims, node), labels_of(dims)
     return None if axes is None or labels is None else Factors([labels], [without(labels, axes)])
 
 
-@row("BroadcastTo")
+@spec("BroadcastTo")
 def _broadcast_to(known: Extents, node: Node) -> Factors | None:
     dims, shape = known.dims(node.inputs[0]), known.numbers(node.inputs[1])
     if dims is None or shape is None or any(each == -1 for each in shape.entries):  # -1 says nothing of an extent
@@ -83,7 +83,7 @@ def _broadcast_to(known: Extents, node: Node) -> Factors | None:
     return Factors([operand, ShapeOf(result)], [result])
 
 
-@row("Pack", linear=Linear(together=True, moves=True))
+@spec("Pack", linear=Linear(together=True, moves=True))
 def _pack(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     if labels is None:
@@ -92,7 +92,7 @@ def _pack(known: Extents, node: Node) -> Factors | None:
     return Factors([labels] * len(node.inputs), [labels[:axis] + NEW + labels[axis:]], new=Dim(len(node.inputs)))
 
 
-@row("Unpack", linear=_MOVES)
+@spec("Unpack", linear=_MOVES)
 def _unpack(known: Extents, node: Node) -> Factors | None:
     dims = known.dims(node.inputs[0])
     labels = labels_of(dims, [node.attr("axis", int)]) if dims else None
@@ -108,7 +108,7 @@ def _ensure(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
     return [tf.ensure_shape(making.tensors[0], [None if axis == sharded else each for axis, each in enumerate(shape)])]
 
 
-@row("EnsureShape", linear=_MOVES, make=_ensure)
+@spec("EnsureShape", linear=_MOVES, make=_ensure)
 def _ensure_shape(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     return None if labels is None else Factors([labels], [labels])
@@ -126,8 +126,8 @@ def _pad(known: Extents, node: Node) -> Factors | None:
     return Factors([labels, *[None] * (len(node.inputs) - 1)], [result])
 
 
-row("Pad", "PadV2")(_pad)
-row("MirrorPad", "MirrorPadGrad", never_empty=True)(_pad)
+spec("Pad", "PadV2")(_pad)
+spec("MirrorPad", "MirrorPadGrad", never_empty=True)(_pad)
 
 
 numbers("Squeeze", "ExpandDims", "EnsureShape")(reshaped)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, broadcast_labels, labels_of, row
+from keras_ddl.cut.factors import NEW, Factors, broadcast_labels, labels_of, spec
 from keras_ddl.cut.program import Node
 
 
-@row("Softmax", "LogSoftmax")
+@spec("Softmax", "LogSoftmax")
 def _softmax(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]), [-1])
     return None if labels is None else Factors([labels], [labels])
 
 
-@row("SparseSoftmaxCrossEntropyWithLogits")
+@spec("SparseSoftmaxCrossEntropyWithLogits")
 def _sparse_cross_entropy(known: Extents, node: Node) -> Factors:
     return Factors(["rC", "r"], ["r", "rC"])
 
 
-@row("SoftmaxCrossEntropyWithLogits")
+@spec("SoftmaxCrossEntropyWithLogits")
 def _cross_entropy(known: Extents, node: Node) -> Factors | None:
     """Logits and labels are broadcast against each other."""
     labels = broadcast_labels([known.dims(each) for each in node.inputs])
@@ -28,12 +28,12 @@ def _cross_entropy(known: Extents, node: Node) -> Factors | None:
     return Factors(operands, [result[:1], result])
 
 
-@row("InTopK", "InTopKV2")
+@spec("InTopK", "InTopKV2")
 def _in_top_k(known: Extents, node: Node) -> Factors:
     return Factors(["rC", "r", None][: len(node.inputs)], ["r"])
 
 
-@row("TopKV2")
+@spec("TopKV2")
 def _top_k(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]), [-1])
     if labels is None:

@@ -1,4 +1,4 @@
-"""Every row of the cut (keras_ddl/cut/rows), every placement of its operands, against one process."""
+"""Every spec of the cut (keras_ddl/cut/specs), every placement of its operands, against one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cut.placements import SETTINGS, Case, Ranks, differences
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import factors
-from keras_ddl.cut.rows.entrywise import BINARY, UNARY
+from keras_ddl.cut.specs.entrywise import BINARY, UNARY
 
 INF, NAN = np.inf, np.nan
 
@@ -291,7 +291,7 @@ _ELSEWHERE = {
     "StringStrip",
     "AsString",
 }
-_ELSEWHERE |= {each for each in factors.rows() if each.startswith(("Regex", "Static", "Unicode", "StringTo"))}
+_ELSEWHERE |= {each for each in factors.specs() if each.startswith(("Regex", "Static", "Unicode", "StringTo"))}
 _ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: of a pool and its own result only
 
 
@@ -312,6 +312,6 @@ def test_all_placements_of_operands_give_the_whole(topic: str, ranks: Ranks) -> 
         assert not wrong, "\n".join([f"{len(wrong)} of {tried}", *wrong[:20]])
 
 
-def test_every_row_is_tried() -> None:
+def test_every_spec_is_tried() -> None:
     tried = {case.type for cases in TOPICS.values() for case in cases}
-    assert sorted(set(factors.rows()) - tried - _ELSEWHERE) == []
+    assert sorted(set(factors.specs()) - tried - _ELSEWHERE) == []

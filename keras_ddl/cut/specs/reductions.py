@@ -6,7 +6,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, complete, product
 from keras_ddl.cut.extents import Extents, Numbers, numbers
-from keras_ddl.cut.factors import Factors, Kind, Linear, Making, labels_of, row, without
+from keras_ddl.cut.factors import Factors, Kind, Linear, Making, labels_of, spec, without
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.propagation import is_floating
 
@@ -91,23 +91,23 @@ def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tens
 
 
 _SUM = Linear(at=(0,), when=is_floating)
-row("Sum", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)(_reduction)
+spec("Sum", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)(_reduction)
 for _type, _combine in _COMBINE.items():
-    row(_type, combine=_combine, kind=Kind.REDUCTION, make=_reduce)(_reduction)
+    spec(_type, combine=_combine, kind=Kind.REDUCTION, make=_reduce)(_reduction)
 
 
-@row("Mean", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)
+@spec("Mean", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)
 def _mean_of_floats(known: Extents, node: Node) -> Factors | None:
     return _reduction(known, node) if node.inputs[0].dtype.is_floating else None
 
 
-@row("L2Loss", combine="sum", kind=Kind.REDUCTION)
+@spec("L2Loss", combine="sum", kind=Kind.REDUCTION)
 def _l2_loss(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     return None if labels is None else Factors([labels], [""])
 
 
-@row("ArgMax", "ArgMin")
+@spec("ArgMax", "ArgMin")
 def _arg_max(known: Extents, node: Node) -> Factors | None:
     along = _along(known, node)
     return None if along is None else Factors([along, None], ["".join(each for each in along if each.islower())])
@@ -118,9 +118,9 @@ def _cumulative(known: Extents, node: Node) -> Factors | None:
     return None if along is None else Factors([along, None], [along])
 
 
-row("Cumprod", "CumulativeLogsumexp")(_cumulative)
-row("Cumsum", linear=_SUM)(_cumulative)
-row("ReverseV2", linear=Linear(at=(0,), moves=True))(_cumulative)
+spec("Cumprod", "CumulativeLogsumexp")(_cumulative)
+spec("Cumsum", linear=_SUM)(_cumulative)
+spec("ReverseV2", linear=Linear(at=(0,), moves=True))(_cumulative)
 
 
 def _along(known: Extents, node: Node) -> str | None:

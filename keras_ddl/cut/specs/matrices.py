@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from keras_ddl.cut.dims import complete
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, row
+from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
 from keras_ddl.cut.program import Node
 
 _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
@@ -29,55 +29,55 @@ def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = 
     return None if widths is None else Factors(operands, [out + NEW * each for each in widths])
 
 
-@row("RGBToHSV", "HSVToRGB", "FFT", "IFFT")
+@spec("RGBToHSV", "HSVToRGB", "FFT", "IFFT")
 def _vectors(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [1], keeps_shape=True)
 
 
-@row("AdjustContrastv2", "AdjustHue", "AdjustSaturation")
+@spec("AdjustContrastv2", "AdjustHue", "AdjustSaturation")
 def _pictures(known: Extents, node: Node) -> Factors | None:
     """Height, width and colors; a contrast is relative to the mean of a picture."""
     return _each(known, node, [3], keeps_shape=True)
 
 
-@row("RFFT", "IRFFT")
+@spec("RFFT", "IRFFT")
 def _real_vectors(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [1])
 
 
-@row("MatrixInverse", "Cholesky", "FFT2D", "IFFT2D")
+@spec("MatrixInverse", "Cholesky", "FFT2D", "IFFT2D")
 def _matrices(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [2], keeps_shape=True)
 
 
-@row("MatrixBandPart", linear=Linear(at=(0,), moves=True))
+@spec("MatrixBandPart", linear=Linear(at=(0,), moves=True))
 def _bands(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [2], keeps_shape=True)
 
 
-@row("MatrixDeterminant", "LogMatrixDeterminant", "Qr", "MatrixDiagPartV3", "RFFT2D", "IRFFT2D")
+@spec("MatrixDeterminant", "LogMatrixDeterminant", "Qr", "MatrixDiagPartV3", "RFFT2D", "IRFFT2D")
 def _of_matrices(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [2])
 
 
-@row("Svd", "SelfAdjointEigV2")
+@spec("Svd", "SelfAdjointEigV2")
 def _spectra(known: Extents, node: Node) -> Factors | None:
     """Without vectors the other results are empty, and have none of the axes."""
     has_vectors = node.attr("compute_uv" if node.type == "Svd" else "compute_v", bool)
     return _each(known, node, [2]) if has_vectors else None
 
 
-@row("MatrixSolve", "MatrixTriangularSolve")
+@spec("MatrixSolve", "MatrixTriangularSolve")
 def _solutions(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [2, 2])
 
 
-@row("MatrixDiagV3")
+@spec("MatrixDiagV3")
 def _of_diagonals(known: Extents, node: Node) -> Factors | None:
     """One diagonal each; several would be a matrix."""
     return _each(known, node, [1]) if node.inputs[1].rank == 0 else None
 
 
-@row("Cross")
+@spec("Cross")
 def _cross(known: Extents, node: Node) -> Factors | None:
     return _each(known, node, [1, 1], keeps_shape=True)

@@ -6,18 +6,18 @@ Parts of sums are summed before they are multiplied: of inf in the other operand
 from __future__ import annotations
 
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import LABELS, Factors, Linear, broadcast_labels, labels_of, row
+from keras_ddl.cut.factors import LABELS, Factors, Linear, broadcast_labels, labels_of, spec
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import is_alone
 
 
-@row("MatMul", combine="sum")
+@spec("MatMul", combine="sum")
 def _matmul(known: Extents, node: Node) -> Factors:
     first = "km" if node.attr("transpose_a", bool) else "mk"
     return Factors([first, "nk" if node.attr("transpose_b", bool) else "kn"], ["mn"])
 
 
-@row("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", combine="sum")
+@spec("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", combine="sum")
 def _batch_matmul(known: Extents, node: Node) -> Factors | None:
     shapes = [known.dims(each) for each in node.inputs]
     fronts = broadcast_labels([None if each is None else each[:-2] for each in shapes])
@@ -28,7 +28,7 @@ def _batch_matmul(known: Extents, node: Node) -> Factors | None:
     return Factors([first, second + ("yz" if node.attr("adj_y", bool) else "zy")], [out + "xy"])
 
 
-@row("Einsum", combine="sum", linear=Linear(at=(0,), when=is_alone))
+@spec("Einsum", combine="sum", linear=Linear(at=(0,), when=is_alone))
 def _einsum(known: Extents, node: Node) -> Factors | None:
     operands, out = node.attr("equation", bytes).decode().replace(" ", "").split("->")
     labels = operands.split(",")
@@ -60,13 +60,13 @@ def _channels(labels: str, node: Node) -> str:
     return labels[1 if node.attr("data_format", bytes) == b"NCHW" else -1]
 
 
-@row("BiasAdd")
+@spec("BiasAdd")
 def _bias_add(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     return None if labels is None else Factors([labels, _channels(labels, node)], [labels])
 
 
-@row("BiasAddGrad", combine="sum", linear=Linear(at=(0,)))
+@spec("BiasAddGrad", combine="sum", linear=Linear(at=(0,)))
 def _bias_add_grad(known: Extents, node: Node) -> Factors | None:
     labels = labels_of(known.dims(node.inputs[0]))
     return None if labels is None else Factors([labels], [_channels(labels, node)])
