@@ -25,6 +25,7 @@ from keras_ddl.communicator.group import Communicator as Communicator  # a name 
 from keras_ddl.communicator.native_library import Transport
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
+from keras_ddl.topology.launcher import Launcher, allocation_size, find_launcher, host_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def init(mode: str | None = None) -> Topology:
             raise NotInitializedError(_FORKED)
         config.check_environment()
         mode = config.mode_from_environment() if mode is None else mode
-        launcher = config.launcher()
+        launcher = find_launcher()
         transport: Transport | None = None
         if launcher is not None and launcher.directory is not None and launcher.size != 1:
             child_process.refuse(launcher.rank)
@@ -91,7 +92,7 @@ def init(mode: str | None = None) -> Topology:
         else:
             _check_alone_on_purpose(launcher)
             error_report.install(0, abort=None)
-            place = make_topology(0, [config.host_key()], mode)
+            place = make_topology(0, [host_key()], mode)
         native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings())
         _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
         if config.get("TIMELINE"):
@@ -333,7 +334,7 @@ def _meet_by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
     return place, mpi.transport(world)
 
 
-def _meet_on_host(launcher: config.Launcher, mode: str) -> tuple[Topology, Transport]:
+def _meet_on_host(launcher: Launcher, mode: str) -> tuple[Topology, Transport]:
     # The launcher waits for the rank that has left, and compares how all have ended.
     error_report.install(launcher.rank, host.abort)
     world = host.start(launcher)
@@ -364,7 +365,7 @@ def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
     }
-    gathered = world.allgather((config.host_key(), config.get("RACK"), mine))
+    gathered = world.allgather((host_key(), config.get("RACK"), mine))
     for setting in mine:
         ranks_by_value: dict[str, list[int]] = {}
         for other, (_, _, settings) in enumerate(gathered):
@@ -376,11 +377,11 @@ def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
     return make_topology(world.rank, hosts, mode, racks)
 
 
-def _check_alone_on_purpose(launcher: config.Launcher | None) -> None:
+def _check_alone_on_purpose(launcher: Launcher | None) -> None:
     """Refuses to stand alone for a cluster that TF_CONFIG names; warns in an allocation of several tasks."""
     if launcher is None:
         tf_config.check_not_one_of_a_cluster()
-    tasks = config.allocation_size()
+    tasks = allocation_size()
     if tasks is not None and tasks > 1:
         stack_position.warn(
             f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "

@@ -19,6 +19,7 @@ from types import TracebackType
 from keras_ddl import config
 from keras_ddl.communicator import error_report, stack_position
 from keras_ddl.errors import NotInitializedError
+from keras_ddl.topology.launcher import find_launcher
 
 # Of multiprocessing.spawn: refuses to start a process while the script is being imported.
 _REFUSAL_OF_PYTHON = "_check_not_importing_main"
@@ -59,7 +60,7 @@ def watch_import() -> None:
 
     Python refuses that in the child. A pool replaces such a child by another one, for ever, and waits.
     """
-    launcher = config.launcher()
+    launcher = find_launcher()
     if launcher is None or launcher.size == 1:
         return
     hook, parent = sys.excepthook, os.getppid()

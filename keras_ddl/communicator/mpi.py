@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.communicator import native_library, stack_position
-from keras_ddl.config import Launcher
 from keras_ddl.errors import CollectiveError, DependencyError
+from keras_ddl.topology.launcher import Launcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
