@@ -72,7 +72,7 @@ COUNTERS = (
     "coordinated",
     "ran_inline",
     "planned",
-    "demoted",
+    "fell_back",
 )
 
 

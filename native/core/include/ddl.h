@@ -323,7 +323,7 @@ typedef struct ddl_counters {
   uint64_t coordinated;  // collectives that the coordinator has decided, failed ones included
   uint64_t ran_inline;   // collectives that calling threads ran themselves (ddl_try_run)
   uint64_t planned;      // collectives that ran by plan, without the coordinator
-  uint64_t demoted;      // planned collectives that were left to the coordinator
+  uint64_t fell_back;    // planned collectives that the coordinator decided after all
 } ddl_counters;
 DDL_EXPORT void ddl_count(const ddl_comm* comm, ddl_counters* counters);
 
