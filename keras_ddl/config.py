@@ -1,7 +1,7 @@
-"""Every environment variable that keras_ddl reads, in one table. Nothing else in the package reads KERAS_DDL_*.
+"""The table of all KERAS_DDL_* environment variables. Nothing else in the package reads them.
 
-`get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type, and a
-KERAS_DDL_* variable that is not in the table (a misspelt one would be silently ignored), are ConfigErrors.
+`get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type is a
+ConfigError, and so is a variable that is not in the table: a misspelt one would be silently ignored.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import difflib
 import math
 import os
 import re
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from keras_ddl.errors import ConfigError
@@ -22,13 +20,13 @@ from keras_ddl.errors import ConfigError
 T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
-# The wrapper of a rank creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
+# A rank's wrapper creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
 ENDED_FILE = "ended.{rank}"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One row: `name` without the prefix; `default` is what `get` returns when the variable is unset or empty."""
+    """One row: `name` without the prefix; `default`: the value when the variable is unset or empty."""
 
     name: str
     type: str
@@ -49,11 +47,11 @@ def _one_of(*values: str) -> Callable[[str], str]:
     return parse
 
 
-def _at_least(least: int, what: str = "a whole number") -> Callable[[str], int]:
+def _at_least(minimum: int, what: str = "an integer") -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = _parse(int, text, f"{what}, {least} or more")
-        if value < least:
-            raise ValueError(f"{what}, {least} or more")
+        value = _parse(int, text, f"{what}, {minimum} or more")
+        if value < minimum:
+            raise ValueError(f"{what}, {minimum} or more")
         return value
 
     return parse
@@ -80,7 +78,7 @@ def _percent(text: str) -> float:
     return value
 
 
-_bytes = _at_least(1, "a whole number of bytes")
+_bytes = _at_least(1, "an integer number of bytes")
 
 
 def _bytes_or_auto(text: str) -> int | str:
@@ -265,7 +263,7 @@ _TABLE = (
 VARIABLES: Mapping[str, Variable] = {row.name: row for row in _TABLE}
 
 
-def get(name: str) -> Any:
+def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
     """Returns the value of KERAS_DDL_<name>, or the table's default when it is unset or empty.
 
     Raises:
@@ -273,10 +271,7 @@ def get(name: str) -> Any:
         KeyError: `name` is not in the table (a bug of the caller).
     """
     row = VARIABLES[name]
-    return _value(row, os.environ.get(row.environment_name, ""))
-
-
-def _value(row: Variable, text: str) -> Any:
+    text = environ.get(row.environment_name)
     if not text:
         return row.default
     try:
@@ -294,14 +289,14 @@ def is_set(name: str) -> bool:
 
 
 def unknown() -> list[str]:
-    """Returns the KERAS_DDL_* variables of the environment that are not in the table: they would be ignored."""
+    """Returns the KERAS_DDL_* variables of the environment that are not in the table and would be ignored."""
     known = {row.environment_name for row in _TABLE}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
 @contextlib.contextmanager
 def override(name: str, value: str) -> Iterator[None]:
-    """Sets KERAS_DDL_<name> for native code that reads it inside the block."""
+    """Sets KERAS_DDL_<name> inside the block, for native code that reads it."""
     variable = VARIABLES[name].environment_name
     before = os.environ.get(variable)
     os.environ[variable] = value
@@ -318,19 +313,19 @@ def check_environment() -> None:
     """Checks every KERAS_DDL_* variable of the environment.
 
     Raises:
-        ConfigError: one is not in the table (the message names the nearest), or its value is not of its type.
+        ConfigError: one is not in the table (the message names the nearest), or its value is invalid.
     """
     for name in unknown():
         near = difflib.get_close_matches(name, [row.environment_name for row in _TABLE], n=1, cutoff=0)[0]
         raise ConfigError(
-            f"Every {PREFIX}* variable must be one that keras_ddl knows. Received: {name}={os.environ[name]!r}. The "
-            f"nearest is {near}; `keras-ddl info` lists all."
+            f"{PREFIX}* variables must be known to keras_ddl. Received: {name}={os.environ[name]!r}. The nearest is "
+            f"{near}; `keras-ddl info` lists all."
         )
     for row in _TABLE:
         get(row.name)
 
 
-# IBM's algorithms for an all-reduce: a letter before the dimensions of a mode, or alone.
+# IBM's letters for all-reduce algorithms, before the dimensions of a mode or alone.
 IBM_MODES = "prbnmc"
 
 
@@ -352,82 +347,3 @@ def version() -> str:
         return metadata.version("keras_ddl")
     except metadata.PackageNotFoundError:
         return "0+not.installed"
-
-
-# ---- the launcher's variables, for before MPI is initialized; afterwards the communicator counts ---------------------
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """The launcher that started this process. `size`: None if unknown.
-
-    `directory`: of the ranks' sockets, if all are on one host without MPI.
-    """
-
-    name: str
-    rank: int
-    size: int | None
-    directory: str | None = None
-
-
-# Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
-# set it as well, and it has no variable for the size.
-_LAUNCHERS = (
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
-    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    # srun's tasks only: the shell of salloc and the script of sbatch have SLURM_NTASKS, but no step.
-    ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("PMIx", "PMIX_RANK", ""),
-)
-# An mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start an mpirun.
-_OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
-
-
-def launcher(environ: Mapping[str, str] | None = None) -> Launcher | None:
-    """Returns the launcher that started this process as a rank; None without one."""
-    environ = os.environ if environ is None else environ
-    own = environ.get(VARIABLES["HOST_RANK"].environment_name, "")
-    if own and not any(name in environ for name in _OF_AN_MPIRUN):
-        return Launcher("keras-ddl run", *_value(VARIABLES["HOST_RANK"], own))
-    for name, rank_variable, size_variable in _LAUNCHERS:
-        rank = _integer(environ, rank_variable)
-        if rank is None:
-            continue
-        size = _integer(environ, size_variable)
-        if size is None and size_variable:
-            continue
-        return Launcher(name, rank, size)
-    return None
-
-
-def allocation_size(environ: Mapping[str, str] | None = None) -> int | None:
-    """Returns the number of tasks of the Slurm allocation around a process without a launcher; None outside of one.
-
-    More than 1 means that the script was probably meant to run on several ranks.
-    """
-    environ = os.environ if environ is None else environ
-    if "SLURM_JOB_ID" not in environ and "SLURM_JOBID" not in environ:
-        return None
-    return _integer(environ, "SLURM_NTASKS")
-
-
-def host_key() -> str:
-    """Returns a string that is equal exactly for processes that can share memory: one kernel, host name and IPC space.
-
-    The boot id distinguishes machines of equal names; the IPC namespace distinguishes containers.
-    """
-    parts = [socket.gethostname()]
-    try:
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/ipc").readlink()))
-    except OSError:
-        pass  # not Linux, or a hardened /proc: only the host name
-    return " ".join(parts)
-
-
-def _integer(environ: Mapping[str, str], name: str) -> int | None:
-    try:
-        return int(environ[name])
-    except (KeyError, ValueError):
-        return None

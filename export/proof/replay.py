@@ -14,7 +14,7 @@ from typing import Any
 ROWS, ANSWERS, THREADS = "rows:", "answers:", "threads"  # in golden.npz
 _MARKED = "with a dot at the end"
 
-DEFAULT = "serving_default"
+DEFAULT = "serving_default"  # the signature that clients call by default
 
 # (signature -> rows, or {} to only load; threads of one op, None: all cores)
 # -> (signature -> outputs; stage -> seconds)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.errors import ExportError
-from keras_ddl.export.proof.replay import rows_of, source
+from keras_ddl.export.proof.replay import DEFAULT, rows_of, source
 from keras_ddl.export.signatures import composites
 from keras_ddl.export.signatures.declarations import Declared, check
 from keras_ddl.export.signatures.functions import Function, plain
-from keras_ddl.export.signatures.saved_graph import DEFAULT
 from keras_ddl.export.tracing.layer_outputs import place_of, recorded
 
 if TYPE_CHECKING:

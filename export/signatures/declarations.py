@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.export.proof.replay import DEFAULT
 from keras_ddl.export.signatures import encoded_images
 from keras_ddl.export.signatures.encoded_images import EncodedImages
 from keras_ddl.export.signatures.functions import Function
-from keras_ddl.export.signatures.saved_graph import DEFAULT, Outputs, SavedGraph
+from keras_ddl.export.signatures.saved_graph import Outputs, SavedGraph
 
 _MOST = 40  # names in one message
 _NAME = re.compile(r"[A-Za-z][\w.-]*")

@@ -23,8 +23,8 @@ from typing import Any
 
 from keras_ddl.errors import ExportError
 from keras_ddl.export import fingerprint
+from keras_ddl.export.proof.replay import DEFAULT
 
-DEFAULT = "serving_default"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 

@@ -95,11 +95,11 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
 
 def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: str | None) -> int:
     """Starts ranks that run this command. Returns their exit status."""
-    from keras_ddl import config
     from keras_ddl.cli.run import run_job
     from keras_ddl.launch import job
+    from keras_ddl.topology.launcher import find_launcher
 
-    around = config.launcher()
+    around = find_launcher()
     if around is not None:
         raise ConfigError(
             f"bench: -np and --hosts start ranks, and this is one already. Received: -np or --hosts in a process that "

@@ -48,11 +48,11 @@ def command(
 
     The exit status is 0 when nothing is wrong, 3 with warnings, 1 with errors (as a rank: 1 with errors, else 0).
     """
-    from keras_ddl import config
     from keras_ddl.doctor import host, ranks
     from keras_ddl.launch.finding import EXIT_STATUS, Finding, Severity, worst
+    from keras_ddl.topology.launcher import find_launcher
 
-    around = config.launcher()
+    around = find_launcher()
     if around is not None:
         if num_ranks is not None or hosts is not None:
             raise ConfigError(

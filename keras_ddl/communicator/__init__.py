@@ -1,6 +1,6 @@
-"""This process as one of the ranks: init, shutdown, who and how many, and the collectives of group.py by function.
+"""Joins this process to the other ranks (`init`, `shutdown`), and has the methods of `Communicator` as functions.
 
-Nothing here needs TensorFlow. All collectives take `comm`, a communicator that `split` made; None is that of all ranks.
+Nothing here needs TensorFlow. All collectives take `comm`, a communicator made by `split`; None means all ranks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from keras_ddl.communicator import (
     recording,
     stack_position,
 )
-from keras_ddl.communicator.group import Communicator as Communicator  # a name of this module, too
+from keras_ddl.communicator.group import Communicator as Communicator  # exported here, too
 from keras_ddl.communicator.native_library import Transport
 from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
+from keras_ddl.topology.launcher import Launcher, allocation_size, find_launcher, host_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +49,9 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    Started by `keras-ddl run` on one host, the ranks are those of the job and MPI is not loaded. Started by mpirun or
-    srun, or by `keras-ddl run` on several hosts, MPI is initialised. Started alone, this is rank 0 of size 1. From then
-    on an uncaught exception ends all ranks.
+    A process that `keras-ddl run` has started on one host is connected without MPI. One that was started by mpirun or
+    srun, or by `keras-ddl run` on several hosts, initialises MPI. One that was started alone is rank 0 of size 1.
+    Afterwards an uncaught exception ends all ranks.
 
     Args:
         mode: the topology, 'p' or 'x:LxH[xR]', equal on all ranks (see `parse_mode` of keras_ddl.topology). Default:
@@ -62,7 +63,7 @@ def init(mode: str | None = None) -> Topology:
             a job that was started without it.
         DependencyError: MPI or the native library is missing, or does not fit the launcher.
         NotInitializedError: this is a child process of a rank.
-        RankMismatchError: the ranks were given different modes or settings.
+        RankMismatchError: the ranks have different modes, settings or versions.
     """
     with _state.lock:
         if _state.world is not None:
@@ -77,7 +78,7 @@ def init(mode: str | None = None) -> Topology:
             raise NotInitializedError(_FORKED)
         config.check_environment()
         mode = config.mode_from_environment() if mode is None else mode
-        launcher = config.launcher()
+        launcher = find_launcher()
         transport: Transport | None = None
         if launcher is not None and launcher.directory is not None and launcher.size != 1:
             child_process.refuse(launcher.rank)
@@ -91,7 +92,7 @@ def init(mode: str | None = None) -> Topology:
         else:
             _check_alone_on_purpose(launcher)
             error_report.install(0, abort=None)
-            place = make_topology(0, [config.host_key()], mode)
+            place = make_topology(0, [host_key()], mode)
         native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings())
         _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
         if config.get("TIMELINE"):
@@ -105,10 +106,10 @@ def init(mode: str | None = None) -> Topology:
 
 
 def shutdown() -> None:
-    """Leaves the other ranks; a collective they still wait in fails there with RankLostError. Not collective.
+    """Leaves the other ranks; collectives they still wait in fail there with RankLostError. Not collective.
 
-    Closes all communicators. Runs by itself at the end of the process. Afterwards `init` may be called again, on every
-    rank.
+    Closes all communicators. Called automatically at the end of the process. Afterwards every rank may call `init`
+    again.
     """
     with _state.lock:
         world, _state.world = _state.world, None
@@ -124,7 +125,7 @@ def is_initialized() -> bool:
 
 
 def topology() -> Topology:
-    """Returns where the ranks are. Raises NotInitializedError before `init`, as all functions below do."""
+    """Returns the layout of the ranks. Raises NotInitializedError before `init`, as all functions below do."""
     return communicator_of(None).topology
 
 
@@ -132,7 +133,7 @@ def communicator_of(comm: Communicator | None) -> Communicator:
     """Returns `comm`, or the communicator of all ranks for None.
 
     Raises:
-        ConfigError: it is no communicator. NotInitializedError: it is closed, or before `init`.
+        ConfigError: `comm` is no communicator. NotInitializedError: it is closed, or `init` was not called.
     """
     if comm is None:
         comm = _state.world
@@ -147,21 +148,21 @@ def communicator_of(comm: Communicator | None) -> Communicator:
 
 
 def communicator_with_id(id: int) -> Communicator:
-    """Returns the communicator that an op names. Raises NotInitializedError when it is not there any more."""
-    found = communicator_of(None) if id == binding.WORLD else group.find(id)
-    if found is None:
+    """Returns the open communicator of this id, as for an op in a graph. Raises NotInitializedError: there is none."""
+    comm = communicator_of(None) if id == binding.WORLD else group.find(id)
+    if comm is None:
         raise NotInitializedError(
             "The communicator of a traced collective does not exist: it was closed, or this rank takes no part in it. "
             "Make it again with keras_ddl.split(), and trace the function again."
         )
-    return found
+    return comm
 
 
 def split(color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:
     """Splits all ranks into communicators, one for each `color`; see `Communicator.split`. COLLECTIVE.
 
-    Returns the one that this rank belongs to; None for the color None. Every rank calls it. As `comm=None` means all
-    ranks, a rank that takes no part must leave out the collectives of the others: `if comm is not None: ...`.
+    Returns this rank's communicator; None for the color None. Because `comm=None` means all ranks, a rank without a
+    communicator must skip the collectives of the others: `if comm is not None: ...`.
     """
     return communicator_of(None).split(color, key, name=name)
 
@@ -177,7 +178,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns the position of this rank among the ranks of its host: what to choose a device by."""
+    """Returns the position of this rank among the ranks of its host, by which to choose a device."""
     return topology().local_rank
 
 
@@ -192,22 +193,21 @@ def num_hosts() -> int:
 
 
 def describe() -> str:
-    """Returns what collectives run on, for people: the box of ranks, the shared memory, the instruction set."""
+    """Describes for people what collectives run on: the box of ranks, the shared memory, the instruction set."""
     return communicator_of(None).describe()
 
 
 def count() -> dict[str, int]:
-    """Returns what this rank has done since `init`, for tests and benchmarks: collectives by the way that they went
-    ("coordinated", "ran_inline", "planned", "demoted"), and messages with rank 0's coordinator ("control_sent" ...).
+    """Returns this rank's counters since `init`, for tests and benchmarks: collectives by how they ran ("coordinated",
+    "ran_inline", "planned", "fell_back"), and messages to and from the coordinator ("control_sent" ...).
     """
     return communicator_of(None).native().count()
 
 
 def prepare_plans() -> None:
-    """Makes what collectives that follow a plan run in, unless it is there: they then need no message to rank 0.
-    COLLECTIVE.
+    """Creates the lane for planned collectives, once; they need no message to rank 0. COLLECTIVE.
 
-    Cost: a communication thread, connections, and shared memory of which pages are taken as they are used.
+    Cost: a communication thread, connections, and shared memory whose pages are allocated when they are used.
     """
     communicator_of(None).native().add_lane()
 
@@ -218,22 +218,22 @@ def barrier(name: str | None = None, *, comm: Communicator | None = None) -> Non
 
 
 def join(*, comm: Communicator | None = None) -> int:
-    """Says that this rank has no more data, and returns when every rank of `comm` has called it. COLLECTIVE.
+    """Declares that this rank has no more data, and returns when every rank of `comm` has called it. COLLECTIVE.
 
-    Until then the others' collectives go on without waiting for this rank. It takes part in them with data that changes
-    nothing: zeros; ones in a product; infinity, or the largest or smallest integer, in a min or max; no rows in an
-    all_gather. What it would receive is thrown away. A mean divides by the number of all ranks all the same. Afterwards
-    everything works as before, and ranks may join again.
+    Until then the collectives of the others do not wait for this rank. It takes part in them with neutral data: zeros;
+    ones in a product; infinity, or the largest or smallest integer, in a min or max; no rows in an all_gather. It
+    discards the results. A mean still divides by the number of all ranks. Afterwards everything works as before, and
+    ranks may join again.
 
-    There is no deadline: who has joined waits for as long as the others have data. An interrupt (Ctrl-C) ends the wait,
-    not the join: call it again before anything else, to wait on.
+    There is no deadline: a rank that has joined waits for as long as the others have data. An interrupt (Ctrl-C) ends
+    the wait, not the join: call it again, before anything else, to continue waiting.
 
     Returns: the rank of `comm` that joined last, on every rank.
     Raises:
         RankLostError: a rank died, or left without joining.
-        RankMismatchError: on the others, from what needs a rank that has joined: a broadcast from it, all_to_all,
-            op "adasum", collectives on objects, split. Here, from what other threads submit after it has joined.
-    Cost: memory, as much as the largest of the others' collectives takes on each of them.
+        RankMismatchError: on the others, from collectives that need a rank which has joined: a broadcast from it,
+            all_to_all, op "adasum", collectives on objects, split. Here, from collectives of other threads.
+    Cost: as much memory as the largest of the others' collectives takes on each of them.
     """
     return communicator_of(comm).join()
 
@@ -251,7 +251,7 @@ def all_gather_object(obj: Any, name: str | None = None, *, comm: Communicator |
     """Returns the objects of all ranks, by rank, pickled. COLLECTIVE.
 
     Raises:
-        ConfigError: some rank's object cannot be pickled (on every rank).
+        ConfigError: the object of a rank cannot be pickled (on every rank).
     """
     return communicator_of(comm).all_gather_object(obj, name)
 
@@ -270,8 +270,8 @@ def all_reduce_array(
         array: dtype float16, bfloat16, float32, float64, int32, int64, uint8 or int8; dtype and shape equal on all
             ranks.
         op: "sum", "mean", "min", "max" or "product". Integer means are rounded toward zero.
-        out: where the result goes: `array` itself, or an array of its dtype and shape, C-contiguous, that does not
-            overlap it. Default: a new array.
+        out: the result: `array` itself, or a C-contiguous array of its dtype and shape that does not overlap it.
+            Default: a new array.
 
     Raises:
         ConfigError: another dtype or op, or an `out` that does not fit.
@@ -288,10 +288,10 @@ def all_reduce_init(
     out: np.ndarray | None = None,
     comm: Communicator | None = None,
 ) -> Callable[[], np.ndarray]:
-    """Returns a function that reduces what `array` holds whenever it is called: a persistent all-reduce.
+    """Returns a function that reduces the content of `array` at each call: a persistent all-reduce (MPI 4.1, 6.13).
 
-    For loops that reduce the same memory again and again: what all_reduce_array checks and prepares at every call
-    (about 10 us) is done here, once (MPI 4.1, section 6.13). The function is COLLECTIVE and returns `out`.
+    For loops that reduce the same memory again and again: the checks and preparations of all_reduce_array (about 10 us
+    per call) are done here, once. The function is COLLECTIVE and returns `out`.
 
     Args:
         array: as for all_reduce_array, a C-contiguous numpy.ndarray.
@@ -306,7 +306,7 @@ def all_reduce_init(
 def broadcast_array(
     array: ArrayLike, root: int = 0, name: str | None = None, *, comm: Communicator | None = None
 ) -> np.ndarray:
-    """Returns a new array: that of rank `root`. COLLECTIVE.
+    """Returns a copy of rank `root`'s array. COLLECTIVE.
 
     Args:
         array: any dtype but object; dtype and shape equal on all ranks.
@@ -333,8 +333,8 @@ def _meet_by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
     return place, mpi.transport(world)
 
 
-def _meet_on_host(launcher: config.Launcher, mode: str) -> tuple[Topology, Transport]:
-    # The launcher waits for the rank that has left, and compares how all have ended.
+def _meet_on_host(launcher: Launcher, mode: str) -> tuple[Topology, Transport]:
+    # No abort function waits here for other ranks: the launcher compares how all of them have ended.
     error_report.install(launcher.rank, host.abort)
     world = host.start(launcher)
     try:
@@ -354,7 +354,7 @@ def _refuse_mpi() -> None:
 
 
 def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
-    """Exchanges what must be known or equal before the native communicator is made. COLLECTIVE."""
+    """Exchanges hosts and compares settings, before the native communicator is made. COLLECTIVE."""
     mine = {
         "mode": mode,
         "version of keras_ddl": config.version(),
@@ -364,7 +364,7 @@ def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
         "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
         "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
     }
-    gathered = world.allgather((config.host_key(), config.get("RACK"), mine))
+    gathered = world.allgather((host_key(), config.get("RACK"), mine))
     for setting in mine:
         ranks_by_value: dict[str, list[int]] = {}
         for other, (_, _, settings) in enumerate(gathered):
@@ -376,11 +376,11 @@ def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
     return make_topology(world.rank, hosts, mode, racks)
 
 
-def _check_alone_on_purpose(launcher: config.Launcher | None) -> None:
-    """Refuses to stand alone for a cluster that TF_CONFIG names; warns in an allocation of several tasks."""
+def _check_alone_on_purpose(launcher: Launcher | None) -> None:
+    """Raises if TF_CONFIG names a cluster of several tasks; warns in a Slurm allocation of several tasks."""
     if launcher is None:
         tf_config.check_not_one_of_a_cluster()
-    tasks = config.allocation_size()
+    tasks = allocation_size()
     if tasks is not None and tasks > 1:
         stack_position.warn(
             f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "
@@ -390,7 +390,7 @@ def _check_alone_on_purpose(launcher: config.Launcher | None) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # The communication thread exists in the parent only: forget it without touching what the parent uses.
+    # The communication thread exists in the parent only: drop it without touching memory that the parent uses.
     _state.lock = threading.RLock()
     _state.forked = _state.forked or _state.world is not None
     _state.world = None

@@ -1,6 +1,6 @@
-"""Ranks of one host that the launcher started by itself: they meet without MPI, by sockets in the job's directory.
+"""Connects ranks that `keras-ddl run` has started on one host: by sockets in the job's directory, without MPI.
 
-The directory belongs to the job's user alone, so nobody else can send there (ddl_host.h). MPI is not loaded.
+The directory belongs to the job's user alone, so no other user can send there (ddl_host.h).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
-from ctypes import byref, c_void_p
+from ctypes import byref
 from pathlib import Path
 from typing import Any
 
 from keras_ddl import config, errors
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.host_messages import HostMessages
-from keras_ddl.communicator.native_library import ERROR_BYTES, Transport, core
+from keras_ddl.communicator.native_library import DEADLINE_EXCEEDED, ERROR_BYTES, Transport, core
+from keras_ddl.topology.launcher import Launcher
 
-_DEADLINE_EXCEEDED = 4  # of ddl_code
 _SLICE_MS = 100
 
 
 class HostTransport(Transport):
-    """A way to ranks of this host. Made by `_open`."""
+    """The connection of ranks of one host, made by `_connect`."""
 
     directory: str
     key: str
@@ -39,26 +39,20 @@ class HostTransport(Transport):
         self._lock = threading.Lock()
 
     def split(self, ranks: Sequence[int], tag: int) -> HostTransport:
-        """As Transport.split. What is left of a communicator can be split after ranks have died."""
+        """As Transport.split. The survivors of a communicator can be split after other ranks have died."""
         with self._lock:
             self._splits[tuple(ranks), tag] += 1
             number = self._splits[tuple(ranks), tag]
-        # Equal on these ranks, who have called it equally often.
+        # The same key on all of these ranks, because they have made this call equally often.
         text = f"{self.key} {list(ranks)} {tag} {number}".encode()
         key = hashlib.blake2b(text, digest_size=8).hexdigest()
-        made = _open(self.directory, key, ranks.index(self.rank), tuple(self.world_ranks[r] for r in ranks))
-        try:
-            made.gather(b"")
-        except BaseException:
-            made.destroy()
-            raise
-        return made
+        return _connect(self.directory, key, ranks.index(self.rank), tuple(self.world_ranks[r] for r in ranks))
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Returns the bytes of all ranks, equally many of each. COLLECTIVE. Signals are handled meanwhile.
+        """Returns the bytes of all ranks, equally many of each. COLLECTIVE. Handles signals while it waits.
 
         Raises:
-            RankLostError: one has ended or died. DeadlineError: one has not come.
+            RankLostError: a rank has ended or died. DeadlineError: a rank has not called it in time.
         """
         size, length = self.size, len(mine)
         out = ctypes.create_string_buffer(max(1, size * length))
@@ -66,9 +60,9 @@ class HostTransport(Transport):
         begun = time.monotonic()
         warn_after, deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
         while code := core().ddl_host_all_gather(byref(self), mine, out, length, _SLICE_MS, arrived):
-            if code != _DEADLINE_EXCEEDED:
+            if code != DEADLINE_EXCEEDED:
                 raise errors.from_code(code, self.last_error())
-            missing = [rank for rank, has_come in zip(self.world_ranks, arrived) if not has_come]
+            missing = [rank for rank, has_arrived in zip(self.world_ranks, arrived) if not has_arrived]
             for rank in missing:
                 if Path(self.directory, config.ENDED_FILE.format(rank=rank)).exists():
                     error = errors.RankLostError(
@@ -92,15 +86,6 @@ class HostTransport(Transport):
         lengths = [int.from_bytes(each, "little") for each in self.gather(len(data).to_bytes(8, "little"))]
         return [pickle.loads(each) for each in self.gather(data.ljust(max(lengths)))]
 
-    def last_error(self) -> str:
-        """Returns the text of the last error."""
-        text: bytes = ctypes.CFUNCTYPE(ctypes.c_char_p, c_void_p)(self.functions[7])(self.self)
-        return text.decode(errors="replace")
-
-    def destroy(self) -> None:
-        """Frees it, where no communicator has taken it over."""
-        ctypes.CFUNCTYPE(None, c_void_p)(self.functions[9])(self.self)
-
     def for_messages(self) -> HostMessages:
         """As Transport.for_messages."""
         return HostMessages(self)
@@ -109,21 +94,15 @@ class HostTransport(Transport):
 _worlds = 0
 
 
-def start(launcher: config.Launcher) -> HostTransport:
-    """Returns a way to all ranks that `launcher` started. COLLECTIVE.
+def start(launcher: Launcher) -> HostTransport:
+    """Returns the transport of all ranks that `launcher` started. COLLECTIVE.
 
-    Raises: what `HostTransport.gather` raises. CollectiveError: this rank's socket could not be opened.
+    Raises: as `HostTransport.gather`. CollectiveError: this rank's socket could not be opened.
     """
     global _worlds
     _worlds += 1
-    assert launcher.directory is not None and launcher.size is not None  # of a launcher that starts without MPI
-    world = _open(launcher.directory, f"world-{_worlds}", launcher.rank, tuple(range(launcher.size)))
-    try:
-        world.gather(b"")
-    except BaseException:
-        world.destroy()
-        raise
-    return world
+    assert launcher.directory is not None and launcher.size is not None  # as for every job without MPI
+    return _connect(launcher.directory, f"world-{_worlds}", launcher.rank, tuple(range(launcher.size)))
 
 
 def abort(status: int) -> None:
@@ -131,7 +110,8 @@ def abort(status: int) -> None:
     os._exit(status)
 
 
-def _open(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> HostTransport:
+def _connect(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> HostTransport:
+    """Returns the transport of `world_ranks`, once all of them have called this with the same key."""
     transport, message = HostTransport(), ctypes.create_string_buffer(ERROR_BYTES)
     transport.directory, transport.key, transport.world_ranks = directory, key, world_ranks
     code = core().ddl_host_open(
@@ -139,4 +119,9 @@ def _open(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> 
     )
     if code:
         raise errors.CollectiveError(message.value.decode(errors="replace"))
+    try:
+        transport.gather(b"")
+    except BaseException:
+        transport.destroy()
+        raise
     return transport

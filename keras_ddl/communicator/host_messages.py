@@ -1,75 +1,76 @@
-"""Messages between two ranks of one host, over a transport of their own; what `mpi.MpiMessages` is for MPI."""
+"""Point-to-point messages between ranks of one host; `mpi.MpiMessages` has the same interface over MPI."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import errors
-from keras_ddl.communicator.native_library import core
+from keras_ddl.communicator.native_library import Transport, core
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class HostMessages:
-    """Sends and receives; any thread. Takes over the transport."""
+    """Sends and receives messages over a transport, which it takes over. Methods may be called from any thread."""
 
     largest_tag = 2**31 - 1
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._functions = transport.functions
         self._lock = threading.Lock()
-        self._receives: list[_Receive] = []  # in the order in which they were begun, which is that of the messages
-        functions, call = transport.functions, ctypes.CFUNCTYPE
-        begin = (c_int, c_void_p, c_int, c_int, c_void_p, c_size_t, c_void_p)
-        self._isend, self._irecv = call(*begin)(functions[1]), call(*begin)(functions[2])
-        self._test = call(c_int, c_void_p, c_void_p, c_void_p)(functions[3])
-        self._cancel = call(c_int, c_void_p, c_void_p)(functions[4])
+        self._receives: list[_Receive] = []  # in the order of their calls, in which they match messages
 
-    def send(self, data: Any, to: int, tag: int) -> _Operation:
-        """Begins to send the bytes of a NumPy array."""
+    def send(self, data: np.ndarray, to: int, tag: int) -> _Operation:
+        """Begins to send the bytes of an array."""
         operation = _Operation(self, data)
         with self._lock:
-            operation.begin(self._isend, to, tag, data.ctypes.data, data.nbytes)
+            operation.begin(self._functions.isend, to, tag, data.ctypes.data, data.nbytes)
         return operation
 
-    def receive(self, data: Any, source: int | None, tag: int) -> _Receive:
-        """Begins to receive into the memory of a NumPy array, from any rank for None."""
+    def receive(self, data: np.ndarray, source: int | None, tag: int) -> _Receive:
+        """Begins to receive into the memory of an array, from rank `source`, or any rank for None."""
         operation = _Receive(self, data, source, tag)
         with self._lock:
             self._receives.append(operation)
         return operation
 
     def leave(self, *, clean: bool) -> None:
-        """Gives it up."""
+        """Frees the transport. `clean` matters to MPI only."""
         with self._lock:
             self._transport.destroy()
 
     def _match(self) -> None:
-        """Gives each receive the message that is there for it."""
+        """Begins the receives whose message has arrived."""
         peer, length = c_int(), c_size_t()
         for receive in tuple(self._receives):
-            source = -1 if receive.wanted is None else receive.wanted
+            source = -1 if receive.wanted_source is None else receive.wanted_source
             code = core().ddl_host_probe(byref(self._transport), source, receive.tag, byref(peer), byref(length))
             if code:
                 raise errors.from_code(code, self._transport.last_error())
             if peer.value >= 0:
                 self._receives.remove(receive)
-                receive.take(peer.value, length.value)
+                receive.begin_from(peer.value, length.value)
 
 
 class _Operation:
-    """A message under way. `source` and `length`: of one that has come."""
+    """A send or a receive. `source` and `length`: of the message that a receive has matched."""
 
     source: int | None = None
     length: int | None = None
 
-    def __init__(self, messages: HostMessages, data: Any) -> None:
-        self._messages, self._data = messages, data
+    def __init__(self, messages: HostMessages, data: np.ndarray) -> None:
+        self._messages = messages
+        self._data: Any = data  # its memory
         self._operation = c_void_p()
         self._begun = False
 
-    def begin(self, call: Any, peer: int, tag: int, address: int, length: int) -> None:
+    def begin(self, call: Callable[..., int], peer: int, tag: int, address: int, length: int) -> None:
         transport = self._messages._transport
         code = call(transport.self, peer, tag, address, length, byref(self._operation))
         if code:
@@ -77,40 +78,40 @@ class _Operation:
         self._begun = True
 
     def test(self) -> bool:
-        """Whether it is over. Raises: KerasDdlError: it failed."""
+        """Whether it is done. Raises: KerasDdlError: it failed."""
         messages = self._messages
         with messages._lock:
             messages._match()
             if not self._begun:
                 return False
             finished = c_int()
-            code = messages._test(messages._transport.self, byref(self._operation), byref(finished))
+            code = messages._functions.test(messages._transport.self, byref(self._operation), byref(finished))
             if code:
                 raise errors.from_code(code, messages._transport.last_error())
             return bool(finished.value)
 
     def cancel(self) -> bool:
-        """Gives it up; returns whether its memory is free."""
+        """Cancels it; returns whether its memory is no longer in use."""
         messages = self._messages
         with messages._lock:
             if self in messages._receives:
                 messages._receives.remove(self)
             if not self._operation:
                 return True
-            return bool(messages._cancel(messages._transport.self, byref(self._operation)) == 0)
+            return bool(messages._functions.cancel(messages._transport.self, byref(self._operation)) == 0)
 
 
 class _Receive(_Operation):
-    def __init__(self, messages: HostMessages, data: Any, source: int | None, tag: int) -> None:
+    def __init__(self, messages: HostMessages, data: np.ndarray, source: int | None, tag: int) -> None:
         super().__init__(messages, data)
-        self.wanted, self.tag = source, tag
+        self.wanted_source, self.tag = source, tag
 
-    def take(self, source: int, length: int) -> None:
-        """Receives a message that is there."""
+    def begin_from(self, source: int, length: int) -> None:
+        """Begins to receive a message that has arrived."""
         self.source, self.length = source, length
-        if length > self._data.nbytes:  # it goes elsewhere; whoever waits is told of both lengths
+        if length > self._data.nbytes:  # into other memory: the caller compares the lengths and reports them
             self._data = ctypes.create_string_buffer(length)
             address = ctypes.addressof(self._data)
         else:
             address = self._data.ctypes.data
-        self.begin(self._messages._irecv, source, self.tag, address, length)
+        self.begin(self._messages._functions.irecv, source, self.tag, address, length)

@@ -1,7 +1,4 @@
-"""The native libraries through ctypes: where they lie, what their functions take, mirrors of the structs in ddl.h.
-
-With those beside it that make calls of them, the only module that uses ctypes.
-"""
+"""Loads the native libraries and declares their functions and structs (native/core/include/ddl.h) for ctypes."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from keras_ddl import errors
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
 ABI_VERSION = 13
-FAILED_PRECONDITION = 9  # of ddl_code
-ERROR_BYTES = 4096  # of the buffers for messages
+DEADLINE_EXCEEDED, FAILED_PRECONDITION = 4, 9  # of ddl_code
+ERROR_BYTES = 4096  # size of the buffers for error messages
 
-# The MPI shims, by the family of MPI whose binary interface they were built for: MPICH's is that of Intel MPI, MVAPICH
-# and Cray's MPI, too. What is built for a site's MPI has one of them, a wheel of `make wheel` both.
+# The MPI shims, by the family of MPI whose binary interface they were built for: MPICH's is also that of Intel MPI,
+# MVAPICH and Cray's MPI. An installation for a site's MPI has one of them, a wheel of `make wheel` both.
 _SHIMS = {"Open MPI": "libkeras_ddl_mpi_openmpi.so", "MPICH": "libkeras_ddl_mpi_mpich.so"}
 
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
@@ -62,7 +59,7 @@ class Request(Structure):
 
 
 class Place(Structure):
-    """For `allocate_in_place`: memory that the rows of all ranks fill exactly."""
+    """The ddl_place of `ddl_allocate_in_place`: memory that the rows of all ranks fill exactly."""
 
     _fields_ = (("out", c_void_p), ("row_count", c_uint64), ("rows", c_uint64))
 
@@ -75,7 +72,7 @@ COUNTERS = (
     "coordinated",
     "ran_inline",
     "planned",
-    "demoted",
+    "fell_back",
 )
 
 
@@ -91,27 +88,58 @@ class Traced(Structure):
     )
 
 
+_BeginFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_int, c_int, c_void_p, c_size_t, c_void_p)
+
+
+class TransportFunctions(Structure):
+    """The functions of a ddl_transport, typed where Python calls them. Their first argument is its `self`."""
+
+    _fields_ = (
+        ("all_gather", ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t)),
+        ("isend", _BeginFunction),  # (self, peer, tag, buffer, bytes, &operation) -> code
+        ("irecv", _BeginFunction),
+        ("test", ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)),  # (self, &operation, &finished) -> code
+        ("cancel", ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)),  # (self, &operation) -> code
+        ("probe", ctypes.CFUNCTYPE(c_int, c_void_p, c_int, c_void_p, c_void_p)),  # (self, tag, &peer, &bytes) -> code
+        ("plain_all_reduce", c_void_p),
+        ("last_error", ctypes.CFUNCTYPE(c_char_p, c_void_p)),
+        ("share", c_void_p),
+        ("destroy", ctypes.CFUNCTYPE(None, c_void_p)),
+    )
+
+
 class Transport(Structure):
-    """A way to other ranks: filled by the shim or the core, read by the core. `mpi` and `host` know what it is."""
+    """A ddl_transport: the connection of a group of ranks, by MPI (`mpi`) or by the sockets of one host (`host`)."""
 
     _fields_ = (
         ("abi_version", c_uint32),
         ("rank", c_int),
         ("size", c_int),
         ("self", c_void_p),
-        ("functions", c_void_p * 10),
+        ("functions", TransportFunctions),
     )
 
     def split(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Returns a way to some of its ranks, in the order of the new ranks. COLLECTIVE over these.
+        """Returns the transport of some of its ranks, in the order of the new ranks. COLLECTIVE over these.
 
-        `tag`: tells apart what is made at the same time. Raises: CollectiveError: they could not meet.
+        `tag`: differs between transports that are made at the same time.
+
+        Raises: CollectiveError: the ranks could not connect.
         """
         raise NotImplementedError
 
     def for_messages(self) -> Any:
-        """Returns what sends and receives messages over it, and takes it over."""
+        """Returns an object that sends and receives messages over this transport, which it takes over."""
         raise NotImplementedError
+
+    def last_error(self) -> str:
+        """Returns the message of the last error."""
+        text: bytes = self.functions.last_error(self.self)
+        return text.decode(errors="replace")
+
+    def destroy(self) -> None:
+        """Frees it. REQUIRES: no communicator has taken it over."""
+        self.functions.destroy(self.self)
 
 
 class Options(Structure):
@@ -135,7 +163,7 @@ def library_path(name: str) -> Path:
     """Returns the path of a native library, e.g. "libkeras_ddl.so".
 
     Raises:
-        DependencyError: it is nowhere in the package.
+        DependencyError: the package has no such file.
     """
     package = sys.modules["keras_ddl"]
     for folder in package.__path__:
@@ -206,18 +234,19 @@ class _Shim:
 
 
 def mpi_families() -> tuple[str, ...]:
-    """Returns the families of MPI that this installation has a shim for: "Open MPI", "MPICH", or both."""
+    """Returns the families of MPI for which this installation has a shim: "Open MPI", "MPICH", or both."""
     folders = sys.modules["keras_ddl"].__path__
     return tuple(family for family, name in _SHIMS.items() if any((Path(folder) / name).exists() for folder in folders))
 
 
 def choose_mpi(*families: str) -> str:
-    """Loads the shim for the first of `families` (default: all) that is installed and finds its MPI library, and that
-    library with it, unless an equally named one is loaded. `mpi_shim` returns this shim from then on.
+    """Loads an MPI shim, and with it its MPI library unless one of that name is loaded. `mpi_shim` then returns it.
+
+    The shim is that of the first of `families` (default: all) that is installed and finds its MPI library.
 
     Returns: the family.
     Raises:
-        DependencyError: there is no such shim, or its MPI library is not found.
+        DependencyError: there is no such shim, or its MPI library is missing.
     """
     problems = []
     for family in families or mpi_families():
@@ -252,10 +281,10 @@ def _load_shim(name: str) -> ctypes.CDLL:
 
 
 def mpi_shim() -> ctypes.CDLL:
-    """Returns the shim that `choose_mpi` has chosen, with its functions declared; else the first that loads.
+    """Returns the shim that `choose_mpi` has loaded, else the first that loads, with its functions declared.
 
     Raises:
-        DependencyError: no MPI library is found.
+        DependencyError: there is no MPI library.
     """
     if _Shim.chosen is None:
         choose_mpi()
@@ -264,13 +293,13 @@ def mpi_shim() -> ctypes.CDLL:
 
 
 def mpi_text(name: str) -> str:
-    """Returns the text of a ddl_mpi_* function of the shim that takes no arguments."""
+    """Returns the result of a ddl_mpi_* function of the shim that takes no arguments and returns a string."""
     text: bytes = getattr(mpi_shim(), name)()
     return text.decode(errors="replace")
 
 
 def mpi_create(fortran_comm: int, transport: Transport) -> None:
-    """Fills a way to the ranks of an MPI communicator, by its handle. COLLECTIVE over them.
+    """Fills in the transport of an MPI communicator, given by its Fortran handle. COLLECTIVE over its ranks.
 
     Raises:
         DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
@@ -284,8 +313,8 @@ def mpi_create(fortran_comm: int, transport: Transport) -> None:
 
 
 def mpi_split(parent: Transport, ranks: Sequence[int], tag: int, transport: Transport) -> None:
-    """Fills a way to some ranks of `parent`. COLLECTIVE over these. Raises: CollectiveError: MPI failed."""
+    """Fills in the transport of some ranks of `parent`. COLLECTIVE over these. Raises: CollectiveError: MPI failed."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
-    wanted = (c_int32 * len(ranks))(*ranks)
-    if mpi_shim().ddl_mpi_split(byref(parent), wanted, len(ranks), tag, byref(transport), message, ERROR_BYTES):
+    numbers = (c_int32 * len(ranks))(*ranks)
+    if mpi_shim().ddl_mpi_split(byref(parent), numbers, len(ranks), tag, byref(transport), message, ERROR_BYTES):
         raise errors.CollectiveError(message.value.decode(errors="replace"))

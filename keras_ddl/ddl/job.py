@@ -13,6 +13,7 @@ from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError, NotInitializedError
 from keras_ddl.gradients.bucket_size import BucketSize, agree
 from keras_ddl.topology import Topology, parse_mode
+from keras_ddl.topology.launcher import find_launcher
 
 # IBM counts a group in elements, which were of four bytes.
 _ELEMENT_BYTES = 4
@@ -65,7 +66,7 @@ def bucket_size() -> BucketSize:
 
 def is_alone() -> bool:
     """Whether this process was started by no launcher and has joined nobody."""
-    return config.launcher() is None and not (communicator.is_initialized() and communicator.size() > 1)
+    return find_launcher() is None and not (communicator.is_initialized() and communicator.size() > 1)
 
 
 def is_training_together() -> bool:

@@ -17,6 +17,7 @@ from keras_ddl.launch.mpirun import Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, resume_hint, status_text
 from keras_ddl.launch.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
+from keras_ddl.topology.launcher import allocation_size
 
 TIMEOUT_STATUS = 124  # that of timeout(1)
 
@@ -142,7 +143,7 @@ def make(
     parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
     slots = sum(host.slots for host in parsed)
     if num_ranks is None:
-        num_ranks = slots or config.allocation_size()
+        num_ranks = slots or allocation_size()
     if num_ranks is None:
         raise ConfigError(
             "np: the number of ranks must be given. Received: neither -np nor --hosts, and no number of tasks of "

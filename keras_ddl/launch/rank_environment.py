@@ -9,9 +9,9 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from keras_ddl.config import launcher
 from keras_ddl.errors import LaunchError
 from keras_ddl.topology import tf_config
+from keras_ddl.topology.launcher import find_launcher
 
 # The process manager sets these per rank or per host: the launcher's own values would be wrong.
 _OF_MPI = re.compile(r"(OMPI_|OPAL_|PMIX_|PMI_|PRTE_|MPI_LOCAL|MPIR_|MPICH_|HYDI?_|HYDRA_|I_MPI_|SLURM_|UCX_|FI_)")
@@ -28,7 +28,7 @@ _OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpd
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """Returns the rank and size that mpirun set for this process. Raises: LaunchError: it set none."""
-    started_by = launcher(environ)
+    started_by = find_launcher(environ)
     if started_by is None or started_by.rank is None or started_by.size is None:
         raise LaunchError(
             "A rank's process must be started by mpirun, which sets its rank in the environment. Received: "

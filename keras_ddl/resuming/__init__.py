@@ -10,7 +10,7 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl import model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.keras import keras, strategy_of
-from keras_ddl.compat.models import layers_of
+from keras_ddl.compat.models import is_built
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError, KerasDdlError
 from keras_ddl.resuming.progress import Restoration, read_progress
@@ -47,9 +47,9 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         epochs: of fit; a run that a callback ended stays ended unless this has changed.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    if not _is_built(model):
+    if not is_built(model):
         _build_for_data(model)
-    if not _is_built(model):
+    if not is_built(model):
         raise CheckpointError(
             "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
             "model, or each part of one that has no call, on a batch, before fit."
@@ -71,10 +71,6 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
         print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")
     return resumed
-
-
-def _is_built(model: Any) -> bool:
-    return model.built or all(layer.built for layer in layers_of(model)[1:])
 
 
 def _build_for_data(model: Any) -> None:

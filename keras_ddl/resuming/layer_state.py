@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from keras_ddl import communicator
+from keras_ddl import communicator, model_state
 from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import layer_with, plain_name, weights_made_trainable
 from keras_ddl.errors import ConfigError
-
-_SEEDS = "seed_generator_state"
 
 
 def agree(model: keras.Model, size: int) -> None:
@@ -33,7 +31,7 @@ def agree(model: keras.Model, size: int) -> None:
     name = f"keras_ddl/{plain_name(model.name)}/statistics"
     for i, other in differing([value.tobytes() for value in values], name).items():
         variable, value = variables[i], values[i]
-        if variable.aggregation == "only_first_replica" or variable.name == _SEEDS:
+        if variable.aggregation == "only_first_replica" or model_state.is_seed(variable):
             variable.value.assign(communicator.broadcast_array(value, root=0, name=f"{name}_{i}"))
         elif variable.aggregation == "mean" or value.dtype.kind not in "iub":
             mean = _reduced(value.astype(np.float64), f"{name}_mean_{i}") / size

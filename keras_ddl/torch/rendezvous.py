@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.distributed import Store, TCPStore
 
-from keras_ddl import communicator, config
+from keras_ddl import communicator
+from keras_ddl.topology.launcher import find_launcher
 
 # Variables of Open MPI, of MPICH and Intel MPI, and of Slurm.
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -22,7 +23,7 @@ def install() -> None:
 
     Under a launcher, ranks are the launcher's; without one the process is alone.
     """
-    launcher = config.launcher()
+    launcher = find_launcher()
     if launcher is not None and launcher.size is not None and launcher.rank is not None:
         # Scripts choose their device by LOCAL_RANK before they create a process group.
         known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 def transport_program():
     import ctypes
     import time
-    from ctypes import CFUNCTYPE, byref, c_char_p, c_int, c_size_t, c_void_p
+    from ctypes import byref, c_int, c_size_t, c_void_p
 
     import numpy as np
     from mpi4py import MPI
@@ -25,17 +25,9 @@ def transport_program():
     assert (transport.rank, transport.size, transport.abi_version) == (rank, 2, native_library.ABI_VERSION)
     own = transport.self
 
-    def function(index, result, *arguments):
-        return CFUNCTYPE(result, c_void_p, *arguments)(transport.functions[index])
-
-    all_gather = function(0, c_int, c_void_p, c_void_p, c_size_t)
-    isend = function(1, c_int, c_int, c_int, c_void_p, c_size_t, c_void_p)
-    irecv = function(2, c_int, c_int, c_int, c_void_p, c_size_t, c_void_p)
-    test = function(3, c_int, c_void_p, c_void_p)
-    cancel = function(4, c_int, c_void_p)
-    probe = function(5, c_int, c_int, c_void_p, c_void_p)
-    last_error = function(7, c_char_p)
-    destroy = function(9, None)
+    functions = transport.functions
+    all_gather, isend, irecv, test = functions.all_gather, functions.isend, functions.irecv, functions.test
+    cancel, probe, last_error, destroy = functions.cancel, functions.probe, functions.last_error, functions.destroy
 
     def start(call, array, tag, to=peer):
         operation = c_void_p()

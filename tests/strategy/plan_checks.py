@@ -22,7 +22,7 @@ def counted(model, x, y, batch_size=None):
         before = communicator.count()
         model.fit(x, y, batch_size=batch_size or len(x) // STEPS, epochs=1, verbose=0, shuffle=False)
         counts = {name: value - before[name] for name, value in communicator.count().items()}
-        if not any(keras_ddl.all_gather_object(counts["demoted"], name="test/demoted")):
+        if not any(keras_ddl.all_gather_object(counts["fell_back"], name="test/fell_back")):
             break
     return counts
 
@@ -39,7 +39,7 @@ def check_buckets_of_a_steady_state_send_rank_0_nothing():
             model.compile("sgd", "mse")
         model.fit(x, y, batch_size=len(x) // STEPS, epochs=1, verbose=0, shuffle=False)  # traces
         counts = counted(model, x, y)
-        assert counts["demoted"] == 0, counts
+        assert counts["fell_back"] == 0, counts
         assert counts["planned"] >= least * STEPS, counts
         if RANK > 0:  # one announcement and one decision for each of those that the coordinator decided
             assert counts["control_sent"] <= counts["coordinated"] + 1, counts
@@ -58,7 +58,7 @@ def check_a_steady_step_needs_nothing_from_rank_0():
         rows = x[: steps * SIZE * 4]
         counts = counted(model, rows, rows[:, :1], SIZE * 4)
         sent.append(counts["control_sent"])
-    assert counts["demoted"] == 0, counts
+    assert counts["fell_back"] == 0, counts
     assert counts["planned"] + counts["ran_inline"] >= 2 * (STEPS + more), counts  # rows and gradients
     assert sent[2] - sent[1] < more / 2, (sent, counts)
     keras_ddl.barrier()
@@ -73,7 +73,7 @@ def check_a_plan_of_batch_normalization_runs_as_planned():
         model.compile("adam", "mse", steps_per_execution=3)
     model.fit(x, x[:, :1], batch_size=len(x) // STEPS, epochs=1, verbose=0, shuffle=False)
     counts = counted(model, x, x[:, :1])
-    assert counts["demoted"] == 0, counts
+    assert counts["fell_back"] == 0, counts
     assert counts["planned"] + counts["ran_inline"] >= STEPS * 2, counts
     keras_ddl.barrier()
 

@@ -19,11 +19,11 @@ void RunPlanned(World& world, const StepOf& step_of, const char* label) {
   };
   world.network.blocks.clear();  // of lanes that are no more
   std::vector<Rank> ranks(static_cast<size_t>(world.size));
-  uint64_t demoted = 0;
+  uint64_t fallbacks = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {
     Must(ddl::GroupMemory::Create(world.transports[r], world.group, 4096, &ranks[r].memory));
     ranks[r].lane = std::make_unique<ddl::PlanLane>(world.transports[r], *ranks[r].memory, world.group, 1.0,
-                                                    [&](std::unique_ptr<ddl::Request>) { ++demoted; });
+                                                    [&](std::unique_ptr<ddl::Request>) { ++fallbacks; });
   }
   double cpu = 0;
   double cpu_at_rank_0 = 0;
@@ -46,8 +46,8 @@ void RunPlanned(World& world, const StepOf& step_of, const char* label) {
       for (size_t r = 0; r < ranks.size(); ++r) {
         const double began = CpuSeconds();
         std::unique_ptr<ddl::Request> run;
-        bool moved = false;
-        Must(ranks[r].lane->Progress(0.1, &run, &moved));
+        bool worked = false;
+        Must(ranks[r].lane->Progress(0.1, &run, &worked));
         const double took = CpuSeconds() - began;
         cpu += took;
         if (r == 0) cpu_at_rank_0 += took;
@@ -56,7 +56,7 @@ void RunPlanned(World& world, const StepOf& step_of, const char* label) {
       }
     }
   }
-  if (demoted != 0) Must({DDL_INTERNAL, "a planned collective was demoted"});
+  if (fallbacks != 0) Must({DDL_INTERNAL, "a planned collective fell back"});
   const Network& net = world.network;
   std::printf(
       "\"%s\": {\"messages\": %llu, \"bytes\": %llu, \"cpu_seconds\": %.9f, \"chain\": %llu, \"most_messages\": "

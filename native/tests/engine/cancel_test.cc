@@ -84,10 +84,10 @@ TEST(CancelTest, AFailureOfAnyRankAtAnyPointCancelsTheStepOfAllAndTheyGoOn) {
             const bool fails = rank == first || rank == second;
             FailingStep(comm, step++, rank, fails ? submits : kBuckets, unplanned || !fails);
             EXPECT_LT(ddl::Now() - start, kSanitized ? 10 : 1.5);
-            const uint64_t demoted = Count(comm).demoted;
+            const uint64_t fell_back = Count(comm).fell_back;
             for (int i = 0; i < 3; ++i) RunStep(comm, 1, step++, rank);
             // By plan again; on a busy machine a rank may come too late for one of them.
-            EXPECT_LT(Count(comm).demoted, demoted + 3 * kBuckets);
+            EXPECT_LT(Count(comm).fell_back, fell_back + 3 * kBuckets);
           }
         },
         options);

@@ -44,7 +44,7 @@ TEST_P(PlanTest, StepsRunWithoutAMessageToRankZero) {
         EXPECT_EQ(after.control_received - before.control_received, 0u);
         EXPECT_EQ(after.coordinated, 0u);
         EXPECT_EQ(after.planned, kSteps * kBuckets);
-        EXPECT_EQ(after.demoted, 0u);
+        EXPECT_EQ(after.fell_back, 0u);
       },
       options());
 }
@@ -65,7 +65,7 @@ TEST_P(PlanTest, UnplannedCollectivesRunBesideThem) {
         for (uint64_t step = 1; step <= 20; ++step) RunStep(comm, 1, step, rank);
         other.join();
         EXPECT_EQ(Count(comm).coordinated, 20u);
-        EXPECT_EQ(Count(comm).demoted, 0u);
+        EXPECT_EQ(Count(comm).fell_back, 0u);
       },
       options());
 }
@@ -88,7 +88,7 @@ TEST_P(PlanTest, ARankThatDepartsIsNamedOnAllRanks) {
             << outcome.message;
         EXPECT_NE(outcome.message.find("999 on rank(s) 1"), std::string::npos) << outcome.message;
         for (uint64_t step = 3; step < 6; ++step) RunStep(comm, 1, step, rank);
-        EXPECT_EQ(Count(comm).demoted, 1u);
+        EXPECT_EQ(Count(comm).fell_back, 1u);
         EXPECT_EQ(Count(comm).planned, 4u * kBuckets + 1);
       },
       options());
@@ -103,10 +103,10 @@ TEST(PlanOfRanksTest, ALateRankHoldsUpNothingAndThePlanGoesOnAfterwards) {
         group,
         [&](ddl_comm* comm, int rank) {
           RunUntilPlanned(comm, 1, rank);
-          const uint64_t before = Count(comm).demoted;
+          const uint64_t before = Count(comm).fell_back;
           if (rank == 1) Sleep(0.5);
           RunStep(comm, 1, 1000, rank);
-          EXPECT_EQ(Count(comm).demoted, before + kBuckets);
+          EXPECT_EQ(Count(comm).fell_back, before + kBuckets);
           RunUntilPlanned(comm, 1001, rank);
         },
         WithLane());
@@ -126,7 +126,7 @@ TEST(PlanOfRanksTest, PlansOfSeveralThreadsRunInAnyOrder) {
             Sleep(0.01);
           }
           for (std::thread& thread : threads) thread.join();
-          EXPECT_EQ(Count(comm).planned + Count(comm).demoted, 30u * kBuckets);
+          EXPECT_EQ(Count(comm).planned + Count(comm).fell_back, 30u * kBuckets);
         },
         WithLane());
   }
@@ -245,7 +245,7 @@ TEST(PlanOfRanksTest, SmallOnesAreRunInlineOrInTheirTurn) {
           }
         }
         const ddl_counters counters = Count(comm);
-        EXPECT_EQ(counters.demoted, 0u);
+        EXPECT_EQ(counters.fell_back, 0u);
         EXPECT_EQ(counters.planned + counters.ran_inline, 50u * kBuckets);
         EXPECT_EQ(counters.coordinated, 0u);
         ran_inline += counters.ran_inline;
@@ -274,7 +274,7 @@ TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
 }
 
 // What a lane counts decides whether every rendezvous wakes its thread.
-TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
+TEST(PlanOfRanksTest, WhatFallsBackIsNoLongerUnderWayInTheLane) {
   static std::atomic<ddl::RankBlock*> blocks{nullptr};
   static std::atomic<void* (*)(void*, int, size_t)> share{nullptr};
   RunOptions options = WithLane();
@@ -293,7 +293,7 @@ TEST(PlanOfRanksTest, WhatIsDemotedIsNoLongerUnderWayInTheLane) {
         PlannedSum differs(1, 2, 0, rank, rank == 1 ? 999 : 1000);
         differs.work = differs.call.Start(comm);
         EXPECT_EQ(Call::Finish(differs.work).code, DDL_FAILED_PRECONDITION);
-        EXPECT_EQ(Count(comm).demoted, 1u);
+        EXPECT_EQ(Count(comm).fell_back, 1u);
         EXPECT_EQ(ddl::EngineBlockOf(blocks.load()[rank]).outstanding, 0u);
       },
       options);

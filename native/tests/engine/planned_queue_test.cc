@@ -1,4 +1,4 @@
-// The queue of plans with its thread, by itself. What it demotes stays in a heap of the test.
+// The queue of plans with its thread, by itself. The test takes what falls back.
 #include "engine/planned_queue.h"
 
 #include <gtest/gtest.h>
@@ -29,25 +29,25 @@ std::unique_ptr<OwnSum> Planned(uint64_t run, uint32_t index, size_t count) {
 class Rank {
  public:
   explicit Rank(ddl::Endpoint& endpoint)
-      : demoted_(endpoint.memory()), queue_(endpoint, demoted_), thread_(endpoint, queue_) {
+      : fallback_(endpoint.memory()), queue_(endpoint, fallback_), thread_(endpoint, queue_) {
     EXPECT_TRUE(thread_.Start().ok());
   }
   ddl::PlannedQueue& queue() { return queue_; }
-  std::vector<std::unique_ptr<ddl::Request>> WaitForDemoted(size_t count) {
+  std::vector<std::unique_ptr<ddl::Request>> WaitForFallbacks(size_t count) {
     std::vector<std::unique_ptr<ddl::Request>> all;
     for (int i = 0; i < 20'000 && all.size() < count; ++i) {
       std::vector<std::unique_ptr<ddl::Request>> some;
       ddl::Status failure;
-      EXPECT_TRUE(demoted_.Take(&some, &failure));
+      EXPECT_TRUE(fallback_.Take(&some, &failure));
       for (auto& request : some) all.push_back(std::move(request));
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    for (size_t i = 0; i < all.size(); ++i) demoted_.CountEnded();
+    for (size_t i = 0; i < all.size(); ++i) fallback_.CountEnded();
     return all;
   }
 
  private:
-  ddl::Submissions demoted_;
+  ddl::Submissions fallback_;
   ddl::PlannedQueue queue_;
   ddl::CommunicationThread thread_;
 };
@@ -73,14 +73,14 @@ TEST(PlannedQueueTest, RunsAPlanWithoutAMessageToRankZero) {
       Rank rank(*endpoint);
       for (uint64_t run = 1; run <= 10; ++run) RunStep(rank, run, endpoint->size());
       EXPECT_EQ(rank.queue().num_run(), 10u * kSums);
-      EXPECT_EQ(rank.queue().num_demoted(), 0u);
+      EXPECT_EQ(rank.queue().num_fallbacks(), 0u);
       EXPECT_EQ(endpoint->channel().sent().messages, 0u);
       all.Wait();
     });
   }
 }
 
-TEST(PlannedQueueTest, DemotesWhatDiffersOnAllRanksAndThenFollowsThePlanAgain) {
+TEST(PlannedQueueTest, WhatDiffersFallsBackOnAllRanksAndThenThePlanIsFollowedAgain) {
   for (const std::vector<int>& group : Groups()) {
     Meeting all(group.size());
     RunEndpoints(group, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
@@ -92,12 +92,12 @@ TEST(PlannedQueueTest, DemotesWhatDiffersOnAllRanksAndThenFollowsThePlanAgain) {
         rank.queue().Submit(sums.back()->Take());
       }
       EXPECT_EQ(sums[0]->Wait().code, DDL_OK);
-      const auto demoted = rank.WaitForDemoted(kSums - 1);
-      EXPECT_EQ(demoted.size(), kSums - 1);
+      const auto fallen_back = rank.WaitForFallbacks(kSums - 1);
+      EXPECT_EQ(fallen_back.size(), kSums - 1);
       for (uint32_t i = 1; i < kSums; ++i) EXPECT_FALSE(sums[i]->IsDone());
-      EXPECT_EQ(rank.queue().num_demoted(), kSums - 1);
+      EXPECT_EQ(rank.queue().num_fallbacks(), kSums - 1);
       EXPECT_FALSE(rank.queue().HasOutstanding());
-      for (const auto& request : demoted) request->ticket.reset();  // as when it has ended
+      for (const auto& request : fallen_back) request->ticket.reset();  // as when it has ended
       RunStep(rank, 3, endpoint->size());
       all.Wait();
     });
@@ -105,7 +105,7 @@ TEST(PlannedQueueTest, DemotesWhatDiffersOnAllRanksAndThenFollowsThePlanAgain) {
 }
 
 // Rows are free in an all_gather; by plan it runs where they are equal.
-TEST(PlannedQueueTest, GathersEqualRowsAndDemotesOthers) {
+TEST(PlannedQueueTest, GathersEqualRowsAndOthersFallBack) {
   Meeting all(3);
   RunEndpoints({0, 0, 2}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int number) {
     Rank rank(*endpoint);
@@ -127,7 +127,7 @@ TEST(PlannedQueueTest, GathersEqualRowsAndDemotesOthers) {
         EXPECT_EQ(gather.Wait().code, DDL_OK);
         EXPECT_EQ(rank.queue().num_run(), 1u);
       } else {
-        EXPECT_EQ(rank.WaitForDemoted(1).size(), 1u);
+        EXPECT_EQ(rank.WaitForFallbacks(1).size(), 1u);
       }
     }
     all.Wait();

@@ -39,8 +39,7 @@ class SubmissionsTest : public testing::Test {
     std::vector<std::unique_ptr<ddl::Request>> requests;
     EXPECT_TRUE(submissions_->Take(&requests, &failure_));
     std::vector<std::string> names;
-    for (const auto& request : requests)
-      names.push_back(request->done == nullptr ? "mark" : request->announcement.name);
+    for (const auto& request : requests) names.push_back(request->is_marker() ? "marker" : request->announcement.name);
     return names;
   }
   std::unique_ptr<ddl::GroupMemory> memory_;
@@ -49,11 +48,11 @@ class SubmissionsTest : public testing::Test {
   std::vector<int> refused_;
 };
 
-TEST_F(SubmissionsTest, AreTakenOnceInTheirOrderWithMarksBetween) {
+TEST_F(SubmissionsTest, AreTakenOnceInTheirOrderWithMarkersBetween) {
   submissions_->Submit(Named("a"));
-  submissions_->Mark(std::make_unique<ddl::Request>(), false);
+  submissions_->SubmitMarker(std::make_unique<ddl::Request>(), false);
   submissions_->Submit(Named("b"));
-  EXPECT_EQ(Take(), (std::vector<std::string>{"a", "mark", "b"}));
+  EXPECT_EQ(Take(), (std::vector<std::string>{"a", "marker", "b"}));
   EXPECT_EQ(Take(), std::vector<std::string>{});
 }
 
@@ -113,11 +112,11 @@ TEST_F(SubmissionsTest, NobodyEntersWhileRankZeroForbidsIt) {
   EXPECT_TRUE(submissions_->Enter());
 }
 
-TEST_F(SubmissionsTest, AfterStopRequestsAreRefusedAndMarksForgotten) {
+TEST_F(SubmissionsTest, AfterStopRequestsAreRefusedAndMarkersDropped) {
   EXPECT_EQ(submissions_->seconds_stopped(), 0);
   submissions_->Stop();
   submissions_->Submit(Named("late"));
-  submissions_->Mark(std::make_unique<ddl::Request>(), true);
+  submissions_->SubmitMarker(std::make_unique<ddl::Request>(), true);
   EXPECT_EQ(refused_, std::vector<int>{DDL_FAILED_PRECONDITION});
   EXPECT_EQ(Take(), std::vector<std::string>{});
   EXPECT_FALSE(submissions_->Enter());

@@ -12,7 +12,7 @@ namespace {
 constexpr double kTombstoneSeconds = 60.0;
 // How long the threads of a cancelled step may still submit the rest of it.
 constexpr double kFailedStepSeconds = 10.0;
-// Collectives that came once and of which it is remembered whether they come again.
+// How many collectives that came once are remembered.
 constexpr size_t kMaxSeen = 65536;
 
 }  // namespace
@@ -129,7 +129,7 @@ void Coordinator::Match(Entries::iterator at) {
       for (const Submission& each : all) decision.rows[static_cast<size_t>(each.rank)] = each.announcement->rows;
     }
     if (joined.empty()) {
-      Name(all, &decision);
+      AssignId(all, &decision);
     } else {
       verdict.ranks.insert(verdict.ranks.end(), joined.begin(), joined.end());
       decision.joined.assign(joined.begin(), joined.end());
@@ -147,7 +147,7 @@ void Coordinator::Match(Entries::iterator at) {
   for (const Submission& each : all) failing_.push_back({each.rank, each.step, decision});
 }
 
-void Coordinator::Name(const std::vector<Submission>& all, Decision* decision) {
+void Coordinator::AssignId(const std::vector<Submission>& all, Decision* decision) {
   const Announcement& first = *all[0].announcement;
   decision->id = known_.IdOf(first);
   if (decision->id != 0) {
@@ -172,7 +172,7 @@ void Coordinator::Name(const std::vector<Submission>& all, Decision* decision) {
 }
 
 void Coordinator::Fail(Entries::iterator at, ddl_code code, const std::string& message) {
-  // Of ranks that do not come together all else fails by itself.
+  // If ranks cannot recover together, everything else fails on its own.
   if ((Any(at->second).flags & kOfFailure) != 0) cancelling_ = false;
   Verdict verdict;
   verdict.decision.code = code;

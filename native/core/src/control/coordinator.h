@@ -21,7 +21,7 @@
 
 namespace ddl {
 
-// What a rank has announced; of ranks that announce the same by its id it is one object.
+// What a rank has announced; ranks that announce the same by its id share one object.
 struct Submission {
   int rank;
   std::shared_ptr<const Announcement> announcement;
@@ -35,7 +35,7 @@ struct Verdict {
   std::vector<int> ranks;
 };
 
-// Collectives by which ranks come together when one has failed.
+// The collectives with which ranks recover after one of them has failed.
 constexpr uint32_t kOfFailure = DDL_FLAG_CANCELS | DDL_FLAG_RESUMES;
 
 class Coordinator {
@@ -47,7 +47,7 @@ class Coordinator {
   // between calls.
   // Cost: constant; deciding on a collective costs a look at every rank.
   void Announce(int rank, Announcement announcement, double now);
-  // The same for one that a decision has given this id (Decision::id).
+  // The same for a collective to which a decision has assigned this id (Decision::id).
   void AnnounceKnown(int rank, uint32_t id, uint64_t step, double now);
 
   // Rank `rank` leaves: every collective that waits for it, now or later, fails with DDL_UNAVAILABLE.
@@ -71,7 +71,7 @@ class Coordinator {
   std::vector<Verdict> TakeVerdicts();
   // Warnings for the user since the last call.
   std::vector<std::string> TakeWarnings();
-  // How many ranks have been looked at so far: what the work of matching grows with.
+  // How many ranks have been looked at so far: the cost of matching is proportional to it.
   uint64_t ranks_looked_at() const { return ranks_looked_at_; }
 
  private:
@@ -113,13 +113,13 @@ class Coordinator {
   using Entries = std::map<std::string, Entry>;
 
   void Wait(int rank, Waiting waiting);
-  // coordinator_steps.cc. The first announcement with DDL_FLAG_CANCELS fails whatever waits. Whether this one fails.
+  // coordinator_steps.cc. The first announcement with DDL_FLAG_CANCELS fails whatever waits. True: this one fails, too.
   bool FailIfCancelled(int rank, const Announcement& announcement);
   void Match(Entries::iterator at);
   // Takes the oldest request of `rank`, which has one.
   Waiting Take(Entry& entry, int rank);
-  // known_collectives.h: gives what all ranks have announced alike an id when it comes for the second time.
-  void Name(const std::vector<Submission>& all, Decision* decision);
+  // Assigns an id (known_collectives.h) to what all ranks have announced alike for the second time.
+  void AssignId(const std::vector<Submission>& all, Decision* decision);
   // Decides every collective that has become complete or impossible. Entries may be erased.
   void MatchAll();
   // coordinator_join.cc.
@@ -135,7 +135,7 @@ class Coordinator {
   // coordinator_steps.cc. Fails what is waiting of the steps in failing_, and remembers them as failed. Entries may be
   // erased.
   void FailSteps();
-  // Fails an announcement that belongs to a failed step; false: it belongs to none.
+  // Fails an announcement of a failed step; false: its step has not failed.
   bool FailIfStepFailed(int rank, const std::string& name, uint64_t step);
   // Fails a late submission of a collective that has failed; false: it is not one.
   bool FailByTombstone(int rank, const std::string& name, uint64_t step, double now);
@@ -150,9 +150,9 @@ class Coordinator {
   // Fails the collectives of ranks that wait for one another in different ones.
   void FailDeadlocked(double now);
   std::vector<Camp> Camps(double now) const;
-  // Removes the camps for which a collective may yet complete without a camp that is left.
+  // Removes the camps of which a collective may yet complete.
   void KeepDeadlocked(std::vector<Camp>* camps) const;
-  // Whether the rank is known to do nothing but wait. Asks it.
+  // Whether the rank is known to do nothing but wait. Asks the rank if necessary.
   bool IsIdle(int rank, double now);
   size_t NumWaiting(int rank) const;
   // Asks `ranks` for their positions unless that was done recently and after `since`; true when they have answered, or

@@ -1,10 +1,9 @@
-// Ranks that wait for one another in different collectives: none of these can complete, and waiting longer helps
-// nobody.
+// Detects deadlocks: ranks that wait for one another in different collectives, none of which can complete.
 //
-// A rank that waits in the collective X cannot submit another one before X ends, if its main thread is blocked in X, or
-// if it is known to be idle: then nothing in its process is left that could submit anything. Of several such ranks, a
-// collective that one of them waits in and another has not submitted never completes. Ranks that compute, or of which
-// it is not known what they do, prove nothing, however long they take.
+// A rank that waits in the collective X cannot submit another one before X ends if its main thread is blocked in X, or
+// if its process is known to be idle: then no thread is left that could submit anything. Of several such ranks, a
+// collective that one of them waits in and another has not submitted never completes. Ranks that compute, or whose
+// state is unknown, prove nothing, however long they take.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -21,8 +20,8 @@ namespace {
 constexpr double kLookSeconds = 0.2;
 // The pause only gives time to a rank that is between two calls from other threads.
 constexpr double kBlockedGraceSeconds = 1.0;
-// How long a rank must have been idle. It is asked when its collectives have not changed for a while, and says the
-// second time how long nothing has happened since the first.
+// How long a rank must have been idle. It is asked when its collectives have not changed for a while; its second reply
+// has the time since the first in which nothing has happened.
 constexpr double kIdleSeconds = 4.0;
 constexpr double kSettledSeconds = 1.0;
 constexpr double kAskAgainSeconds = kIdleSeconds + 0.2;
@@ -75,7 +74,7 @@ void Coordinator::KeepDeadlocked(std::vector<Camp>* camps) const {
   for (auto at = camps->begin(); at != camps->end();) {
     if (may_go_on(*at)) {
       camps->erase(at);
-      at = camps->begin();  // others may have counted on it
+      at = camps->begin();  // others may have waited for it alone
     } else {
       ++at;
     }

@@ -74,11 +74,12 @@ void Coordinator::Tick(double now) {
     }
     // Each warning comes at twice the age of the previous one.
     entry.warn_age = 2 * age;
-    const auto [told, first] = late.try_emplace(missing, Late{label, age, 0, present});
-    if (first) continue;
-    const int others = told->second.others + 1;
-    if (age > told->second.age) told->second = {label, age, others, present};
-    told->second.others = others;
+    const auto [group, is_new] = late.try_emplace(missing, Late{label, age, 0, present});
+    if (is_new) continue;
+    Late& oldest = group->second;
+    const int others = oldest.others + 1;
+    if (age > oldest.age) oldest = {label, age, others, present};
+    oldest.others = others;
   }
   FailSteps();
   for (const auto& [missing, it] : late) {

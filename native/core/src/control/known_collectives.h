@@ -1,7 +1,7 @@
 // KnownCollectives: collectives that come again and again, and the short ids by which ranks and coordinator then name
-// them. The coordinator gives an id when all ranks have announced exactly the same for the second time, in its decision
-// on that; every rank keeps it. From then on an announcement is 13 bytes. What comes once, such as a collective of a
-// numbered name, takes no id.
+// them. When all ranks have announced exactly the same for the second time, the coordinator's decision assigns an id,
+// which every rank keeps. From then on an announcement is 13 bytes. What comes once, such as a collective of a numbered
+// name, takes no id.
 #ifndef KERAS_DDL_CORE_CONTROL_KNOWN_COLLECTIVES_H_
 #define KERAS_DDL_CORE_CONTROL_KNOWN_COLLECTIVES_H_
 
@@ -20,19 +20,19 @@ std::string ContentsOf(const Announcement& announcement);
 
 class KnownCollectives {
  public:
-  // Ids are 1 to this; what comes later travels in full for ever.
+  // Ids are 1 to this; later collectives are always announced in full.
   static constexpr size_t kMax = 4096;
 
-  // 0: it has none.
+  // 0: none.
   uint32_t IdOf(const Announcement& announcement) const {
     if (ids_.empty() || !announcement.splits.empty()) return 0;
     const auto at = ids_.find(ContentsOf(announcement));
     return at == ids_.end() ? 0 : at->second;
   }
-  // REQUIRES: the id was given.
+  // REQUIRES: Add has returned the id.
   const std::shared_ptr<const Announcement>& At(uint32_t id) const { return known_[id - 1]; }
   bool full() const { return known_.size() >= kMax; }
-  // Returns the next id, which on every rank is the same: ids are given in the order of decisions.
+  // Returns the next id, equal on every rank because ids follow the order of decisions.
   uint32_t Add(const Announcement& announcement) {
     known_.push_back(std::make_shared<const Announcement>(announcement));
     const auto id = static_cast<uint32_t>(known_.size());

@@ -24,7 +24,7 @@ constexpr size_t kMaxName = 1023;
 constexpr size_t kMaxDetail = 1023;
 constexpr size_t kMaxError = 6000;
 
-// "I am ready for this collective": all that ranks must agree on, and what an error should say about it.
+// "I am ready for this collective": all that ranks must agree on, and what an error shows.
 struct Announcement : Terms {
   uint64_t step = 0;            // differs between ranks
   std::vector<int64_t> splits;  // DDL_ALL_TO_ALL: rows for each rank; differ between ranks
@@ -35,7 +35,7 @@ struct Announcement : Terms {
 // What every rank does next with the oldest request of `name`; without a name, with its join.
 struct Decision {
   ddl_code code = DDL_OK;  // DDL_OK: run it; else: fail it with `message`
-  std::string name;        // empty also where the id says it
+  std::string name;        // empty where there is an id instead
   std::string message;
   std::vector<uint64_t> rows;  // DDL_ALL_GATHER: rows of each rank; DDL_ALL_TO_ALL: those it sends to this rank
   int32_t last_joined = -1;    // DDL_JOIN: the rank that joined last
@@ -48,10 +48,10 @@ struct Decision {
   double agreed = 0;                      // when it arrived here, if a trace is being written; not sent
 };
 
-// What a rank says that is asked where it is.
+// A rank's reply when it is asked where it is.
 struct Position {
   std::string where;     // such as "train.py:12 in step"; empty: not known
-  double idle_s = 0;     // for so long its process has done nothing but wait, as far as that is certain
+  double idle_s = 0;     // how long its process has certainly done nothing but wait
   uint64_t pending = 0;  // its requests that wait, or are under way
 
   // As text; what ddl_reply_position takes is the same without `pending`.

@@ -10,7 +10,7 @@
 namespace ddl {
 namespace {
 
-// What each rank says of one term, alike ranks together, in the order of their lowest rank; empty: all say the same.
+// The values of one term, each with its ranks, in the order of their lowest rank; empty: all are equal.
 std::string Differences(const Term& term, const std::vector<Submission>& submissions) {
   std::vector<uint64_t> values;
   std::vector<std::string> texts;

@@ -1,5 +1,5 @@
-// Terms: what all ranks must say alike about a collective. This is the one list of it: what is compared at a rendezvous
-// and by the coordinator, and what an error names.
+// Terms: what must be equal on all ranks in a collective. This is the only list of it, for what is compared at a
+// rendezvous, in a plan and by the coordinator, and for what an error names.
 #ifndef KERAS_DDL_CORE_CONTROL_TERMS_H_
 #define KERAS_DDL_CORE_CONTROL_TERMS_H_
 
@@ -33,7 +33,7 @@ constexpr bool HasFreeRows(uint32_t kind) { return kind == DDL_ALL_GATHER || kin
 constexpr bool Reduces(uint32_t kind) { return kind == DDL_ALL_REDUCE || kind == DDL_REDUCE_SCATTER; }
 constexpr bool HasData(uint32_t kind) { return kind != DDL_BARRIER; }
 
-// How a value reads in an error. `detail`: what the caller says about shapes or plan.
+// How a value reads in an error. `detail`: the caller's description of shapes or plan.
 std::string KindText(const Terms& terms, const std::string& detail);
 std::string DtypeText(const Terms& terms, const std::string& detail);
 std::string OpText(const Terms& terms, const std::string& detail);

@@ -80,12 +80,12 @@ void CommunicationThread::Loop() {
     const uint32_t seen = BellCount(own);
     bool worked = queue_.TakeSubmissions();
     worked = queue_.TakeMessages() || worked;
-    worked = queue_.Progress() || worked;
     const double now = Now();
     if (now - last_check_ > (queue_.AnyPending() ? kCheckPendingSeconds : kCheckIdleSeconds)) {
       last_check_ = now;
-      worked = queue_.Check() || worked;
+      queue_.Check();
     }
+    worked = queue_.Progress() || worked;  // after Check, which may have decided something
     if (worked) {
       idle_since_ = 0;
     } else {

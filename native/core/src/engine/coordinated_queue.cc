@@ -28,7 +28,7 @@ void CoordinatedQueue::Add(std::unique_ptr<Request> request) {
                           "all ranks have joined."});
     return;
   }
-  // A second join waits with the one that the others already know of, as after a Ctrl-C in it.
+  // A second join, as after a Ctrl-C in the first, waits with the one that is announced already.
   if (!HasJoined()) Announce(request->announcement);
   request->announced = Now();
   pending_[request->announcement.name].push_back(std::move(request));
@@ -76,7 +76,7 @@ void CoordinatedQueue::Handle(int peer, const std::string& bytes) {
     case MessageType::kPosition:
       coordinator_->OnPositionReport(peer, DecodeText(bytes), TypeOf(bytes) == MessageType::kPosition);
       break;
-    case MessageType::kAbort:  // the endpoint's
+    case MessageType::kAbort:  // handled by the endpoint
       break;
   }
 }
@@ -91,7 +91,7 @@ bool CoordinatedQueue::Progress() {
 bool CoordinatedQueue::DeliverVerdicts() {
   if (coordinator_ == nullptr) return false;
   for (Verdict& verdict : coordinator_->TakeVerdicts()) outbox_.push_back(std::move(verdict));
-  // Before the verdicts are sent: a rank that knows of a failure must not meet one at a rendezvous that does not.
+  // Before the verdicts are sent: a rank that has learned of a failure must not meet one that has not at a rendezvous.
   const bool all_come_here = coordinator_->HasTombstones(Now()) || coordinator_->AnyJoined();
   OwnBlock(endpoint_.memory()).no_rendezvous.store(all_come_here ? 1 : 0, std::memory_order_relaxed);
   bool any = false;
@@ -203,26 +203,24 @@ void CoordinatedQueue::Fail(const Status& status) {
   }
 }
 
-std::string CoordinatedQueue::Promised() const {
+std::string CoordinatedQueue::DescribePromised() const {
   return pending_.empty() ? "" : Label(pending_.begin()->second.front()->announcement);
 }
 
-bool CoordinatedQueue::CheckUnbroken() {
+void CoordinatedQueue::CheckDeadlines() {
   if (coordinator_ != nullptr) coordinator_->Tick(Now());
   ExchangePositions();
-  if (CheckHealth() && endpoint_.deadline_s() > 0) {
-    // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
-    const double limit = endpoint_.deadline_s() * 1.25 + 5;
-    for (const auto& [name, queue] : pending_) {
-      if (name == kJoin || Now() - queue.front()->announced < limit) continue;
-      endpoint_.Break({DDL_DEADLINE_EXCEEDED,
-                       "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
-                           endpoint_.locations().Describe(0) +
-                           ", which coordinates, does not answer: its process is stopped or its host is unreachable."});
-      break;
-    }
+  if (endpoint_.deadline_s() <= 0) return;
+  // The coordinator answers before its deadline; silence well beyond it means that rank 0 is gone or unreachable.
+  const double limit = endpoint_.deadline_s() * 1.25 + 5;
+  for (const auto& [name, queue] : pending_) {
+    if (name == kJoin || Now() - queue.front()->announced < limit) continue;
+    endpoint_.Break({DDL_DEADLINE_EXCEEDED,
+                     "'" + name + "' has waited " + std::to_string(static_cast<int>(limit)) + " s and " +
+                         endpoint_.locations().Describe(0) +
+                         ", which coordinates, does not answer: its process is stopped or its host is unreachable."});
+    return;
   }
-  return DeliverVerdicts() || !decisions_.empty();
 }
 
 void CoordinatedQueue::ExchangePositions() {
@@ -231,7 +229,7 @@ void CoordinatedQueue::ExchangePositions() {
       if (rank == endpoint_.rank()) {
         ReportPosition();
       } else if (!endpoint_.locations().ProcessProblem(rank).empty()) {
-        coordinator_->OnPositionReport(rank, "", true);  // a stopped process has nothing to say
+        coordinator_->OnPositionReport(rank, "", true);  // a stopped process does not reply
       } else {
         endpoint_.channel().Send(rank, EncodeText(MessageType::kPositionQuery, ""));
       }
@@ -241,7 +239,7 @@ void CoordinatedQueue::ExchangePositions() {
   if (!stack_position_.TakeReply(&reply)) return;
   Position position = Position::Decode(reply);
   position.pending = num_pending_;
-  // What was submitted there may yet come here.
+  // What was submitted there may yet fall back to this queue.
   PlannedQueue* const planned = planned_.load(std::memory_order_acquire);
   if (planned != nullptr && planned->HasOutstanding()) position.idle_s = 0;
   SendPosition(MessageType::kPosition, position.Encode());

@@ -1,7 +1,7 @@
-// CoordinatedQueue: runs what was submitted in the order that the coordinator (rank 0) decides. Each rank announces
-// what it has; when all have announced a collective, the coordinator tells them to run it, or what is wrong.
+// CoordinatedQueue: runs what was submitted in the order that the coordinator (rank 0) decides. Each rank announces its
+// requests; when all have announced a collective, the coordinator sends them the decision to run it, or why it fails.
 //
-// After a rank has joined it takes part in what the others submit, and submits nothing until all have joined.
+// A rank that has joined takes part in what the others submit, and submits nothing until all have joined.
 #ifndef KERAS_DDL_CORE_ENGINE_COORDINATED_QUEUE_H_
 #define KERAS_DDL_CORE_ENGINE_COORDINATED_QUEUE_H_
 
@@ -24,7 +24,7 @@ class CoordinatedQueue : public Queue {
  public:
   explicit CoordinatedQueue(Endpoint& endpoint);
 
-  // Any thread. The queue of the same ranks that follows plans, once it runs.
+  // Any thread. The planned queue of the same ranks, once it runs.
   void SetPlanned(PlannedQueue* planned) { planned_.store(planned, std::memory_order_release); }
   // Any thread. See ddl_wait_for_position_query and ddl_reply_position.
   StackPosition& stack_position() { return stack_position_; }
@@ -39,9 +39,9 @@ class CoordinatedQueue : public Queue {
  protected:
   void Add(std::unique_ptr<Request> request) override;
   void Handle(int peer, const std::string& bytes) override;
-  bool CheckUnbroken() override;
+  void CheckDeadlines() override;
   void Fail(const Status& status) override;
-  std::string Promised() const override;
+  std::string DescribePromised() const override;
   void SendLast() override;
 
  private:
@@ -49,9 +49,9 @@ class CoordinatedQueue : public Queue {
   static constexpr const char* kJoin = "";
 
   void Announce(const Announcement& announcement);
-  // Rank 0: sends what is decided, and takes over this rank's part.
+  // Rank 0: sends what the coordinator has decided to the other ranks, and to this one.
   bool DeliverVerdicts();
-  // Sends what the first of the outbox decides, once, to the ranks that are still there.
+  // Sends the first of the outbox, once, to the ranks that have not left.
   void SendVerdict();
   void Decided(Decision decision);
   bool RunDecisions();
@@ -60,7 +60,7 @@ class CoordinatedQueue : public Queue {
   void EndJoin(const Decision& decision);
   void FailWithoutCoordinator();
 
-  // Rank 0 asks ranks that are missed where they are; this rank replies.
+  // Rank 0 asks missing ranks for their position; this rank replies.
   void ExchangePositions();
   void ReportPosition();
   void SendPosition(MessageType type, const std::string& text);
@@ -70,7 +70,7 @@ class CoordinatedQueue : public Queue {
   std::deque<Verdict> outbox_;                // on rank 0: decided, but not yet known to every rank concerned
   bool outbox_front_sent_ = false;
   bool coordinator_left_ = false;
-  std::string leave_reason_;  // its words
+  std::string leave_reason_;  // as the coordinator gave it
   std::unordered_map<std::string, std::deque<std::unique_ptr<Request>>> pending_;
   size_t num_pending_ = 0;
   std::deque<Decision> decisions_;  // to be run here

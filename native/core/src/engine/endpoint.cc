@@ -68,23 +68,22 @@ template <typename Execute>
 Status Endpoint::RunAs(const Announcement& announcement, Execute execute) {
   running_ = &announcement;
   heartbeat_.SetBusy((announcement.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK)) != 0);
-  bool out_of_step = false;
-  Status status = execute(&out_of_step);
+  Status status = execute();
   running_ = nullptr;
   heartbeat_.SetBusy(false);
   if (const std::string warning = executor_.TakeWarning(); !warning.empty()) Warn(warning);
-  if (!out_of_step) return status;
+  if (status.ok() || status.code() == DDL_DATA_LOSS) return status;
   status = WithSuspects(status);
   Break(status);
   return status;
 }
 
 Status Endpoint::Run(const Request& request, const Decision& decision) {
-  return RunAs(request.announcement, [&](bool* out_of_step) { return executor_.Run(request, decision, out_of_step); });
+  return RunAs(request.announcement, [&] { return executor_.Run(request, decision); });
 }
 
 Status Endpoint::RunJoined(const Decision& decision) {
-  return RunAs(*decision.submitted, [&](bool* out_of_step) { return executor_.RunJoined(decision, out_of_step); });
+  return RunAs(*decision.submitted, [&] { return executor_.RunJoined(decision); });
 }
 
 bool Endpoint::TakeMessages(const std::function<void(int peer, const std::string& bytes)>& handle) {

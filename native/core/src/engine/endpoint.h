@@ -1,8 +1,8 @@
-// Endpoint: one rank's end of a group of ranks: its transport and shared memory, who of the others is alive, and the
-// collectives over them, one at a time. It decides nothing about order: queue.h does.
+// Endpoint: one rank's end of a communicator: its transport and shared memory, the failure detection, and collectives
+// over them, one at a time. In which order is decided by queue.h.
 //
 // Used by one communication thread, which owns the transport, and by a calling thread while that is inside
-// (submissions.h); what other threads may call says so.
+// (submissions.h). Methods that other threads may call are marked.
 #ifndef KERAS_DDL_CORE_ENGINE_ENDPOINT_H_
 #define KERAS_DDL_CORE_ENGINE_ENDPOINT_H_
 
@@ -65,12 +65,12 @@ class Endpoint {
 
   // Calls `handle` with each control message that has arrived, but acts on aborts itself. False: none has.
   bool TakeMessages(const std::function<void(int peer, const std::string& bytes)>& handle);
-  // Rank `rank` has said that it leaves.
+  // Rank `rank` has announced that it leaves.
   void MarkLeft(int rank) { left_[static_cast<size_t>(rank)] = true; }
   bool left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
-  // endpoint_health.cc. Whether all ranks are there and the communicator can be used. To be called many times a second,
-  // also while a collective runs: it shows the others that this rank is alive. On a calling thread: what
+  // endpoint_health.cc. Not OK: a rank is lost, or the communicator is broken or stopped. To be called many times a
+  // second, also while a collective runs: it shows the others that this rank is alive. On a calling thread: what
   // OnCallingThread has set.
   Status Health();
   // While a calling thread is inside it waits with this `health`, and is named by `running` in warnings.
@@ -80,9 +80,9 @@ class Endpoint {
 
   // Once not OK, every request fails with it.
   const Status& broken() const { return broken_; }
-  // Gives the communicator up on all ranks: they are told, and OnBroken is called. Only the first time.
+  // Gives the communicator up on all ranks: notifies them, and calls OnBroken. Only the first time.
   void Break(const Status& status);
-  // Only here; OnBroken is not called.
+  // On this rank only, without calling OnBroken.
   void SetBroken(const Status& status) { broken_ = status; }
   void OnBroken(std::function<void(const Status&)> fail) { on_broken_ = std::move(fail); }
   // Shows the ranks of the group that this one has broken, and why.
@@ -90,11 +90,11 @@ class Endpoint {
   void PublishLeft();
 
   void Warn(const std::string& message) const;
-  // One rank of a group warns for all that wait: usually the lowest. Whether it is this one.
+  // Whether this rank is the one that warns for all of its group that wait: usually the lowest.
   bool WarnsForGroup(double seconds);
-  // The ranks that show no sign of life; "" for none.
+  // The ranks that show no sign of life, for people; "" for none.
   std::string DescribeSuspects() const;
-  // Adds these to the message of a collective that made no progress.
+  // The same status, with the suspects in its message if a collective made no progress.
   Status WithSuspects(const Status& status) const;
   // " It fails after 300 s."; "" without a deadline.
   std::string DescribeDeadline() const;

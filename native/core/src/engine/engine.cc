@@ -69,7 +69,7 @@ void Engine::Submit(const ddl_request& from) {
   request->Describe(from, size());
   request->submitted = Now();
   Planned* const lane = planned();
-  if (lane != nullptr && (from.flags & DDL_FLAG_CANCELS) != 0) lane->queue.Hurry();
+  if (lane != nullptr && (from.flags & DDL_FLAG_CANCELS) != 0) lane->queue.Suspend();
   if (lane == nullptr || from.plan_size == 0) {
     coordinated_.endpoint->submissions().Submit(std::move(request));
     return;
@@ -105,7 +105,7 @@ ddl_counters Engine::counters() const {
   all.control_bytes_sent += own.control_bytes_sent;
   all.control_bytes_received += own.control_bytes_received;
   all.planned = lane->queue.num_run();
-  all.demoted = lane->queue.num_demoted();
+  all.fell_back = lane->queue.num_fallbacks();
   return all;
 }
 

@@ -1,11 +1,11 @@
 // Engine: one rank's end of a communicator. A request goes one of three ways:
 //
-//   inline_path.h        a calling thread runs it itself, where all ranks' calling threads meet in shared memory
+//   inline_path.h        the calling threads run it themselves, where those of all ranks meet in shared memory
 //   planned_queue.h      it has a place in a plan, whose order all ranks follow
 //   coordinated_queue.h  anything else: rank 0 decides when it runs, on all ranks
 //
 // Each queue has an endpoint (endpoint.h: transport, memory, watch over the others) and a communication thread of its
-// own. What cannot go the first two ways goes the third.
+// own. What cannot go the first two ways falls back to the third.
 #ifndef KERAS_DDL_CORE_ENGINE_ENGINE_H_
 #define KERAS_DDL_CORE_ENGINE_ENGINE_H_
 
@@ -39,7 +39,7 @@ class Engine {
   // See ddl_wait_for_position_query and ddl_reply_position.
   StackPosition& stack_position() { return coordinated_.queue.stack_position(); }
   void OnPositionKnown() { coordinated_.endpoint->submissions().Ring(); }
-  // Whether any request has not ended yet, planned ones aside. Any thread.
+  // Whether any request but planned ones has not ended yet. Any thread.
   bool HasOutstanding() { return coordinated_.endpoint->submissions().HasOutstanding(); }
 
   int rank() const { return coordinated_.endpoint->rank(); }
@@ -59,15 +59,15 @@ class Engine {
     CommunicationThread thread;
   };
   struct Planned {
-    Planned(std::unique_ptr<Endpoint> endpoint_in, Submissions& demoted_to)
-        : endpoint(std::move(endpoint_in)), queue(*endpoint, demoted_to), thread(*endpoint, queue) {}
+    Planned(std::unique_ptr<Endpoint> endpoint_in, Submissions& fallback)
+        : endpoint(std::move(endpoint_in)), queue(*endpoint, fallback), thread(*endpoint, queue) {}
     const std::unique_ptr<Endpoint> endpoint;
     PlannedQueue queue;
     CommunicationThread thread;
   };
 
   explicit Engine(std::unique_ptr<Endpoint> endpoint);
-  // Where requests of a plan go; nullptr: there is no such queue.
+  // nullptr: there is no planned queue.
   Planned* planned() const { return running_planned_.load(std::memory_order_acquire); }
   // Whether this is a forked child of the process that made this: it must not touch memory shared with other ranks.
   bool Forked() const;

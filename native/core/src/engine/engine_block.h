@@ -17,11 +17,11 @@ struct RendezvousRecord {
   uint64_t scheme;  // of an all-reduce through the slots, as local rank 0 proposes it (shm/scheme.h)
 };
 
-// What a rank runs next of a plan, or what several of them do; see plan_lane.h.
+// What a rank runs next of a plan, or the posts of several ranks combined; see plan_lane.h.
 struct PlanPost {
-  uint64_t equal;    // 0: nothing, or not the same
-  uint64_t number;   // of the run, the largest
-  uint64_t what[9];  // must be equal
+  uint64_t equal;    // 0: a rank has nothing to run, or they differ
+  uint64_t number;   // of the run; the largest
+  uint64_t what[9];  // plan, index, name, terms: must be equal
 };
 
 // Data up to this size is sent with the record; so are the splits of an all_to_all.
@@ -38,8 +38,8 @@ struct EngineBlock {
   alignas(64) std::atomic<uint64_t> rendezvous;
   alignas(64) RendezvousRecord records[2];
   alignas(64) char eager[2][kEagerBytes];
-  // Rounds in which this rank has posted, and the last two posts. In the leader's block: rounds of which it knows that
-  // they have begun elsewhere, and those that have ended with which outcome, where there are several groups.
+  // Rounds in which this rank has posted, and the last two posts. In the leader's block, where there are several
+  // groups: rounds that it knows to have begun in other groups, rounds that have ended, and the last two outcomes.
   alignas(64) std::atomic<uint64_t> plan_posted;
   std::atomic<uint64_t> plan_begun;
   std::atomic<uint64_t> plan_decided;

@@ -31,8 +31,7 @@ std::vector<Range> RangesOf(const std::vector<T>& rows, uint64_t row_count) {
   return ranges;
 }
 
-// Allocates the request's output, for this many rows of each rank. A rank without memory would leave the others
-// hanging: on failure the communicator is given up.
+// Allocates the request's output, for this many rows of each rank.
 Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, char** out) {
   *out = static_cast<char*>(request.allocate(request.user, rows.data(), static_cast<int>(rows.size())));
   const uint64_t count = RangesOf(rows, request.announcement.row_count).back().end;
@@ -42,30 +41,29 @@ Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, c
 }
 
 // After an exception: std::bad_alloc, or std::length_error for what no machine has.
-Status OutOfMemory(const Announcement& announcement, bool* broken) {
-  *broken = true;  // the others are in the middle of it, and must learn why
+Status OutOfMemory(const Announcement& announcement) {
   return {DDL_INTERNAL, "out of memory for the working buffers of " + Label(announcement)};
 }
 
 }  // namespace
 
-Status Executor::Run(const Request& request, const Decision& decision, bool* broken) {
+Status Executor::Run(const Request& request, const Decision& decision) {
   try {
-    return RunWithMemory(request, decision, broken);
+    return RunWithMemory(request, decision);
   } catch (const std::exception&) {
-    return OutOfMemory(request.announcement, broken);
+    return OutOfMemory(request.announcement);
   }
 }
 
-Status Executor::RunJoined(const Decision& decision, bool* broken) {
+Status Executor::RunJoined(const Decision& decision) {
   try {
-    return RunWithMemory(neutral_.RequestFor(*decision.submitted, transport_.size), decision, broken);
+    return RunWithMemory(neutral_.RequestFor(*decision.submitted, transport_.size), decision);
   } catch (const std::exception&) {
-    return OutOfMemory(*decision.submitted, broken);
+    return OutOfMemory(*decision.submitted);
   }
 }
 
-Status Executor::RunWithMemory(const Request& request, const Decision& decision, bool* broken) {
+Status Executor::RunWithMemory(const Request& request, const Decision& decision) {
   const Announcement& a = request.announcement;
   // The decision itself is the barrier: it is made when every rank has arrived.
   if (a.kind == DDL_BARRIER) return {};
@@ -76,46 +74,37 @@ Status Executor::RunWithMemory(const Request& request, const Decision& decision,
     in.Add(buffer.in, buffer.count);
     out.Add(buffer.out, buffer.count);
   }
-  Status status;
   switch (a.kind) {
     case DDL_ALL_REDUCE:
-      return AllReduce(request, in, out, decision.scheme, broken);
+      return AllReduce(request, in, out, decision.scheme);
     case DDL_BROADCAST:
-      status = collectives_.Broadcast(a.root, in, out);
-      break;
+      return collectives_.Broadcast(a.root, in, out);
     case DDL_REDUCE_SCATTER:
-      return ReduceScatter(request, in, broken);
+      return ReduceScatter(request, in);
     case DDL_ALL_TO_ALL:
-      return AllToAll(request, decision.rows, broken);
+      return AllToAll(request, decision.rows);
     default:
-      return AllGather(request, in, decision.rows, broken);
+      return AllGather(request, in, decision.rows);
   }
-  *broken = !status.ok();
-  return status;
 }
 
-Status Executor::AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme,
-                           bool* broken) {
+Status Executor::AllReduce(const Request& request, const View& in, const View& out,
+                           const std::optional<Scheme>& scheme) {
   const Announcement& a = request.announcement;
   const auto dtype = static_cast<ddl_dtype>(a.dtype);
   const auto op = static_cast<ddl_op>(a.op);
-  if ((a.flags & DDL_FLAG_CHECK) != 0) return CheckedAllReduce(request, in, out, broken);
-  Status status;
-  if ((a.flags & DDL_FLAG_PLAIN_MPI) != 0) {
-    status = PlainAllReduce(in, out, dtype, op);
-  } else if (op == DDL_MEAN && !IsFloating(dtype)) {
-    status = IntegerMean(in, out, dtype);
-  } else if (op == DDL_ADASUM) {
+  if ((a.flags & DDL_FLAG_CHECK) != 0) return CheckedAllReduce(request, in, out);
+  if ((a.flags & DDL_FLAG_PLAIN_MPI) != 0) return PlainAllReduce(in, out, dtype, op);
+  if (op == DDL_MEAN && !IsFloating(dtype)) return IntegerMean(in, out, dtype);
+  if (op == DDL_ADASUM) {
     std::vector<uint64_t> tensors;
     for (const ddl_buffer& buffer : request.buffers) tensors.push_back(buffer.count);
-    status = collectives_.AdaptiveSum(in, out, tensors, dtype);
-  } else {
-    Compressed compressed{static_cast<ddl_compression>(a.compression)};
-    if (!request.feedback.empty()) compressed.errors = feedback_.Find(request.feedback, in.count());
-    status = collectives_.AllReduce(in, out, dtype, op, scheme, compressed);
-    if (compressed.errors != nullptr) warning_ += feedback_.Trim();
+    return collectives_.AdaptiveSum(in, out, tensors, dtype);
   }
-  *broken = !status.ok();
+  Compressed compressed{static_cast<ddl_compression>(a.compression)};
+  if (!request.feedback.empty()) compressed.errors = feedback_.Find(request.feedback, in.count());
+  const Status status = collectives_.AllReduce(in, out, dtype, op, scheme, compressed);
+  if (compressed.errors != nullptr) warning_ += feedback_.Trim();
   return status;
 }
 
@@ -152,27 +141,24 @@ Status Executor::PlainAllReduce(const View& in, const View& out, ddl_dtype dtype
   return {};
 }
 
-Status Executor::CheckedAllReduce(const Request& request, const View& in, const View& out, bool* broken) {
+Status Executor::CheckedAllReduce(const Request& request, const View& in, const View& out) {
   const Announcement& a = request.announcement;
   const auto dtype = static_cast<ddl_dtype>(a.dtype);
   std::vector<char> expected(in.bytes());
   const View expected_view(in.element_bytes(), expected.data(), in.count());
   // First, because the own all-reduce may overwrite its input.
-  Status status = PlainAllReduce(in, expected_view, dtype, static_cast<ddl_op>(a.op));
-  *broken = !status.ok();
-  if (!status.ok()) return status;
+  DDL_RETURN_IF_ERROR(PlainAllReduce(in, expected_view, dtype, static_cast<ddl_op>(a.op)));
   Request own = request;
   own.announcement.flags &= ~DDL_FLAG_CHECK;
-  DDL_RETURN_IF_ERROR(AllReduce(own, in, out, {}, broken));
+  DDL_RETURN_IF_ERROR(AllReduce(own, in, out, {}));
   double difference = 0;
   View::ForEachPair(out, expected_view, 0, in.count(), [&](const char* got, const char* want, uint64_t, uint64_t n) {
     difference = std::max(difference, MaxRelativeDifference(dtype, got, want, n));
   });
   // Agreed, so that the check fails on every rank or on none.
   const View view(sizeof difference, &difference, 1);
-  status = collectives_.AllReduce(view, view, DDL_FLOAT64, DDL_MAX);
-  *broken = !status.ok();
-  if (!status.ok() || difference <= a.tolerance) return status;
+  DDL_RETURN_IF_ERROR(collectives_.AllReduce(view, view, DDL_FLOAT64, DDL_MAX));
+  if (difference <= a.tolerance) return {};
   char text[160];
   std::snprintf(text, sizeof text,
                 "differs from MPI_Allreduce by %.3g (relative, largest over all ranks), more than "
@@ -181,46 +167,34 @@ Status Executor::CheckedAllReduce(const Request& request, const View& in, const 
   return {DDL_DATA_LOSS, "check: all_reduce '" + a.name + "' " + text};
 }
 
-Status Executor::ReduceScatter(const Request& request, const View& in, bool* broken) {
+Status Executor::ReduceScatter(const Request& request, const View& in) {
   const Announcement& a = request.announcement;
   const auto dtype = static_cast<ddl_dtype>(a.dtype);
   const auto op = static_cast<ddl_op>(a.op);
   const std::vector<Range> ranges = RowRanges(a.rows, a.row_count, transport_.size);
   char* out = static_cast<char*>(request.buffers[0].out);
-  Status status;
-  if (op == DDL_MEAN && !IsFloating(dtype)) {
-    std::vector<char> whole(in.bytes());
-    status = IntegerMean(in, View(in.element_bytes(), whole.data(), in.count()), dtype);
-    const Range own = ranges[static_cast<size_t>(transport_.rank)];
-    const size_t bytes = in.element_bytes();
-    if (status.ok()) Copy(out, whole.data() + own.begin * bytes, own.size() * bytes, Store::kCached);
-  } else {
-    status = collectives_.ReduceScatter(in, out, ranges, dtype, op);
-  }
-  *broken = !status.ok();
-  return status;
+  if (op != DDL_MEAN || IsFloating(dtype)) return collectives_.ReduceScatter(in, out, ranges, dtype, op);
+  std::vector<char> means(in.bytes());
+  DDL_RETURN_IF_ERROR(IntegerMean(in, View(in.element_bytes(), means.data(), in.count()), dtype));
+  const Range own = ranges[static_cast<size_t>(transport_.rank)];
+  const size_t bytes = in.element_bytes();
+  Copy(out, means.data() + own.begin * bytes, own.size() * bytes, Store::kCached);
+  return {};
 }
 
-Status Executor::AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows, bool* broken) {
-  const std::vector<Range> ranges = RangesOf(rows, request.announcement.row_count);
+Status Executor::AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows) {
   char* out = nullptr;
-  Status status = AllocateRows(request, rows, &out);
-  if (status.ok()) status = collectives_.AllGather(in, out, ranges, in.element_bytes());
-  *broken = !status.ok();
-  return status;
+  DDL_RETURN_IF_ERROR(AllocateRows(request, rows, &out));
+  return collectives_.AllGather(in, out, RangesOf(rows, request.announcement.row_count), in.element_bytes());
 }
 
-Status Executor::AllToAll(const Request& request, const std::vector<uint64_t>& rows, bool* broken) {
+Status Executor::AllToAll(const Request& request, const std::vector<uint64_t>& rows) {
   const Announcement& a = request.announcement;
   const uint64_t row_bytes = a.row_count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
   char* out = nullptr;
-  Status status = AllocateRows(request, rows, &out);
-  if (status.ok()) {
-    status = collectives_.AllToAll(static_cast<const char*>(request.buffers[0].in), RangesOf(a.splits, row_bytes), out,
-                                   RangesOf(rows, row_bytes));
-  }
-  *broken = !status.ok();
-  return status;
+  DDL_RETURN_IF_ERROR(AllocateRows(request, rows, &out));
+  return collectives_.AllToAll(static_cast<const char*>(request.buffers[0].in), RangesOf(a.splits, row_bytes), out,
+                               RangesOf(rows, row_bytes));
 }
 
 }  // namespace ddl

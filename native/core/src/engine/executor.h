@@ -21,26 +21,25 @@ class Executor {
   Executor(const ddl_transport& transport, HierarchicalCollectives& collectives, uint64_t feedback_bytes)
       : transport_(transport), collectives_(collectives), feedback_(feedback_bytes) {}
 
-  // COLLECTIVE. A status other than OK with `*broken` false concerns only this request, equally on every rank. With
-  // `*broken` true the ranks are out of step and the communicator must be given up.
-  Status Run(const Request& request, const Decision& decision, bool* broken);
+  // COLLECTIVE. After a failure the ranks are out of step and the communicator must be given up, except after
+  // DDL_DATA_LOSS (a failed `check`), which only this request gets, on every rank.
+  Status Run(const Request& request, const Decision& decision);
   // The same on a rank that has joined: its part in what the others have submitted.
-  Status RunJoined(const Decision& decision, bool* broken);
-  // What is to be reported of the collectives so far, once; "" for nothing.
+  Status RunJoined(const Decision& decision);
+  // Returns and clears a warning about the collectives so far; "" for none.
   std::string TakeWarning() { return std::exchange(warning_, {}); }
-  // The rank's join has ended: frees what RunJoined kept.
+  // The rank's join has ended: frees the memory of RunJoined.
   void EndJoin() { neutral_.Forget(); }
 
  private:
-  Status RunWithMemory(const Request& request, const Decision& decision, bool* broken);
-  Status AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme,
-                   bool* broken);
+  Status RunWithMemory(const Request& request, const Decision& decision);
+  Status AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme);
   Status IntegerMean(const View& in, const View& out, ddl_dtype dtype);
   Status PlainAllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op);
-  Status CheckedAllReduce(const Request& request, const View& in, const View& out, bool* broken);
-  Status ReduceScatter(const Request& request, const View& in, bool* broken);
-  Status AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows, bool* broken);
-  Status AllToAll(const Request& request, const std::vector<uint64_t>& rows, bool* broken);
+  Status CheckedAllReduce(const Request& request, const View& in, const View& out);
+  Status ReduceScatter(const Request& request, const View& in);
+  Status AllGather(const Request& request, const View& in, const std::vector<uint64_t>& rows);
+  Status AllToAll(const Request& request, const std::vector<uint64_t>& rows);
 
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;

@@ -1,6 +1,6 @@
-// Feedback: what rounding took away from compressed sums, kept under a key from one sum of the same tensors to the next
-// (hierarchy/hierarchical_collectives.h: Compressed). Each rank's own affair: ranks that keep different things still
-// get equal results. On the communication thread only.
+// Feedback: keeps the rounding errors of compressed sums, under a key, from one sum of the same tensors to the next
+// (error feedback; hierarchy/hierarchical_collectives.h: Compressed). Local to a rank: results are equal on all ranks
+// whatever each of them keeps. On the communication thread only.
 #ifndef KERAS_DDL_CORE_ENGINE_FEEDBACK_H_
 #define KERAS_DDL_CORE_ENGINE_FEEDBACK_H_
 
@@ -13,14 +13,14 @@ namespace ddl {
 
 class Feedback {
  public:
-  // `limit`: bytes that are kept; 0: 4 GiB.
+  // `limit`: bytes of memory; 0: 4 GiB.
   explicit Feedback(uint64_t limit) : limit_(limit != 0 ? limit : kDefaultLimit) {}
 
-  // What is kept under `key` for a sum of `count` elements; empty if there is nothing, or something of another count.
-  // Valid until the next call.
+  // The errors under `key` of sums of `count` elements; empty at first, and when the count has changed. Valid until the
+  // next call.
   std::vector<float>* Find(const std::string& key, uint64_t count);
-  // Frees what has not been used for longest until the rest is within the limit, but never what was found last. Returns
-  // a warning when it first does so, else "".
+  // Frees the least recently used until the rest is within the limit, but never the result of the last Find. Returns a
+  // warning when it first frees any, else "".
   std::string Trim();
 
  private:
@@ -32,7 +32,7 @@ class Feedback {
   };
 
   const uint64_t limit_;
-  std::list<Entry> entries_;  // those used last first; few: one for each bucket of a model
+  std::list<Entry> entries_;  // the most recently used first; few: one for each bucket of a model
   bool warned_ = false;
 };
 

@@ -31,7 +31,7 @@ RendezvousRecord RecordOf(const ddl_request& request) {
   RendezvousRecord record{};
   TermWords words = WordsOf(TermsOf(request));
   // At a rendezvous `check` is never set, so its tolerance word is always 0: the name's hash takes its place. Names
-  // whose hashes collide are still told apart wherever the collectives differ in anything else.
+  // whose hashes collide still differ here wherever the collectives differ in anything else.
   words.back() ^= Hash(request.name);
   static_assert(sizeof words == sizeof record.must_agree);
   std::copy(words.begin(), words.end(), record.must_agree);
@@ -39,7 +39,7 @@ RendezvousRecord RecordOf(const ddl_request& request) {
   return record;
 }
 
-// Whether the data is sent with the record: the same answer on every rank, since it follows from what must agree. Every
+// Whether the data is sent with the record: equal on every rank, because it follows from what must agree. Every
 // rank reads every rank's data, so among many ranks the schemes that divide the work are faster from some size on.
 bool IsEager(const ddl_request& request, int size) {
   if (request.kind == DDL_ALL_REDUCE) {
@@ -70,7 +70,7 @@ InlinePath::InlinePath(Endpoint& endpoint)
 bool InlinePath::CanRun(const ddl_request& request) const {
   // A rank that joins waits until the others have no more data; the communication thread takes part meanwhile.
   if (request.kind == DDL_JOIN) return false;
-  // Submitting it reports what is wrong with a request.
+  // An invalid request fails when it is submitted.
   if (endpoint_.memory().local_size() != endpoint_.size() || !Validate(request, endpoint_.size()).ok()) return false;
   if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK | kOfFailure)) != 0) return false;
   if (HasFreeRows(request.kind) && request.allocate == nullptr) return false;
@@ -171,9 +171,7 @@ Status InlinePath::Run(const ddl_request& request, bool eager) {
       (request.op != DDL_MEAN || IsFloating(static_cast<ddl_dtype>(request.dtype)))) {
     decision.scheme = Scheme::Decode(rendezvous_.record_of(0).scheme);
   }
-  // A request that all ranks can carry out fails only when the ranks fall out of step.
-  bool out_of_step = false;
-  return endpoint_.executor().Run(own, decision, &out_of_step);
+  return endpoint_.executor().Run(own, decision);
 }
 
 Status InlinePath::RunEager(const ddl_request& request) {

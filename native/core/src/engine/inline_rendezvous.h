@@ -1,11 +1,11 @@
 // InlineRendezvous: lets the threads that wait for a collective run it themselves, without the communication threads
 // and without asking the coordinator.
 //
-// In a group of all ranks, a rank that has nothing else outstanding describes its collective in its record, adds small
+// In a group of all ranks, a rank that has nothing else outstanding writes its collective into its record, adds small
 // data, and arrives at the current rendezvous. When all ranks have arrived it is complete. All ranks then read the same
-// records and so come to the same conclusion: run the collective now, or leave it to the coordinator. A rank that does
-// not want to wait longer withdraws, which succeeds unless the rendezvous is already complete. One atomic word decides,
-// so no two ranks can disagree about it.
+// records and come to the same conclusion: run the collective now, or leave it to the coordinator. A rank whose
+// patience ends withdraws, which succeeds unless the rendezvous is already complete. One atomic word decides, so no two
+// ranks can disagree about it.
 //
 // Cost when all ranks arrive together: one atomic addition per rank and reading each other's records, about a
 // microsecond. A round trip through communication threads and coordinator takes about fifty.
@@ -33,8 +33,7 @@ class InlineRendezvous {
   // Takes the arrival back; false when the rendezvous is complete after all.
   bool Withdraw();
 
-  // REQUIRES: complete, and not yet Closed. Whether all ranks wrote the same on the part of their records that must be
-  // equal.
+  // REQUIRES: complete, and not yet Closed. Whether the records of all ranks are equal where they must be.
   bool Agreed() const;
   const RendezvousRecord& record_of(int local_rank) const { return BlockOf(memory_, local_rank).records[number_ % 2]; }
   const char* eager_of(int local_rank) const { return BlockOf(memory_, local_rank).eager[number_ % 2]; }

@@ -1,4 +1,4 @@
-// NeutralRequest: the request of a rank that has joined and therefore has none of its own: neutral data, and memory for
+// NeutralRequest: stands in for the request that a rank which has joined does not submit: neutral data, and memory for
 // results that nobody reads.
 #ifndef KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_
 #define KERAS_DDL_CORE_ENGINE_NEUTRAL_REQUEST_H_
@@ -14,7 +14,7 @@ class NeutralRequest {
  public:
   // This rank's request for the collective that other ranks have `submitted`. Its buffers belong to this object and are
   // valid until the next call. `size`: ranks of the communicator.
-  // Cost: the bytes of one submitted input are written, and kept until Forget; as many as any other rank holds for it.
+  // Cost: writes the bytes of one submitted input, and keeps that memory until Forget.
   // Throws std::bad_alloc.
   Request RequestFor(const Announcement& submitted, int size);
   // Frees the memory.

@@ -12,7 +12,7 @@ namespace ddl {
 namespace {
 
 // Back-off: from the second round without agreement on, the next runs skip the lane, twice as many each time (up to
-// kMostSkipped), because a late rank may be late in every run. kGoodRounds equal rounds in a row reset it.
+// kMostSkipped), because a late rank may be late in every run. kGoodRounds rounds with agreement in a row reset it.
 constexpr uint64_t kMostSkipped = 64;
 constexpr uint64_t kGoodRounds = 64;
 
@@ -32,7 +32,7 @@ PlanPost PostOf(const Request* request, uint64_t number) {
   post.what[0] = request->place.plan;
   post.what[1] = uint64_t{request->place.size} << 32 | request->place.index;
   const Announcement& a = request->announcement;
-  // Rows are no term where they are free; what follows a plan has equally many on all ranks.
+  // Where rows are free they are not among the terms; by plan they must be equal on all ranks.
   post.what[2] = HashNumber(HasFreeRows(a.kind) ? a.rows : 0, Hash(a.name));
   const TermWords words = WordsOf(a);
   static_assert(sizeof words == sizeof post.what - 3 * sizeof post.what[0]);
@@ -43,11 +43,11 @@ PlanPost PostOf(const Request* request, uint64_t number) {
 }  // namespace
 
 PlanLane::PlanLane(const ddl_transport& transport, GroupMemory& memory, const std::vector<int>& group,
-                   double patience_s, PlannedRuns::Demote demote)
+                   double patience_s, PlannedRuns::FallBack fall_back)
     : transport_(transport),
       memory_(memory),
       patience_s_(patience_s),
-      runs_(std::move(demote)),
+      runs_(std::move(fall_back)),
       leaders_(LeadersOf(group)),
       sends_(transport),
       receives_(transport) {
@@ -71,7 +71,7 @@ void PlanLane::Post(const Request* request, uint64_t number, double now) {
   posted_at_ = now;
   posted_request_ = request;
   posted_number_ = request == nullptr ? 0 : number;
-  // The last one wakes the others, which sleep until then. Of two at the same time at least one sees both.
+  // The last one wakes the others, which sleep until then. Of two that post at the same time at least one sees both.
   if (!GroupIsComplete()) return;
   for (int local = 0; local < memory_.local_size(); ++local) {
     if (local != memory_.local_rank()) RingBell(memory_.block(local));
@@ -99,11 +99,11 @@ PlanPost PlanLane::GroupsPost() const {
   return all;
 }
 
-Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* moved) {
-  const double patience_s = hurries_ ? 0 : patience_s_;
-  if (hurries_ && !posted_) runs_.DemoteAll();  // what is posted may yet run, on all ranks
-  runs_.DemoteStuck(now, patience_s);
-  if (leaders_.size() > 1 && is_leader()) DDL_RETURN_IF_ERROR(Receive(moved));
+Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* worked) {
+  const double patience_s = suspended_ ? 0 : patience_s_;
+  if (suspended_ && !posted_) runs_.FallBackAll();  // what is posted may yet run, on all ranks
+  runs_.FallBackIfStuck(now, patience_s);
+  if (leaders_.size() > 1 && is_leader()) DDL_RETURN_IF_ERROR(Receive(worked));
   if (!posted_) {
     uint64_t number = 0;
     const Request* const next = runs_.Next(&number);
@@ -113,27 +113,27 @@ Status PlanLane::Progress(double now, std::unique_ptr<Request>* run, bool* moved
       if (now - begun_at_ < patience_s) return {};
     }
     Post(next, number, now);
-    *moved = true;
+    *worked = true;
   }
   if (leaders_.size() == 1) {
     if (GroupIsComplete()) {
-      *moved = true;
+      *worked = true;
       End(GroupsPost(), now, run);
     }
     return {};
   }
-  if (is_leader()) DDL_RETURN_IF_ERROR(Exchange(now, moved));
+  if (is_leader()) DDL_RETURN_IF_ERROR(Exchange(now, worked));
   const EngineBlock& leader = BlockOf(memory_, 0);
   if (leader.plan_decided.load(std::memory_order_acquire) <= round_) return {};
-  *moved = true;
+  *worked = true;
   End(leader.plan_outcomes[round_ % 2], now, run);
   return {};
 }
 
-Status PlanLane::Exchange(double now, bool* moved) {
+Status PlanLane::Exchange(double now, bool* worked) {
   if (!exchanging_) {
     if (!GroupIsComplete()) {
-      // Others may all wait for groups that do not know yet that they are waited for.
+      // Groups that have nothing to run may not know yet that others wait for them.
       if (!hinted_ && now - posted_at_ > patience_s_ / 4) DDL_RETURN_IF_ERROR(SendHints());
       return {};
     }
@@ -141,7 +141,7 @@ Status PlanLane::Exchange(double now, bool* moved) {
     step_ = 0;
     known_ = GroupsPost();
     DDL_RETURN_IF_ERROR(Send((group_ + 1) % leaders_.size(), {round_, 0, known_}));
-    *moved = true;
+    *worked = true;
   }
   const size_t groups = leaders_.size();
   for (;;) {
@@ -152,7 +152,7 @@ Status PlanLane::Exchange(double now, bool* moved) {
     }
     Combine(arrived->second, &known_);
     arrived_.erase(arrived);
-    *moved = true;
+    *worked = true;
     const size_t distance = size_t{1} << ++step_;
     if (distance >= groups) break;
     DDL_RETURN_IF_ERROR(Send((group_ + distance) % groups, {round_, step_, known_}));
@@ -177,7 +177,7 @@ Status PlanLane::SendHints() {
   return {};
 }
 
-Status PlanLane::Receive(bool* moved) {
+Status PlanLane::Receive(bool* worked) {
   std::vector<OwnedMessages::Finished> finished;
   if (!sends_.empty()) DDL_RETURN_IF_ERROR(sends_.TakeFinished(&finished));
   DDL_RETURN_IF_ERROR(receives_.ReceiveArriving(kPlanTag));
@@ -185,14 +185,14 @@ Status PlanLane::Receive(bool* moved) {
   for (const auto& [peer, bytes] : finished) {
     Message message;
     std::memcpy(&message, bytes.data(), std::min(bytes.size(), sizeof message));
-    if (message.round < round_) continue;  // a hint that came late
-    *moved = true;
+    if (message.round < round_) continue;  // a late hint
+    *worked = true;
     const bool hint = message.step == kHint;
     if (!hint) arrived_[{message.round, message.step}] = message.post;
     EngineBlock& own = OwnBlock(memory_);
     if (own.plan_begun.load(std::memory_order_relaxed) > message.round) continue;
     own.plan_begun.store(message.round + 1, std::memory_order_release);
-    // The ranks of this group notice it when they next look, some tens of milliseconds from now at most.
+    // The ranks of this group notice it at their next poll, within some tens of milliseconds.
     if (hint && !hinted_ && message.round == round_) DDL_RETURN_IF_ERROR(SendHints());
   }
   return {};
@@ -212,13 +212,13 @@ void PlanLane::End(const PlanPost& outcome, double now, std::unique_ptr<Request>
   good_ = 0;
   const uint64_t skipped = failures_ == 0 ? 0 : std::min(kMostSkipped, uint64_t{1} << std::min<uint64_t>(failures_, 7));
   ++failures_;
-  runs_.DemoteUntil(outcome.number + skipped, outcome.number, posted_number != 0);
+  runs_.FallBackUntil(outcome.number + skipped, outcome.number, posted_number != 0);
 }
 
 void PlanLane::Resume() {
-  hurries_ = false;
+  suspended_ = false;
   failures_ = 0;
-  runs_.DemoteAll();
+  runs_.FallBackAll();
   runs_.Renumber();
 }
 

@@ -1,14 +1,14 @@
 // PlanLane: how ranks agree on what runs next by plan, without asking the coordinator. Part of a PlannedQueue, whose
-// endpoint carries its messages.
+// endpoint carries its messages. No method blocks.
 //
-// Ranks go from round to round. In each, a rank posts in the memory of its group what it runs next (plan, index, run,
-// name, all terms), as soon as it has that. When all ranks of the group have posted, and between groups their leaders
-// have told one another (dissemination, ceil(log2(groups)) messages of 104 bytes from each; Hensgen, Finkel and Manber
-// 1988), all ranks know the same: whether all posts were equal. If so they run it. If not, each demotes its run to the
-// coordinator, which matches by name and tells every rank who differs in what. Nothing is sent to rank 0.
+// Ranks agree in rounds. In each, a rank posts in the memory of its group what it runs next (plan, index, run, name,
+// all terms), as soon as it has that. When all ranks of the group have posted, and the leaders of the groups have
+// exchanged these posts (dissemination, ceil(log2(groups)) messages of 104 bytes from each; Hensgen, Finkel and Manber
+// 1988), every rank knows whether all posts were equal. If so, all run it. If not, the run of each falls back to the
+// coordinator, which matches by name and reports to every rank who differs in what. Nothing is sent to rank 0.
 //
-// No round waits long: a rank that has nothing to post a while after others have posts that, which is never equal. For
-// this all its methods return at once.
+// No round lasts long: some time after others have posted, a rank that has nothing to run posts an empty post, which is
+// equal to none.
 #ifndef KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_
 #define KERAS_DDL_CORE_ENGINE_PLAN_LANE_H_
 
@@ -32,27 +32,27 @@ class PlanLane {
  public:
   // `group[r]`: leader of rank r's group. `patience_s`: how long others wait for a rank that has nothing to post.
   PlanLane(const ddl_transport& transport, GroupMemory& memory, const std::vector<int>& group, double patience_s,
-           PlannedRuns::Demote demote);
+           PlannedRuns::FallBack fall_back);
 
   PlannedRuns& runs() { return runs_; }
   const PlannedRuns& runs() const { return runs_; }
-  // Does what it can without waiting. *run: what all ranks run now, or nullptr. *moved: whether anything was done.
-  Status Progress(double now, std::unique_ptr<Request>* run, bool* moved);
-  // A rank has failed in its run of a plan, here or elsewhere: until Resume this rank waits for nobody, and leaves what
-  // it has to the coordinator.
-  void Hurry() { hurries_ = true; }
-  // All ranks have done with what they had. COLLECTIVE, before any of them submits anything else.
+  // Takes the steps that need no waiting. *run: what all ranks run now, or nullptr. *worked: set if anything was done.
+  Status Progress(double now, std::unique_ptr<Request>* run, bool* worked);
+  // A rank has failed in its run of a plan, here or elsewhere: until Resume this rank waits for nobody, and its runs
+  // fall back.
+  void Suspend() { suspended_ = true; }
+  // Nothing is pending on any rank. COLLECTIVE, before any of them submits anything else.
   void Resume();
   // Since when this rank has waited for others to post; 0: it does not.
   double waits_since() const { return posted_ ? posted_at_ : 0; }
   const Request* posted() const { return posted_request_; }
   // Whether a rank of this group has left without posting: this round will never end.
   bool HasLost() const;
-  // For whom this rank waits, for people.
+  // The rank(s) that this one waits for, for people.
   std::string DescribeMissing() const;
-  // Whether messages have to be looked for, of which nothing rings a bell.
+  // Whether messages are expected, whose arrival rings no bell.
   bool NeedsPolling() const { return posted_ && is_leader() && leaders_.size() > 1; }
-  // Messages in flight are cancelled. Required before the transport is destroyed.
+  // Cancels messages in flight. Required before the transport is destroyed.
   void Cancel();
 
  private:
@@ -67,12 +67,11 @@ class PlanLane {
   bool HasBegun() const;
   void Post(const Request* request, uint64_t number, double now);
   bool GroupIsComplete() const;
-  // Of all posts of the group.
+  // All posts of the group, combined.
   PlanPost GroupsPost() const;
-  // Adds what another says to what is known.
   static void Combine(const PlanPost& other, PlanPost* into);
-  Status Exchange(double now, bool* moved);
-  Status Receive(bool* moved);
+  Status Exchange(double now, bool* worked);
+  Status Receive(bool* worked);
   Status Send(size_t to, const Message& message);
   Status SendHints();
   void End(const PlanPost& outcome, double now, std::unique_ptr<Request>* run);
@@ -90,16 +89,16 @@ class PlanLane {
   double posted_at_ = 0;
   const Request* posted_request_ = nullptr;  // nullptr: nothing
   uint64_t posted_number_ = 0;
-  bool hurries_ = false;
+  bool suspended_ = false;
   double begun_at_ = 0;  // when this rank saw others begin the round; 0: not yet
-  // The leader's part of the exchange: what is known so far, and the next step; 0 before it begins.
+  // The leader's part of the exchange: the posts combined so far, and the next step.
   bool exchanging_ = false;
   bool hinted_ = false;
   uint64_t step_ = 0;
   PlanPost known_{};
   std::map<std::pair<uint64_t, uint64_t>, PlanPost> arrived_;  // by round and step
-  uint64_t failures_ = 0;                                      // rounds that were not equal, of late
-  uint64_t good_ = 0;                                          // equal ones since
+  uint64_t failures_ = 0;                                      // recent rounds without agreement
+  uint64_t good_ = 0;                                          // rounds with agreement since
 };
 
 }  // namespace ddl

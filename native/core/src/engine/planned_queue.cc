@@ -11,7 +11,7 @@
 namespace ddl {
 namespace {
 
-// How long ranks wait for one that has nothing to run.
+// How long ranks wait for a rank that has nothing to run.
 constexpr double kPatienceSeconds = 2.0;
 
 double PatienceOf(const Endpoint& endpoint) {
@@ -24,11 +24,11 @@ double PatienceOf(const Endpoint& endpoint) {
 
 }  // namespace
 
-PlannedQueue::PlannedQueue(Endpoint& endpoint, Submissions& demoted_to)
+PlannedQueue::PlannedQueue(Endpoint& endpoint, Submissions& fallback)
     : Queue(endpoint),
-      demoted_to_(demoted_to),
+      fallback_(fallback),
       lane_(endpoint.transport(), endpoint.memory(), endpoint.group(), PatienceOf(endpoint),
-            [this](std::unique_ptr<Request> request) { Demote(std::move(request)); }) {}
+            [this](std::unique_ptr<Request> request) { FallBack(std::move(request)); }) {}
 
 void PlannedQueue::Submit(std::unique_ptr<Request> request) {
   if (request->small) num_small_.fetch_add(1, std::memory_order_relaxed);
@@ -36,38 +36,37 @@ void PlannedQueue::Submit(std::unique_ptr<Request> request) {
 }
 
 void PlannedQueue::Skip(const PlanPlace& place) {
-  // In the order of the requests: the same place may come again. Nothing has to wake for it unless something waits.
-  auto mark = std::make_unique<Request>();
-  mark->place = place;
-  submissions_.Mark(std::move(mark), false);
+  // In order with the requests, because the same place may come again.
+  auto marker = std::make_unique<Request>();
+  marker->place = place;
+  submissions_.SubmitMarker(std::move(marker), false);
 }
 
-void PlannedQueue::Hurry() {
-  hurries_ = true;
+void PlannedQueue::Suspend() {
+  suspended_ = true;
   submissions_.Ring();
 }
 
 void PlannedQueue::Resume() {
-  hurries_ = false;
-  submissions_.Mark(std::make_unique<Request>(), true);  // before whatever is submitted from now on
+  suspended_ = false;
+  submissions_.SubmitMarker(std::make_unique<Request>(), true);  // before whatever is submitted from now on
 }
 
 void PlannedQueue::Add(std::unique_ptr<Request> request) {
-  const bool is_mark = request->done == nullptr;
-  if (is_mark && request->place.size == 0) {
-    lane_.Resume();
-  } else if (is_mark) {
+  if (!request->is_marker()) {
+    lane_.runs().Add(std::move(request), Now());
+  } else if (request->place.size > 0) {
     lane_.runs().Skip(request->place, Now());
   } else {
-    lane_.runs().Add(std::move(request), Now());
+    lane_.Resume();
   }
 }
 
-void PlannedQueue::Demote(std::unique_ptr<Request> request) {
-  num_demoted_.fetch_add(1, std::memory_order_relaxed);
+void PlannedQueue::FallBack(std::unique_ptr<Request> request) {
+  num_fallbacks_.fetch_add(1, std::memory_order_relaxed);
   const bool small = request->small;
   submissions_.CountEnded();
-  demoted_to_.Submit(std::move(request));
+  fallback_.Submit(std::move(request));
   if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -83,25 +82,25 @@ void PlannedQueue::Handle(int peer, const std::string& bytes) {
 }
 
 bool PlannedQueue::Progress() {
-  if (hurries_) lane_.Hurry();
+  if (suspended_) lane_.Suspend();
   if (!endpoint_.broken().ok()) {
     const bool any = !lane_.runs().empty();
-    lane_.runs().DemoteAll();
+    lane_.runs().FallBackAll();
     return any;
   }
-  bool moved = false;
+  bool worked = false;
   std::unique_ptr<Request> request;
-  Status status = lane_.Progress(Now(), &request, &moved);
+  Status status = lane_.Progress(Now(), &request, &worked);
   if (!status.ok()) {
     endpoint_.Break(status);
     return true;
   }
-  if (request == nullptr) return moved;
+  if (request == nullptr) return worked;
   num_run_.fetch_add(1, std::memory_order_relaxed);
   Decision decision;
   if (request->announcement.kind == DDL_ALL_GATHER) {
-    decision.rows.assign(static_cast<size_t>(endpoint_.size()),
-                         request->announcement.rows);  // as all ranks have posted
+    // All ranks have posted the same.
+    decision.rows.assign(static_cast<size_t>(endpoint_.size()), request->announcement.rows);
   }
   const double started = Trace::Stamp();
   status = endpoint_.Run(*request, decision);
@@ -110,50 +109,48 @@ bool PlannedQueue::Progress() {
   return true;
 }
 
-bool PlannedQueue::CheckUnbroken() {
-  if (!CheckHealth()) return false;
+void PlannedQueue::CheckDeadlines() {
   if (lane_.HasLost()) {
     Close("a rank has left");
-    return false;
+    return;
   }
   const double since = lane_.waits_since();
   if (since == 0) {
     warn_after_ = endpoint_.warn_after_s();
-    return false;
+    return;
   }
   const double waited = Now() - since;
   const bool fails = endpoint_.deadline_s() > 0 && waited > endpoint_.deadline_s();
-  if (!fails && (warn_after_ <= 0 || waited <= warn_after_)) return false;
+  if (!fails && (warn_after_ <= 0 || waited <= warn_after_)) return;
   const std::string waits = (lane_.posted() == nullptr ? "A plan" : Label(lane_.posted()->announcement)) +
                             " has waited " + std::to_string(static_cast<int>(waited)) + " s for " +
                             lane_.DescribeMissing() + ", whose communication thread does not answer." +
                             endpoint_.DescribeSuspects();
   if (fails) {
     endpoint_.Break({DDL_DEADLINE_EXCEEDED, waits + " Raise KERAS_DDL_DEADLINE_SECONDS if it is only slow."});
-    return false;
+    return;
   }
   warn_after_ = 2 * waited;
   if (endpoint_.WarnsForGroup(waited)) endpoint_.Warn(waits + endpoint_.DescribeDeadline());
-  return false;
 }
 
-void PlannedQueue::Close(const std::string& why) {
+void PlannedQueue::Close(const std::string& reason) {
   if (!endpoint_.broken().ok()) return;
-  endpoint_.SetBroken({DDL_UNAVAILABLE, why});
-  lane_.runs().DemoteAll();
-  const std::string text = EncodeText(MessageType::kLeave, why);
+  endpoint_.SetBroken({DDL_UNAVAILABLE, reason});
+  lane_.runs().FallBackAll();
+  const std::string text = EncodeText(MessageType::kLeave, reason);
   for (int rank = 1; endpoint_.rank() == 0 && rank < endpoint_.size(); ++rank) {
     if (!endpoint_.left(rank)) endpoint_.channel().Send(rank, text);
   }
 }
 
 void PlannedQueue::Fail(const Status& status) {
-  // What came during the collective that failed must not wait for another deadline elsewhere.
+  // What was submitted during the collective that failed must not wait for another deadline in the fallback.
   TakeSubmissions();
   for (auto& request : lane_.runs().TakeAll()) Finish(*request, WithPendingRequest(status, request->announcement));
 }
 
-std::string PlannedQueue::Promised() const {
+std::string PlannedQueue::DescribePromised() const {
   const Request* const posted = endpoint_.broken().ok() ? lane_.posted() : nullptr;
   return posted == nullptr ? "" : Label(posted->announcement);
 }

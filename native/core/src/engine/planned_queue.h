@@ -1,5 +1,5 @@
 // PlannedQueue: runs the collectives of plans in the order of the plan, without asking rank 0. Ranks agree by what they
-// post (plan_lane.h); what does not follow its plan is demoted: it goes to the coordinated queue of the same ranks.
+// post (plan_lane.h); what does not follow its plan falls back to the coordinated queue of the same ranks.
 //
 // Its endpoint, hence thread, memory and messages, are apart from those of the coordinated queue, so what is planned
 // and what the coordinator has decided never wait for each other.
@@ -18,22 +18,22 @@ namespace ddl {
 
 class PlannedQueue : public Queue {
  public:
-  // `demoted_to` must outlive this.
-  PlannedQueue(Endpoint& endpoint, Submissions& demoted_to);
+  // `fallback`: the submissions of the coordinated queue. It must outlive this.
+  PlannedQueue(Endpoint& endpoint, Submissions& fallback);
 
   // Any thread.
   void Submit(std::unique_ptr<Request> request);
-  // Any thread. This one has run elsewhere, on all ranks.
+  // Any thread. The collective at `place` has run inline, on all ranks.
   void Skip(const PlanPlace& place);
-  // Any thread. When a rank fails: see PlanLane::Hurry and Resume.
-  void Hurry();
+  // Any thread. When a rank fails: see PlanLane::Suspend and Resume.
+  void Suspend();
   void Resume();
   bool HasOutstanding() { return submissions_.HasOutstanding(); }
   // Any thread. Whether small data waits here, which must not be overtaken by later small data inline.
   bool HasSmall() const { return num_small_.load(std::memory_order_relaxed) > 0; }
-  // Any thread. Collectives that have run here, and that were demoted.
+  // Any thread. Collectives that have run here, and that fell back.
   uint64_t num_run() const { return num_run_; }
-  uint64_t num_demoted() const { return num_demoted_; }
+  uint64_t num_fallbacks() const { return num_fallbacks_; }
 
   bool Progress() override;
   bool AnyPending() const override { return !lane_.runs().empty(); }
@@ -43,24 +43,24 @@ class PlannedQueue : public Queue {
  protected:
   void Add(std::unique_ptr<Request> request) override;
   void Handle(int peer, const std::string& bytes) override;
-  bool CheckUnbroken() override;
+  void CheckDeadlines() override;
   void Fail(const Status& status) override;
-  std::string Promised() const override;
+  std::string DescribePromised() const override;
   void Cancel() override { lane_.Cancel(); }
   void Finish(const Request& request, const Status& status) override;
 
  private:
-  void Demote(std::unique_ptr<Request> request);
-  // Some rank has left: what is submitted from now on is demoted.
-  void Close(const std::string& why);
+  void FallBack(std::unique_ptr<Request> request);
+  // Some rank has left: what is submitted from now on falls back.
+  void Close(const std::string& reason);
 
-  Submissions& demoted_to_;
+  Submissions& fallback_;
   PlanLane lane_;
   double warn_after_ = 0;
-  std::atomic<bool> hurries_{false};  // a rank has failed
-  std::atomic<int> num_small_{0};     // requests here whose data could go through a rendezvous
+  std::atomic<bool> suspended_{false};
+  std::atomic<int> num_small_{0};  // requests here whose data could go through a rendezvous
   std::atomic<uint64_t> num_run_{0};
-  std::atomic<uint64_t> num_demoted_{0};
+  std::atomic<uint64_t> num_fallbacks_{0};
 };
 
 }  // namespace ddl

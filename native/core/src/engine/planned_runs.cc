@@ -6,65 +6,68 @@
 namespace ddl {
 namespace {
 
-constexpr size_t kDemotedKept = 16;
+constexpr size_t kFallenBackKept = 16;
 
 }  // namespace
 
 bool PlannedRuns::IsOf(const Run& run, const PlanPlace& place) {
   return run.place.plan == place.plan && run.place.run == place.run && run.place.size == place.size &&
-         !run.came[place.index];
+         !run.arrived[place.index];
 }
 
 PlannedRuns::Run& PlannedRuns::RunOf(const PlanPlace& place, double now) {
-  const auto found = std::find_if(runs_.begin(), runs_.end(), [&](const Run& run) { return IsOf(run, place); });
-  if (found != runs_.end()) return *found;
+  const auto at = std::find_if(runs_.begin(), runs_.end(), [&](const Run& run) { return IsOf(run, place); });
+  if (at != runs_.end()) return *at;
   Run& made = runs_.emplace_back();
   made.place = place;
-  made.moved = now;
+  made.advanced_at = now;
   made.requests.resize(place.size);
-  made.came.resize(place.size, false);
+  made.arrived.resize(place.size, false);
   return made;
+}
+
+bool PlannedRuns::ArrivesLate(const PlanPlace& place) {
+  for (Run& run : fallen_back_) {
+    if (!IsOf(run, place)) continue;
+    run.arrived[place.index] = true;
+    return true;
+  }
+  return false;
 }
 
 void PlannedRuns::Add(std::unique_ptr<Request> request, double now) {
   const PlanPlace place = request->place;
-  const auto late = std::find_if(demoted_.begin(), demoted_.end(), [&](const Run& run) { return IsOf(run, place); });
-  if (late != demoted_.end()) {
-    late->came[place.index] = true;
+  if (ArrivesLate(place)) {
     request->ticket = ticket_;
-    demote_(std::move(request));
+    fall_back_(std::move(request));
     return;
   }
   Run& run = RunOf(place, now);
-  run.came[place.index] = true;
+  run.arrived[place.index] = true;
   run.requests[place.index] = std::move(request);
   ++run.waiting;
   Begin();
 }
 
 void PlannedRuns::Skip(const PlanPlace& place, double now) {
-  const auto late = std::find_if(demoted_.begin(), demoted_.end(), [&](const Run& run) { return IsOf(run, place); });
-  if (late != demoted_.end()) {
-    late->came[place.index] = true;
-    return;
-  }
-  RunOf(place, now).came[place.index] = true;
+  if (ArrivesLate(place)) return;
+  RunOf(place, now).arrived[place.index] = true;
   Advance(now);
 }
 
-// Passes over what was run elsewhere.
+// Passes over what has run inline.
 void PlannedRuns::Advance(double now) {
   while (!runs_.empty()) {
     Begin();
     if (runs_.empty()) return;
     Run& run = runs_.front();
-    while (run.next < run.place.size && run.came[run.next] && run.requests[run.next] == nullptr) {
+    while (run.next < run.place.size && run.arrived[run.next] && run.requests[run.next] == nullptr) {
       ++run.next;
-      run.moved = now;
+      run.advanced_at = now;
     }
     if (run.next < run.place.size) return;
     runs_.pop_front();
-    if (!runs_.empty()) runs_.front().moved = now;
+    if (!runs_.empty()) runs_.front().advanced_at = now;
   }
 }
 
@@ -74,9 +77,9 @@ void PlannedRuns::Begin() {
     const bool begins = run.number == 0;
     if (begins) run.number = ++begun_;
     const bool overtakes = begins && ticket_.use_count() > 1;
-    if (run.number > demoted_until_ && !overtakes) return;
-    passed_ = true;
-    DemoteFirst();
+    if (run.number > fall_back_until_ && !overtakes) return;
+    fell_back_by_number_ = true;
+    FallBackFirst();
   }
 }
 
@@ -95,40 +98,40 @@ std::unique_ptr<Request> PlannedRuns::Take(double now) {
   return request;
 }
 
-void PlannedRuns::DemoteFirst() {
+void PlannedRuns::FallBackFirst() {
   Run run = std::move(runs_.front());
   runs_.pop_front();
   for (auto& request : run.requests) {
     if (request == nullptr) continue;
     request->ticket = ticket_;
-    demote_(std::move(request));
+    fall_back_(std::move(request));
   }
-  if (std::all_of(run.came.begin(), run.came.end(), [](bool came) { return came; })) return;
-  demoted_.push_back(std::move(run));
-  if (demoted_.size() > kDemotedKept) demoted_.pop_front();
+  if (std::all_of(run.arrived.begin(), run.arrived.end(), [](bool arrived) { return arrived; })) return;
+  fallen_back_.push_back(std::move(run));
+  if (fallen_back_.size() > kFallenBackKept) fallen_back_.pop_front();
 }
 
-void PlannedRuns::DemoteUntil(uint64_t until, uint64_t number, bool posted) {
-  demoted_until_ = std::max(demoted_until_, until);
-  if (posted || passed_) {
+void PlannedRuns::FallBackUntil(uint64_t until, uint64_t number, bool posted) {
+  fall_back_until_ = std::max(fall_back_until_, until);
+  if (posted || fell_back_by_number_) {
     begun_ = std::max(begun_, number);
     if (!runs_.empty()) runs_.front().number = begun_;
   }
   Begin();
-  passed_ = false;
+  fell_back_by_number_ = false;
 }
 
-void PlannedRuns::DemoteStuck(double now, double patience_s) {
+void PlannedRuns::FallBackIfStuck(double now, double patience_s) {
   if (runs_.empty()) return;
   const Run& run = runs_.front();
   const bool others = run.waiting > 0 || runs_.size() > 1;
-  if (!others || run.requests[run.next] != nullptr || now - run.moved < patience_s) return;
-  DemoteFirst();
+  if (!others || run.requests[run.next] != nullptr || now - run.advanced_at < patience_s) return;
+  FallBackFirst();
   Advance(now);
 }
 
-void PlannedRuns::DemoteAll() {
-  while (!runs_.empty()) DemoteFirst();
+void PlannedRuns::FallBackAll() {
+  while (!runs_.empty()) FallBackFirst();
 }
 
 std::vector<std::unique_ptr<Request>> PlannedRuns::TakeAll() {

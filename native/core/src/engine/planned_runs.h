@@ -2,8 +2,8 @@
 // collectives of a step, equal on all ranks; a run is one step. Pure logic, of one rank: plan_lane.h makes sure that
 // all ranks do the same.
 //
-// Requests arrive in any order and are held back until those before them have run. A run that cannot go on is demoted:
-// what there is of it, and what still comes, goes to the coordinator, which matches by name.
+// Requests arrive in any order and wait here until those before them have run. A run that cannot go on falls back: its
+// requests, those that still arrive included, go to the coordinator, which matches by name.
 #ifndef KERAS_DDL_CORE_ENGINE_PLANNED_RUNS_H_
 #define KERAS_DDL_CORE_ENGINE_PLANNED_RUNS_H_
 
@@ -20,34 +20,34 @@ namespace ddl {
 
 class PlannedRuns {
  public:
-  using Demote = std::function<void(std::unique_ptr<Request>)>;
-  explicit PlannedRuns(Demote demote) : demote_(std::move(demote)) {}
+  // Passes a request on to the coordinated queue.
+  using FallBack = std::function<void(std::unique_ptr<Request>)>;
+  explicit PlannedRuns(FallBack fall_back) : fall_back_(std::move(fall_back)) {}
 
   void Add(std::unique_ptr<Request> request, double now);
-  // This one was run elsewhere, on all ranks.
+  // The collective at `place` has run inline, on all ranks.
   void Skip(const PlanPlace& place, double now);
 
-  // The request that runs next if it has come, else nullptr. `*number`: of its run; ranks that have begun equally many
-  // runs give the same one the same number.
+  // The request that runs next if it has arrived, else nullptr. `*number`: of its run; ranks that have begun equally
+  // many runs give the same one the same number.
   Request* Next(uint64_t* number);
   // Takes what Next has returned.
   std::unique_ptr<Request> Take(double now);
-  // Ranks have found out that they do not do the same: runs up to number `until` are demoted, now or when they begin.
-  // `number`: the highest that a rank has posted, which from now on is that of this rank's run, too, if it has `posted`
-  // one. If it has not, its own run may come late, and count then; or it never comes. That shows when this rank has
-  // passed over a run since the last time, and is behind all the same: then it no longer waits for it.
-  void DemoteUntil(uint64_t until, uint64_t number, bool posted);
-  // Demotes a run whose next request has not come for `patience_s`, though later ones have.
-  void DemoteStuck(double now, double patience_s);
-  // Demotes everything.
-  void DemoteAll();
+  // A round has ended without agreement: runs up to number `until` fall back, now or when they begin. `number`: the
+  // highest that a rank has posted. If this rank has `posted` a run, that run has this number from now on. If not, its
+  // run may come late, and is numbered then; or it never comes. It never does if a run of this rank has fallen back by
+  // its number since the last such round, and the rank is behind all the same: then it no longer waits for that run.
+  void FallBackUntil(uint64_t until, uint64_t number, bool posted);
+  // The first run falls back if its next request has not arrived for `patience_s`, though later ones have.
+  void FallBackIfStuck(double now, double patience_s);
+  void FallBackAll();
   // From here on runs are numbered alike on all ranks that call this equally often, however many each has begun.
   // REQUIRES: nothing waits.
   void Renumber() {
     begun_ = ++renumbered_ << 32;
-    passed_ = false;
+    fell_back_by_number_ = false;
   }
-  // Gives back everything that waits.
+  // Removes and returns everything that waits.
   std::vector<std::unique_ptr<Request>> TakeAll();
   bool empty() const { return runs_.empty(); }
 
@@ -56,27 +56,28 @@ class PlannedRuns {
     PlanPlace place;
     uint64_t number = 0;  // 0: not begun
     uint32_t next = 0;
-    uint32_t waiting = 0;  // requests held back
-    double moved = 0;      // when `next` last changed
+    uint32_t waiting = 0;    // requests that are here
+    double advanced_at = 0;  // when `next` last changed
     std::vector<std::unique_ptr<Request>> requests;
-    std::vector<bool> came;
+    std::vector<bool> arrived;
   };
   static bool IsOf(const Run& run, const PlanPlace& place);
   Run& RunOf(const PlanPlace& place, double now);
+  // Marks `place` as arrived if its run has fallen back; false: it has not.
+  bool ArrivesLate(const PlanPlace& place);
   void Advance(double now);
   void Begin();
-  // What the first run holds, and what still comes of it.
-  void DemoteFirst();
+  void FallBackFirst();
 
-  const Demote demote_;
+  const FallBack fall_back_;
   std::deque<Run> runs_;
-  std::deque<Run> demoted_;  // the last few, of which something may still come
+  std::deque<Run> fallen_back_;  // the last few with requests that have not arrived
   uint64_t begun_ = 0;
   uint64_t renumbered_ = 0;
-  uint64_t demoted_until_ = 0;
-  bool passed_ = false;  // whether a run was demoted by its number since ranks have last found out
-  // Every request that was demoted and has not ended holds a copy: what comes later under the same names must not
-  // overtake it.
+  uint64_t fall_back_until_ = 0;
+  bool fell_back_by_number_ = false;  // since the last round without agreement
+  // Every request that fell back and has not ended has a copy: what comes later under the same names must not overtake
+  // it.
   std::shared_ptr<int> ticket_ = std::make_shared<int>(0);
 };
 

@@ -33,12 +33,14 @@ bool Queue::TakeMessages() {
   return endpoint_.TakeMessages([this](int peer, const std::string& bytes) { Handle(peer, bytes); });
 }
 
-bool Queue::Check() {
-  if (endpoint_.broken().ok()) return CheckUnbroken();
+void Queue::Check() {
+  if (endpoint_.broken().ok()) {
+    if (CheckHealth()) CheckDeadlines();
+    return;
+  }
   // When rank 0 leaves, a calling thread may be in a collective with the others: keep checking on it.
   const Status health = submissions_.IsInside() ? endpoint_.Health() : Status();
   if (!health.ok()) endpoint_.PublishBroken(health);
-  return false;
 }
 
 bool Queue::CheckHealth() {
@@ -71,9 +73,9 @@ void Queue::Leave() {
   if (!failure.ok()) endpoint_.Break(failure);
   const Status closed(DDL_FAILED_PRECONDITION, "the communicator has been shut down");
   for (auto& request : late) {
-    if (request->done != nullptr) Finish(*request, closed);
+    if (!request->is_marker()) Finish(*request, closed);
   }
-  const std::string promised = Promised();
+  const std::string promised = DescribePromised();
   Fail(closed);
   // The others may already be running what this rank has announced, and would wait for it.
   if (!promised.empty()) {

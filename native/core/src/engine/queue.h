@@ -1,7 +1,7 @@
-// Queue: in which order a communication thread runs what was submitted, the same on all ranks. Two kinds:
+// Queue: decides in which order a communication thread runs what was submitted, the same on all ranks. Two kinds:
 // coordinated_queue.h, which asks rank 0, and planned_queue.h, which follows a plan.
 //
-// All methods run on the communication thread (communication_thread.h) unless they say otherwise.
+// All methods run on the communication thread (communication_thread.h) unless a comment names other threads.
 #ifndef KERAS_DDL_CORE_ENGINE_QUEUE_H_
 #define KERAS_DDL_CORE_ENGINE_QUEUE_H_
 
@@ -22,20 +22,21 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // Takes over what was submitted. False: nothing, or a calling thread is inside.
+  // Takes what was submitted. False: nothing, or a calling thread is inside.
   bool TakeSubmissions();
   // Acts on the messages that have arrived. False: none has.
   bool TakeMessages();
   // Runs what can be run, without waiting for a rank that is not ready. False: nothing was done.
   virtual bool Progress() = 0;
-  // Several times a second: checks on the other ranks, deadlines, and who must be warned. False: nothing was done.
-  bool Check();
-  // Leaves in an orderly way: fails what is pending, and tells the others. The last call.
+  // Several times a second: whether the other ranks are alive, deadlines, and who must be warned. May break the
+  // communicator.
+  void Check();
+  // Leaves in an orderly way: fails what is pending, and notifies the others. The last call.
   void Leave();
 
   // Whether anything was taken and has not ended.
   virtual bool AnyPending() const = 0;
-  // Whether something is usually a microsecond away.
+  // Whether there is usually something to do within microseconds, so that spinning is worth it.
   virtual bool ExpectsSoon() const = 0;
   // How long the thread may sleep unless its bell rings, in microseconds. `idle_s`: for how long it had nothing to do.
   virtual int64_t SleepUs(double idle_s) const = 0;
@@ -43,15 +44,15 @@ class Queue {
  protected:
   virtual void Add(std::unique_ptr<Request> request) = 0;
   virtual void Handle(int peer, const std::string& bytes) = 0;
-  // REQUIRES: the communicator is not broken. May break it.
-  virtual bool CheckUnbroken() = 0;
+  // The queue's part of Check. REQUIRES: the communicator is not broken.
+  virtual void CheckDeadlines() = 0;
   // Fails everything pending.
   virtual void Fail(const Status& status) = 0;
-  // What this rank has promised to run and has not, in words; "" for nothing.
-  virtual std::string Promised() const = 0;
-  // Sends what other ranks must still get from this one, which leaves and is not broken.
+  // A collective that this rank has announced or posted and has not run, for people; "" for none.
+  virtual std::string DescribePromised() const = 0;
+  // Before leaving an unbroken communicator: sends what other ranks still need from this one.
   virtual void SendLast() {}
-  // Cancels messages in flight that are not the endpoint's.
+  // Cancels messages in flight other than the endpoint's.
   virtual void Cancel() {}
   // Ends a request that was submitted here.
   virtual void Finish(const Request& request, const Status& status);
@@ -60,7 +61,7 @@ class Queue {
   bool CheckHealth();
   // The status for a request that could not run: `status`, with the request named in the message.
   static Status WithPendingRequest(const Status& status, const Announcement& announcement);
-  // For messages that ring no bell: rarer the longer nothing happens.
+  // The sleep between two polls for messages that ring no bell: the longer, the longer nothing has happened.
   static int64_t PollUs(double idle_s);
 
   Endpoint& endpoint_;

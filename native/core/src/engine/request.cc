@@ -96,7 +96,7 @@ Status Validate(const ddl_request& request, int size) {
                   std::to_string(request.num_buffers) + " buffer(s), " + std::to_string(request.rows) + " rows of " +
                       std::to_string(request.row_count));
   }
-  // Whether they add up is for the coordinator to say, to all ranks.
+  // Whether they add up is checked by the coordinator, which fails it on all ranks.
   if (request.kind == DDL_ALL_TO_ALL && request.splits == nullptr) {
     return refuse("splits: a number of rows for each rank.", "none");
   }
@@ -116,7 +116,7 @@ Status Validate(const ddl_request& request, int size) {
                         OpName(static_cast<ddl_op>(request.op)));
     }
     if ((request.flags & DDL_FLAG_PLAIN_MPI) != 0) {
-      return refuse("compression: not with mpi, which sends what it is given.", "both");
+      return refuse("compression: not with mpi, which sends the data as it is.", "both");
     }
   }
   if ((request.flags & DDL_FLAG_CHECK) != 0 && !(request.tolerance >= 0)) {

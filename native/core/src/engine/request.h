@@ -13,7 +13,7 @@
 
 namespace ddl {
 
-// Where a request stands in a plan: collective `index` of `size` of it.
+// The place of a request in a plan: collective `index` of `size`.
 struct PlanPlace {
   uint64_t plan = 0;  // a hash of all its collectives
   uint64_t run = 0;   // equal within one run of it; the next differs, or repeats an index
@@ -33,15 +33,17 @@ struct Request {
   double announced = 0;  // the same, to the coordinator
   PlanPlace place;
   bool small = false;                   // planned, and its data could go through a rendezvous
-  mutable std::shared_ptr<int> ticket;  // see PlannedRuns; given back when the request is done
+  mutable std::shared_ptr<int> ticket;  // see PlannedRuns; released when the request is done
 
-  // Enters into the trace what began at `started` and ends now; see Trace::Collective.
+  // Whether it is an instruction to a queue at this point of the submissions, and no collective.
+  bool is_marker() const { return done == nullptr; }
+  // Adds to the trace the run that began at `started` and ends now; see Trace::Collective.
   void TraceRun(double agreed, double started, int code) const;
   // Copies everything from `from`; `submitted` is left alone. `size`: ranks of the communicator.
   void Describe(const ddl_request& from, int size);
 };
 
-// What all ranks must say alike about it.
+// What must be equal on all ranks.
 Terms TermsOf(const ddl_request& request);
 
 uint64_t BytesOf(const ddl_request& request);

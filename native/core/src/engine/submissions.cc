@@ -22,10 +22,10 @@ void Submissions::Submit(std::unique_ptr<Request> request) {
   }
 }
 
-void Submissions::Mark(std::unique_ptr<Request> mark, bool wakes) {
+void Submissions::SubmitMarker(std::unique_ptr<Request> marker, bool wakes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (stop_) return;
-  submitted_.push_back(std::move(mark));
+  submitted_.push_back(std::move(marker));
   if (wakes || OwnBlock(memory_).outstanding.load(std::memory_order_relaxed) > 0) RingBell(memory_.own());
 }
 

@@ -1,6 +1,6 @@
-// Submissions: hands requests from the threads that submit them to the communication thread, and keeps the memory of
-// the group for one of them at a time: either the communication thread takes requests, or one calling thread is inside
-// (inline_path.h).
+// Submissions: hands requests from the threads that submit them to the communication thread, and lets one thread at a
+// time use the memory of the group: either the communication thread, which takes requests, or one calling thread that
+// is inside (inline_path.h).
 //
 // Why that suffices: a calling thread enters only when nothing of its rank is outstanding, and nothing is taken, hence
 // announced, before it has left. A collective is decided when every rank has announced it: hence before any rank's
@@ -27,24 +27,24 @@ class Submissions {
 
   // Any thread. Hands `request` over and wakes the communication thread; once stopped, fails it instead.
   void Submit(std::unique_ptr<Request> request);
-  // Any thread. Adds a mark among the requests, which is nothing to wait for: a request without `done`. `wakes`:
-  // always; else only when something is outstanding.
-  void Mark(std::unique_ptr<Request> mark, bool wakes);
+  // Any thread. Hands over a marker (Request::is_marker), which does not count as outstanding. Wakes the communication
+  // thread if `wakes` or if something is outstanding.
+  void SubmitMarker(std::unique_ptr<Request> marker, bool wakes);
   // Any thread. Wakes the communication thread.
   void Ring();
   // Any thread. Whether a submitted request has not ended yet.
   bool HasOutstanding();
 
-  // A calling thread that would use the group's memory. Enter: false when it must not. Leave: `failure` other than OK
-  // says that the ranks are out of step; the communication thread then breaks the communicator.
+  // Begin and end a calling thread's use of the group's memory. Enter: false when it must not. Leave: `failure` other
+  // than OK means that the ranks are out of step; the communication thread then breaks the communicator.
   bool Enter();
   void Leave(const Status& failure);
 
   // The communication thread. Takes what was submitted, in order, and the failure of a calling thread. False: a calling
   // thread is inside, which rings when it leaves.
   bool Take(std::vector<std::unique_ptr<Request>>* requests, Status* failure);
-  // A request that was submitted here has ended, or goes elsewhere. Call it before whoever waits for the request knows:
-  // that thread may enter at once.
+  // A request that was submitted here has ended, or goes to another queue. Call it before its `done`: the thread that
+  // waits for the request may enter at once.
   void CountEnded();
   bool IsInside();
   // From now on no calling thread enters.

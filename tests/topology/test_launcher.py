@@ -1,6 +1,6 @@
 import pytest
 
-from keras_ddl import config
+from keras_ddl.topology import launcher
 
 
 @pytest.mark.parametrize(
@@ -19,22 +19,22 @@ from keras_ddl import config
     ],
 )
 def test_launcher_is_recognised_by_its_variables(environ, expected):
-    found = config.launcher(environ)
+    found = launcher.find_launcher(environ)
     assert (found and (found.name, found.rank, found.size)) == expected
 
 
 def test_launcher_ignores_the_script_of_sbatch_and_the_shell_of_salloc():
     environ = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
-    assert config.launcher(environ) is None
-    assert config.allocation_size(environ) == 4
+    assert launcher.find_launcher(environ) is None
+    assert launcher.allocation_size(environ) == 4
 
 
 def test_allocation_size_is_none_outside_of_slurm():
-    assert config.allocation_size({"SLURM_NTASKS": "4"}) is None
+    assert launcher.allocation_size({"SLURM_NTASKS": "4"}) is None
 
 
 def test_host_key_is_equal_within_a_host_and_starts_with_its_name():
     import socket
 
-    assert config.host_key() == config.host_key()
-    assert config.host_key().startswith(socket.gethostname())
+    assert launcher.host_key() == launcher.host_key()
+    assert launcher.host_key().startswith(socket.gethostname())

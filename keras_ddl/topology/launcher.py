@@ -1,0 +1,82 @@
+"""Reads which launcher started this process, before the ranks are connected; afterwards the communicator counts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_ddl import config
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The launcher that started this process, and the rank that it assigned.
+
+    Attributes:
+        size: number of ranks; None if unknown.
+        directory: of the ranks' sockets, if all are on one host without MPI.
+    """
+
+    name: str
+    rank: int
+    size: int | None
+    directory: str | None = None
+
+
+# Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
+# set it as well, and it has no variable for the size.
+_LAUNCHERS = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE"),
+    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    # srun's tasks only: the shell of salloc and the script of sbatch have SLURM_NTASKS, but no step.
+    ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("PMIx", "PMIX_RANK", ""),
+)
+# An mpirun sets one of these. Our launcher removes them for its ranks, but a rank may itself start an mpirun.
+_OF_AN_MPIRUN = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+
+
+def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
+    """Returns the launcher that started this process as a rank; None without one."""
+    if not any(name in environ for name in _OF_AN_MPIRUN) and (own := config.get("HOST_RANK", environ)):
+        return Launcher("keras-ddl run", *own)
+    for name, rank_variable, size_variable in _LAUNCHERS:
+        rank, size = _integer(environ, rank_variable), _integer(environ, size_variable)
+        if rank is not None and (size is not None or not size_variable):
+            return Launcher(name, rank, size)
+    return None
+
+
+def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Returns the number of tasks of the Slurm allocation around a process without a launcher; None outside of one.
+
+    More than 1 means that the script was probably meant to run on several ranks.
+    """
+    if "SLURM_JOB_ID" not in environ and "SLURM_JOBID" not in environ:
+        return None
+    return _integer(environ, "SLURM_NTASKS")
+
+
+def host_key() -> str:
+    """Returns a string that is equal exactly for processes that can share memory: one kernel, host name and IPC space.
+
+    The boot id distinguishes machines of equal names; the IPC namespace distinguishes containers.
+    """
+    parts = [socket.gethostname()]
+    try:
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/ipc").readlink()))
+    except OSError:
+        pass  # not Linux, or a hardened /proc: only the host name
+    return " ".join(parts)
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(environ[name])
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,88 @@
+"""What Python copies from native/ (numbers, structs, tables) is equal to the original, read from the sources."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from keras_ddl import errors
+from keras_ddl.communicator import native_library, requests
+from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.cost_model import all_reduce
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+CONTRACT = "core/include/ddl.h"
+
+
+def matches(path, pattern):
+    return re.findall(pattern, re.sub(r"//.*", "", (NATIVE / path).read_text(encoding="utf-8")), re.DOTALL)
+
+
+def numbers(name):
+    """name in lower case -> number, of an enum of ddl.h."""
+    (body,) = matches(CONTRACT, rf"typedef enum {name} \{{(.*?)\}} {name};")
+    constants = re.findall(r"DDL_(\w+) = (\d+)", body)
+    return {constant.lower(): int(number) for constant, number in constants if not constant.startswith("NUM_")}
+
+
+def test_dtypes_are_numbered_as_in_the_contract():
+    assert numbers("ddl_dtype") == DTYPES
+
+
+def test_dtypes_are_named_as_in_the_native_table():
+    rows = matches("common/dtypes.h", r'X\(DDL_(\w+), "(\w+)", [\w:]+\)')
+    assert [name for _, name in rows] == list(DTYPES)
+    assert all(constant == name.upper() for constant, name in rows)
+
+
+def test_dtypes_of_the_tensorflow_ops_are_all_of_them():
+    pairs = matches("tf/attributes.cc", r"\{TF_\w+, DDL_(\w+)\}")
+    assert sorted(name.lower() for name in pairs) == sorted(DTYPES)
+    (listed,) = matches("tf/registration.cc", r'"T: \{([^}]*)\}"')
+    spelled = {"half": "float16", "float": "float32", "double": "float64"}
+    assert sorted(spelled.get(name, name) for name in listed.split(", ")) == sorted(DTYPES)
+
+
+def test_requests_are_numbered_as_in_the_contract():
+    assert {name: getattr(requests, name.upper()) for name in numbers("ddl_kind")} == numbers("ddl_kind")
+    ops = numbers("ddl_op")
+    assert ops.pop("adasum") not in requests.OPS.values()  # of TensorFlow's ops only
+    assert ops | {"avg": ops["mean"]} == requests.OPS
+    compressions = {name.removeprefix("compression_"): number for name, number in numbers("ddl_compression").items()}
+    assert {str(name).lower(): number for name, number in requests.COMPRESSIONS.items()} == compressions
+    flags = matches(CONTRACT, r"#define DDL_(FLAG_\w+) (\d+)u")
+    assert len(flags) == 6
+    assert {name: getattr(requests, name) for name, _ in flags} == {name: int(bits) for name, bits in flags}
+
+
+def test_codes_and_version_are_those_of_the_contract():
+    codes = numbers("ddl_code")
+    assert codes["deadline_exceeded"] == native_library.DEADLINE_EXCEEDED
+    assert codes["failed_precondition"] == native_library.FAILED_PRECONDITION
+    kinds = {name: type(errors.from_code(code, "")) for name, code in codes.items() if name not in ("ok", "internal")}
+    assert errors.CollectiveError not in kinds.values()
+    assert kinds["unavailable"] is kinds["aborted"] is errors.RankLostError
+    assert kinds["invalid_argument"] is errors.ConfigError
+    (version,) = matches(CONTRACT, r"#define DDL_ABI_VERSION (\d+)")
+    assert int(version) == native_library.ABI_VERSION
+
+
+@pytest.mark.parametrize("name", ["Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options"])
+def test_structs_have_the_fields_of_the_contract(name):
+    struct = f"ddl_{name.lower()}"
+    (body,) = matches(CONTRACT, rf"typedef struct {struct} \{{(.*?)\}} {struct};")
+    declared = [re.search(r"\(\*(\w+)\)|(\w+)(?:\[\d+\])?$", each.strip()) for each in body.split(";")[:-1]]
+    fields = [field for field, _ in getattr(native_library, name)._fields_ if field != "functions"]
+    if name == "Transport":
+        fields += [field for field, _ in native_library.TransportFunctions._fields_]
+    renamed = {"input": "in", "output": "out"}  # `in` is a keyword of Python
+    assert [renamed.get(field, field) for field in fields] == [each[1] or each[2] for each in declared]
+
+
+def test_the_cost_model_cuts_messages_as_the_engine_does():
+    (message,) = matches("core/src/net/wire.h", r"kWireMessageBytes = uint64_t\{(\d+)\} \* 1024;")
+    header = "core/src/hierarchy/hierarchical_collectives.h"
+    (shard,) = matches(header, r"kLargestShardBytes = (\d+) \* 1024 \* 1024;")
+    (blocks,) = matches(header, r"kBlocks = (\d+);")
+    engine = [int(message) << 10, int(shard) << 20, int(blocks)]
+    assert engine == [all_reduce.MESSAGE_BYTES, all_reduce.LARGEST_SHARD_BYTES, all_reduce.BLOCKS_AHEAD]
