@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from keras_ddl import communicator
 from keras_ddl.communicator.started import Started
@@ -34,6 +34,7 @@ from keras_ddl.errors import (
     RankMismatchError,
     StepCancelledError,
 )
+from keras_ddl.strategy.step.cut_step import CutStep
 
 _LOOK_SECONDS = 0.05
 # What all ranks raise by themselves, or what leaves nobody to agree with.
@@ -49,23 +50,30 @@ _starting = threading.Lock()
 _watching = False
 
 
-class Undo(Protocol):
-    """What a failed call leaves on each rank, and how that is put right before anything is raised."""
+class Caller:
+    """Base of what calls a step on all ranks. What a failed call leaves there is put right before anything is raised:
+    variables have their values of before, and traces that not all ranks have are forgotten.
+    """
+
+    def __init__(self, cut_step: CutStep) -> None:
+        self.cut_step = cut_step
+        self._traces_before = 0
 
     def may_have_traced(self, is_python: bool) -> bool:
         """Whether this call has traced, or was doing so when it failed. `is_python`: with an error of Python code."""
-
-    def restore(self) -> None:
-        """Gives back their values to variables that the call has written."""
+        return self.cut_step.traces != self._traces_before
 
     def forget_traces(self) -> None:
         """Forgets what was traced: a rank has failed before its graph ran, and ranks trace together."""
+        self.cut_step.forget_traces()
+
+    def together(self, call: Callable[[], _T]) -> _T:
+        """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
+        self._traces_before = self.cut_step.traces
+        return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
 
 
-def together(call: Callable[[], _T], undo: Undo) -> _T:
-    """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
-    if _in_call.get() or communicator.size() == 1:
-        return call()
+def _together(call: Callable[[], _T], caller: Caller) -> _T:
     under_way = _Call(_manager())
     _watch()
     _calls.append(under_way)
@@ -75,7 +83,7 @@ def together(call: Callable[[], _T], undo: Undo) -> _T:
     except Exception as error:
         if under_way.end() and isinstance(error, _ENDS):
             raise
-        raised = _agree(under_way, error, undo)
+        raised = _agree(under_way, error, caller)
         if raised is error:
             raise
         raise raised from (None if isinstance(error, StepCancelledError) else error)
@@ -119,8 +127,7 @@ class _Call:
 
     def alarm(self) -> Started:
         """Returns the alarm, raised now if it was not."""
-        if self._alarm is None:
-            self._alarm = communicator.communicator_of(None).start_alarm()
+        self._alarm = self._alarm or communicator.communicator_of(None).start_alarm()
         return self._alarm
 
 
@@ -153,9 +160,9 @@ class _Report:
     in_tracing: bool
 
 
-def _agree(call: _Call, error: Exception, undo: Undo) -> Exception:
+def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     """Returns what this rank raises."""
-    undo.restore()
+    caller.cut_step.restore()
     if isinstance(error, _OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
         return error
     comm = communicator.communicator_of(None)
@@ -165,30 +172,27 @@ def _agree(call: _Call, error: Exception, undo: Undo) -> Exception:
         problem = alarm.error()
         if problem is not None:
             raise problem
-        reports: list[_Report] = comm.come_together(_report(error, undo))
+        reports: list[_Report] = comm.come_together(_report(error, caller))
     except KerasDdlError as problem:  # nobody to agree with
         return problem if isinstance(error, StepCancelledError) else error
     if any(each.in_tracing for each in reports):
-        undo.forget_traces()
+        caller.forget_traces()
     rank = next((r for r, each in enumerate(reports) if each.kind is not None), None)
     if rank is None or rank == comm.rank or reports[rank] == reports[comm.rank]:
         return error
     return _of_rank(rank, reports[rank])
 
 
-def _report(error: Exception, undo: Undo) -> _Report:
+def _report(error: Exception, caller: Caller) -> _Report:
     if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # TensorFlow's, of what had not begun
-        return _Report(None, "", undo.may_have_traced(is_python=False))
+        return _Report(None, "", caller.may_have_traced(is_python=False))
     try:
         kind = pickle.dumps(type(error))
     except Exception:  # a class of a function
         kind = b""
-    # What a graph raises while it runs is TensorFlow's.
-    return _Report(kind, _text(error), undo.may_have_traced(is_python=not isinstance(error, tf.errors.OpError)))
-
-
-def _text(error: Exception) -> str:
-    return (error.message or "") if isinstance(error, tf.errors.OpError) else str(error)
+    if isinstance(error, tf.errors.OpError):  # by a graph while it runs
+        return _Report(kind, error.message or "", caller.may_have_traced(is_python=False))
+    return _Report(kind, str(error), caller.may_have_traced(is_python=True))
 
 
 def _of_rank(rank: int, report: _Report) -> Exception:
