@@ -55,7 +55,7 @@ def running(model: Any) -> Iterator[Fit]:
     """Inside, `of(model)` is the fit that is yielded."""
     fit = Fit(model)
     try:
-        with fit.running():
+        with fit.entered():
             yield fit
     finally:
         if fit.resumed_at is not None:

@@ -21,8 +21,8 @@ class TrainerCall:
 
     model: Any
 
-    def running(self) -> AbstractContextManager[None]:
-        """Returns the context in which this call runs, the innermost on this thread."""
+    def entered(self) -> AbstractContextManager[None]:
+        """Returns the context in which this call runs, as the innermost on this thread."""
         return setting(_running, (*_running.get(), self))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 keras = pytest.importorskip("keras")
 
+from keras_ddl.strategy import fits, trainer_calls  # noqa: E402
 from keras_ddl.strategy.keras_patches.step_functions import name_of_step  # noqa: E402
 from keras_ddl.strategy.step.execution import Execution  # noqa: E402
 from keras_ddl.strategy.step.keras_step import execution_of  # noqa: E402
@@ -50,7 +51,7 @@ def test_whatever_keras_runs_in_its_call_is_its_step_and_nothing_within_that_ste
         return model.predict_step(data)
 
     execution = Execution(model, "predict_step")
-    with execution.running():
+    with execution.entered():
         assert execution_of(wrapped) is execution
         with as_one_process():  # the program's code, which may call Strategy.run
             assert execution_of(wrapped) is None
@@ -60,6 +61,17 @@ def test_whatever_keras_runs_in_its_call_is_its_step_and_nothing_within_that_ste
         thread.join()
         assert in_thread == [None]
     assert execution_of(wrapped) is None
+
+
+def test_the_fit_of_a_model_is_known_in_all_calls_within_it_and_to_no_other_model(model):
+    other = Model()
+    with fits.running(model) as fit:
+        with trainer_calls.Loop(model, "evaluate").entered(), Execution(model, "test_step").entered():
+            assert fits.of(model) is fit and fits.of(other) is None
+            with fits.running(other) as inner:
+                assert (fits.of(model), fits.of(other)) == (fit, inner)
+        assert trainer_calls.innermost() is fit
+    assert fits.of(model) is None and not fits.any_is_running()
 
 
 def test_step_functions_of_any_name_are_what_the_model_has_them_for(model):

@@ -1,7 +1,7 @@
-"""What a model on several ranks has as its train_function, test_function and predict_function.
+"""The train_function, test_function and predict_function of a model on several ranks.
 
-Keras's loops call it for each execution of one or more steps. It finds the `Execution` for the batches at hand, whose
-function Keras has made for them, and runs it: Keras's code then calls `Strategy.run` for each step.
+Keras's loops call such a function for each execution of one or more steps. It chooses the `Execution` for the batches
+at hand and runs it: a function that Keras has made for such batches, which calls `Strategy.run` for each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller
 
 
-class _StepFunction(Caller):
+class _KerasFunction(Caller):
     """The executions of one step of a model: "train_step" | "test_step" | "predict_step"."""
 
     def __init__(self, model: Any, step: str, strategy: StrategyInterface) -> None:
@@ -56,7 +56,7 @@ class _StepFunction(Caller):
         self._executions.clear()
 
 
-class IteratorFunction(_StepFunction):
+class IteratorFunction(_KerasFunction):
     """A train_function or test_function: executes steps on an iterator of batches.
 
     Args:
@@ -67,11 +67,11 @@ class IteratorFunction(_StepFunction):
     def __init__(self, model: Any, program_step: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
         super().__init__(model, name_of_step(model, program_step), strategy)
         self._program_step, self._make = program_step, make
-        # By iterator: its execution, and the iterator to run it on; None: itself, of which this must not be the owner.
-        self._of_iterators: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
+        # By iterator: its execution, and an iterator of the types that this takes; None: the same, not to keep it.
+        self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, iterator: Any) -> Any:
-        """COLLECTIVE. iterator: of tf.data; in train_on_batch and test_on_batch a generator of one batch."""
+        """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
         try:
             return self.together(lambda: self._run(iterator))
         except tf.errors.OutOfRangeError:
@@ -84,30 +84,30 @@ class IteratorFunction(_StepFunction):
         if self._step != "test_step":
             gathered_slots.check_not_gathered(self._step, lambda: gathered_slots.slots_of(self._model))
         if isinstance(iterator, tf.data.Iterator):
-            return self._execute(*self._of_iterator(iterator))
+            return self._execute(*self._execution_on(iterator))
         batch = next(iterator)
         arrays.warn_of_equal_batches(batch, self._job.rank)
         kind = self._kinds.of(global_batch(batch, total_rows(batch)))
         return self._execute(self._execution(kind, UNKNOWN, is_single=True), batch)
 
-    def _of_iterator(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
+    def _execution_on(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
         in_fit = self._step == "train_step" and fits.of(self._model) is not None
         if in_fit:
             accumulation.begin_step(self._model, self._job.rank)
-        if iterator not in self._of_iterators:
+        if iterator not in self._by_iterator:
             spec, rows = iterator.element_spec, reading.rows_of(iterator)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
             execution = self._execution(kind, rows, accumulates_parts=in_fit)
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
-            for_all = iterator_for_all(iterator, kind, own_rows)
-            self._of_iterators[iterator] = execution, None if for_all is iterator else for_all
-        execution, other = self._of_iterators[iterator]
-        return execution, iterator if other is None else other
+            typed = iterator_for_all(iterator, kind, own_rows)
+            self._by_iterator[iterator] = execution, None if typed is iterator else typed
+        execution, typed = self._by_iterator[iterator]
+        return execution, iterator if typed is None else typed
 
     def _make_function(self, execution: Execution, batch: Any) -> Callable[[Any], Any]:
         if not execution.is_single:
             return self._make(self._model, self._program_step)
-        # As Keras's, for batches of any number of rows.
+        # As Keras's function of a batch, traced for any number of rows.
         if self._model.run_eagerly:
             return self._run_single
         function = tf.function(self._run_single, reduce_retracing=True, autograph=False)
@@ -119,18 +119,18 @@ class IteratorFunction(_StepFunction):
         return self._model.distribute_strategy.run(self._program_step, args=(batch,))
 
     def _run_without_batch(self, iterator: Any) -> None:
-        """The data has ended. In one process that shows in the graph of the step, of which a part has run by then."""
-        if iterator in self._of_iterators and self._model.steps_per_execution == 1 and not self._model.run_eagerly:
-            kind = self._of_iterators[iterator][0].kind
+        """Runs what one process has run of the step's graph when it finds in it that the data has ended."""
+        if iterator in self._by_iterator and self._model.steps_per_execution == 1 and not self._model.run_eagerly:
+            kind = self._by_iterator[iterator][0].kind
             if kind is not None and 0 in kind.traces:
                 self.cut_step.run_without_batch(kind.traces[0])
 
     def forget_traces(self) -> None:
         super().forget_traces()
-        self._of_iterators.clear()
+        self._by_iterator.clear()
 
 
-class PredictFunction(_StepFunction):
+class PredictFunction(_KerasFunction):
     """A predict_function: executes steps on a list of batches. `make`: Keras's `make_predict_function`."""
 
     def __init__(self, model: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
@@ -139,7 +139,7 @@ class PredictFunction(_StepFunction):
         self._local = Execution(model, "predict_step", is_local=True)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        """COLLECTIVE in `predict`. In `predict_on_batch` on this rank alone: it waits for no other."""
+        """COLLECTIVE in `predict`. In `predict_on_batch` the step is this rank's alone, and waits for no other."""
         loop = trainer_calls.innermost()
         if not isinstance(loop, trainer_calls.Loop) or loop.method != "predict" or loop.model is not self._model:
             return self._execute(self._local, batches)
@@ -166,7 +166,7 @@ class PredictFunction(_StepFunction):
 
 
 def name_of_step(model: Any, function: Any) -> str:
-    """Returns which step of `model` a function is; it may be the program's own, set in place of the method."""
+    """Returns which step of `model` a function is: a program may set its own in place of the method."""
     for name in ("train_step", "test_step"):
         if function == getattr(model, name):  # bound methods are equal, and not identical
             return name

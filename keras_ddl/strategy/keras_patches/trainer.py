@@ -19,7 +19,7 @@ from keras_ddl.strategy.step import accumulation
 
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Agrees on random states before, keeps the ranks' decisions to stop together, reports errors as keras_ddl's."""
+    """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
     strategy = strategy_of(model)
     compiling.check_scope(model, strategy)
     with fits.running(model) as running:
@@ -47,7 +47,7 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
     if strategy is None:
         return original(model, *args, **kwargs)
     bound = _bind(original, model, args, kwargs, strategy.rank)
-    with order.translate_errors(), trainer_calls.Loop(model, method).running():
+    with order.translate_errors(), trainer_calls.Loop(model, method).entered():
         return original(*bound.args, **bound.kwargs)
 
 
@@ -73,7 +73,7 @@ def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: A
 
 
 def make_function(original: Callable[..., Any], model: Any, step_function: Any) -> Any:
-    """train_step and test_step are traced for batches of as many rows as one process would see (keras_step.py)."""
+    """train_function and test_function, on several ranks: the step is traced on the rows that one process would see."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         return original(model, step_function)
@@ -81,7 +81,7 @@ def make_function(original: Callable[..., Any], model: Any, step_function: Any) 
 
 
 def make_predict_function(original: Callable[..., Any], model: Any, force: Any = False) -> None:
-    """As `make_function`, for predict_step."""
+    """As `make_function`, for predict_function."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
         original(model, force)

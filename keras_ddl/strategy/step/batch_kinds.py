@@ -1,9 +1,9 @@
 """Kinds of global batches: for each, one process traces a step once, and so do the ranks.
 
-Keras gives its steps to `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether a trace
-serves it or another is made. The rows of a rank would decide otherwise than those of the global batch: the program's
-Python would run more or less often than in one process, and kernels that count what they have drawn would begin anew.
-So the same decision is made here for global batches, the same on all ranks.
+Keras wraps its steps in `tf.function(reduce_retracing=True)`, which decides by the types of a batch whether an earlier
+trace serves it. By the types of a rank's rows it would decide otherwise than by those of the global batch: the
+program's Python would run more or less often than in one process, and kernels that count what they have drawn would
+begin anew. So the same decision is made here for global batches, alike on all ranks.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Execution(TrainerCall):
 
         In it only Keras calls `Strategy.run`: the program's code runs as in one process (tracing.py).
         """
-        with self.running(), order.translate_errors():
+        with self.entered(), order.translate_errors():
             self.steps_traced = 0
             if self._function is None:
                 self._function = make_function(self, data)

@@ -1,12 +1,12 @@
-"""A call that fails on one rank fails on all of them, with that rank's error.
+"""A call of a step that fails on one rank fails on all of them, with that rank's error.
 
-All ranks make the same calls of steps. When one raises, it cancels the collectives of the others (an alarm), so that
-their calls also fail. Then all come together, exchange their errors, and raise that of the lowest rank that had one of
-its own. Nothing of the failed calls is pending any more, and the program may catch the error and go on.
+All ranks make the same calls of steps. A rank whose call raises cancels the collectives of the others (an alarm), so
+that their calls fail as well. Then all ranks exchange their errors, and raise that of the lowest rank that had one of
+its own. No collective of the failed calls is pending then, and the program may catch the error and continue.
 
-A graph does not end before the collectives that it has started: they may wait for ranks that wait for others of this
-rank, which will never start. So a thread looks now and then whether TensorFlow has cancelled a graph that still runs,
-and raises the alarm.
+A graph ends only when the collectives that it has started end. They may wait for ranks that wait for other collectives,
+which this rank will never start. So a thread checks now and then whether TensorFlow has cancelled a graph that still
+runs, and raises the alarm.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from keras_ddl.errors import (
 )
 from keras_ddl.strategy.step.cut_step import CutStep
 
-_LOOK_SECONDS = 0.05
-# What all ranks raise by themselves, or what leaves nobody to agree with.
+_CHECK_SECONDS = 0.05
+# Errors that all ranks raise by themselves, or after which no rank is left to agree with.
 _OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # The end of the data, which all ranks reach together.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
@@ -51,8 +51,8 @@ _watching = False
 
 
 class Caller:
-    """Base of what calls a step on all ranks. What a failed call leaves there is put right before anything is raised:
-    variables have their values of before, and traces that not all ranks have are forgotten.
+    """Base of what calls one step on all ranks. Before a failed call raises, variables that it has written are
+    restored, and traces that not all ranks have are forgotten.
     """
 
     def __init__(self, cut_step: CutStep) -> None:
@@ -109,18 +109,18 @@ class _Call:
         self._alarm: Started | None = None
         self._ended = self._was_cancelled = False
 
-    def look(self) -> None:
-        """Raises the alarm where a graph has failed and does not end. From a thread of its own."""
+    def check(self) -> None:
+        """Raises the alarm if a graph has failed and does not end. Called by the watching thread."""
         if not self.manager.is_cancelled:
             return
-        if self._was_cancelled:  # for a while: it does not end by itself
+        if self._was_cancelled:  # at the last check already: it does not end by itself
             with self._lock:
                 if not self._ended and self._alarm is None:
                     self._alarm = communicator.communicator_of(None).start_alarm()
         self._was_cancelled = True
 
     def end(self) -> bool:
-        """No alarm is raised from now on but by `alarm`; returns whether none was."""
+        """Ends the checks. Returns whether no alarm was raised."""
         with self._lock:
             self._ended = True
             return self._alarm is None
@@ -138,22 +138,22 @@ def _watch() -> None:
     with _starting:
         if not _watching:
             _watching = True
-            threading.Thread(target=_look, name="keras_ddl-steps", daemon=True).start()
+            threading.Thread(target=_check_calls, name="keras_ddl-steps", daemon=True).start()
 
 
-def _look() -> None:
+def _check_calls() -> None:
     while True:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_CHECK_SECONDS)
         for call in tuple(_calls):
             try:
-                call.look()
+                call.check()
             except KerasDdlError:  # the communicator was closed
                 pass
 
 
 @dataclass
 class _Report:
-    """What a rank says of its failure. `kind`: the pickled class of its own error; None: it only missed another."""
+    """A rank's failure. `kind`: the pickled class of its own error; None: it failed only because another rank did."""
 
     kind: bytes | None
     text: str
