@@ -61,7 +61,7 @@ class InMemorySnapshots:
 
     def _copy(self) -> _Copy:
         accumulation.combine(self._model)
-        variables = map(sharded_slots.of_this_rank, _variables(self._model))
+        variables = map(sharded_slots.local_variable, _variables(self._model))
         return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in variables])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,12 +24,22 @@ from keras_ddl.data.order import KEYS
 from keras_ddl.errors import CheckpointError
 
 
-class Reading:
-    """The reading of one fit: of the EpochIterator that gives the training steps their batches."""
+class Shuffles(Protocol):
+    """The random numbers by which the ranks shuffle alike (strategy/agreement/random_state.py)."""
 
-    def __init__(self, iterator: Any, strategy: Any) -> None:
+    def shuffles_state(self) -> list[Any]: ...
+    def set_shuffles_state(self, state: list[Any]) -> None: ...
+
+
+class Reading:
+    """The reading of one fit: of the EpochIterator that gives the training steps their batches.
+
+    shuffles: of the model's Strategy; None without one.
+    """
+
+    def __init__(self, iterator: Any, shuffles: Shuffles | None) -> None:
         self.iterator = iterator
-        self.strategy = strategy
+        self._shuffles = shuffles
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
         self._ends: list[dict[str, Any]] = []  # ... before each on_epoch_end of a PyDataset, which may shuffle there
         self._target: dict[str, Any] | None = None
@@ -88,7 +98,7 @@ class Reading:
         return {
             "python": [version, list(internal), gauss],
             "numpy": [name, keys.tolist(), *rest],
-            "shuffles": self.strategy.random_state.shuffles_state() if self.strategy is not None else None,
+            "shuffles": self._shuffles.shuffles_state() if self._shuffles is not None else None,
         }
 
     def _restore(self, states: dict[str, Any]) -> None:
@@ -96,8 +106,8 @@ class Reading:
         random.setstate((version, tuple(internal), gauss))
         name, keys, *rest = states["numpy"]
         np.random.set_state((name, np.array(keys, np.uint32), *rest))
-        if self.strategy is not None and states["shuffles"] is not None:
-            self.strategy.random_state.set_shuffles_state(states["shuffles"])
+        if self._shuffles is not None and states["shuffles"] is not None:
+            self._shuffles.set_shuffles_state(states["shuffles"])
 
     # ---- earlier epochs ----------------------------------------------------------------------------------------------
 

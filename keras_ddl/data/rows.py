@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ddl import ops
+from keras_ddl import communicator, ops
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
@@ -17,36 +17,29 @@ class BatchRows:
     """What is known of the batches of a dataset before a step is traced; the same on all ranks.
 
     Attributes:
-        total: rows of each global batch. is_chunked: a rank holds those that `chunk` says.
-        is_local: a step is this rank's alone, on the rows that its caller has passed (predict_on_batch).
+        total: rows of each global batch. is_chunked: a rank has those that `chunk` says.
         of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
         spec: the element_spec of the global batches, where each rank reads all of them.
-        accumulates_parts: in a step of fit, whose ranks accumulate each their part (strategy/step/accumulation.py).
     """
 
     total: int | None = None
     is_chunked: bool = False
-    is_local: bool = False
     of_others: frozenset[int] = frozenset()
     spec: Any = None
-    accumulates_parts: bool = False
 
-    def of_kind(self, specs: Sequence[Any], *, accumulates_parts: bool = False) -> BatchRows:
+    def of_kind(self, specs: Sequence[Any]) -> BatchRows:
         """Returns the same for a kind of batches. `specs`: of their tensors."""
-        total = static_rows(list(specs))
-        return dataclasses.replace(self, total=total, spec=None, accumulates_parts=accumulates_parts)
+        return dataclasses.replace(self, total=static_rows(list(specs)), spec=None)
 
-    @property
-    def place(self) -> tuple[bool, frozenset[int], bool]:
-        """What tells graphs of a rank apart that were made of one trace."""
-        return self.is_chunked, self.of_others, self.accumulates_parts
-
-    def of_rank(self, components: int, strategy: Any) -> list[int | None]:
+    def of_rank(self, components: int, rank: int, size: int) -> list[int | None]:
         """Returns how many rows a rank has of each component, None where that is open."""
         if not self.is_chunked or self.total is None:
             return [None] * components
-        first, end = chunk(self.total, strategy.rank, strategy.size)
+        first, end = chunk(self.total, rank, size)
         return [None if place in self.of_others else end - first for place in range(components)]
+
+
+UNKNOWN = BatchRows()
 
 
 def chunk(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
@@ -106,6 +99,35 @@ def with_rows(spec: Any, rows: int | None) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
+
+
+def global_batch(batch: Any, total: int | None) -> Any:
+    """Returns type specs of the global batch, `total` rows of every tensor, in the structure of a rank's part of it.
+
+    batch: tensors, arrays, or type specs of them.
+    """
+    return tf.nest.map_structure(lambda leaf: _spec_with_rows(leaf, total), batch)
+
+
+def _spec_with_rows(leaf: Any, total: int | None) -> Any:
+    if not isinstance(leaf, tf.TypeSpec):
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            leaf = tf.type_spec_from_value(leaf)
+        elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            leaf = tf.TensorSpec(leaf.shape, leaf.dtype)
+        elif hasattr(leaf, "__array__"):
+            array = leaf.__array__()
+            leaf = tf.TensorSpec(array.shape, array.dtype)
+        else:
+            return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    return with_rows(leaf, total)
+
+
+def total_rows(batch: Any) -> int | None:
+    """Returns the rows of all ranks' parts of a batch; None if a rank has no tensor with rows. COLLECTIVE."""
+    rows = row_count(batch)
+    gathered = communicator.all_gather_object(None if rows is None else int(rows), name="keras_ddl/on_batch/rows")
+    return None if None in gathered else sum(gathered)
 
 
 def take_chunk(value: Any, rank: int, size: int) -> Any:

@@ -15,14 +15,15 @@ from keras_ddl.data import order
 from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
-from keras_ddl.strategy import cluster, keras_patches, one_per_job, settings
+from keras_ddl.strategy import cluster, keras_patches, one_per_job
 from keras_ddl.strategy.agreement.random_state import RandomState
+from keras_ddl.strategy.job import Job, Settings, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
-from keras_ddl.strategy.step.keras_step import KerasSteps, call_of
-from keras_ddl.strategy.step.tracing import is_traced
+from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
+from keras_ddl.strategy.step.tracing import sees_global_batch
 
 
 class Strategy(tf.distribute.Strategy):
@@ -106,55 +107,44 @@ class Strategy(tf.distribute.Strategy):
             bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank) or config.get("BUCKET_BYTES")
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
-        own = {  # as this rank has them; where rank 0's count, another may not get what it asked for
-            "bucket_bytes": bucket_bytes,
-            "sparse_as_dense": sparse_as_dense,
-            "drift_check_percent": drift_check_percent,
-            "gather_predictions": gather_predictions,
-            "batch_statistics": batch_statistics,
-            "compression": compression,
-            "shard_optimizer": shard_optimizer,
-        }
-        settings.check(own, topology.rank)
-        self.gather_predictions = gather_predictions
-        self.settings = own
+        # As this rank has them; where rank 0's count, another may not get what it asked for.
+        chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
+        self.settings = Settings(*chosen, compression, shard_optimizer)
+        check_settings(self.settings, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.rank, self.size = topology.rank, topology.size
         self.topology = topology
         self.random_state = RandomState(self.rank, self.size, seed)
-        # Slots of so many elements or more are in shards; None: no slots are.
-        self.shards_from_elements = sharded_slots.least_elements() if shard_optimizer else None
+        token, shards_from = "", config.get("SHARD_FROM_ELEMENTS") if shard_optimizer else None
         if self.size > 1:
-            job = (secrets.token_hex(8), drift_check_percent, self.shards_from_elements)
-            token, drift_check_percent, self.shards_from_elements = communicator.broadcast_object(
-                job, name="keras_ddl/job"
-            )
-            self.job = token  # a string that only the ranks of this job share
+            of_rank_0 = (secrets.token_hex(8), drift_check_percent, shards_from)
+            token, drift_check_percent, shards_from = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
             self.saves = SaveRecords(token, self.rank)
         self.drift_check_fraction = drift_check_percent / 100
         communicator.prepare_plans()
-        if self.size > 1 and self.shards_from_elements is not None:
+        if self.size > 1 and shards_from is not None:
             keras_patches.install(shards=True)
+        agreed_size = bucket_size.agree(bucket_bytes)
+        self.job = Job(self.rank, self.size, token, device, self.settings, agreed_size, shards_from)
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
-        super().__init__(DdlExtended(self, self.rank, self.size, device, bucket_size.agree(bucket_bytes)))
-        self.extended.sparse_as_dense = sparse_as_dense
-        self.keras_steps = KerasSteps(self)
+        super().__init__(DdlExtended(self, self.job))
+        self.keras_steps = KerasSteps(self.job)
         self._functions = 0  # made by `function`: numbers tell their collectives apart
         one_per_job.remember(self)
 
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
-        return one_per_job.find(cls, kwargs) or super().__new__(cls)
+        return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         return self  # a copy of a model or an optimizer is of the same job
 
     def __repr__(self) -> str:
-        own = " ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.extended.device} {own}>"
+        own = " ".join(f"{name}={value!r}" for name, value in vars(self.settings).items())
+        return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.job.device} {own}>"
 
     def _check_no_other_scope(self, rank: int) -> None:
         if tf.distribute.has_strategy():
@@ -193,9 +183,9 @@ class Strategy(tf.distribute.Strategy):
         Raises: errors of keras_ddl.errors when the ranks disagree or one is lost.
         """
         with order.translate_errors():
-            call = call_of(fn) if self.size > 1 else None
-            if call is not None:  # a step of Keras means the same whoever calls it
-                return self.keras_steps.run(call, fn, args, kwargs or {})
+            execution = execution_of(fn) if self.size > 1 else None
+            if execution is not None:  # a step of Keras means the same whoever calls it
+                return self.keras_steps.run(execution, fn, args, kwargs or {})
             return super().run(fn, args, kwargs, options)
 
     def function(
@@ -306,8 +296,8 @@ class Strategy(tf.distribute.Strategy):
 
         In the result of `keras_ddl.all_gather` over the batch, this rank's rows start at this index.
         """
-        has_whole_batch = self.size == 1 or is_traced()
-        return tf.zeros([], tf.int64) if has_whole_batch else self.extended.share.first()
+        has_all_rows = self.size == 1 or sees_global_batch()
+        return tf.zeros([], tf.int64) if has_all_rows else self.extended.share.first()
 
     def gather(self, value: Any, axis: int) -> tf.Tensor:
         """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""

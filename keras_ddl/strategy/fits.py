@@ -1,34 +1,34 @@
-"""State of the fits that are running, by model, so that nothing is stored on Keras's objects."""
+"""The state of a call of fit, kept here so that nothing is stored on Keras's objects."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keras_ddl.compat.callbacks import set_initial_epoch
+from keras_ddl.strategy import trainer_calls
 
 if TYPE_CHECKING:
     from keras_ddl.data.position import Reading
 
 
-class Fit:
+@dataclass(eq=False)
+class Fit(trainer_calls.Loop):
     """One call of fit."""
 
-    def __init__(self) -> None:
-        self.reading: Reading | None = None  # of the training data
-        self.resumed_at: int | None = None  # the epoch with which a resumed fit has begun
-        self.logs_before: dict[str, Any] | None = None  # of the part of an epoch that another process has trained
-        self.agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: nothing is agreed on
-
-
-_running: weakref.WeakKeyDictionary[Any, Fit] = weakref.WeakKeyDictionary()
+    method: str = "fit"
+    reading: Reading | None = None  # of the training data
+    resumed_at: int | None = None  # the epoch with which a resumed fit has begun
+    logs_before: dict[str, Any] | None = None  # of the part of an epoch that another process has trained
+    agreed_stop: bool | None = None  # whether ranks have agreed to stop; None: nothing is agreed on
 
 
 def of(model: Any) -> Fit | None:
-    """Returns the fit of `model` that runs, or None outside of one."""
-    return _running.get(model)
+    """Returns the fit of `model` that runs on this thread, or None outside of one."""
+    fits = (call for call in reversed(trainer_calls.running()) if isinstance(call, Fit) and call.model is model)
+    return next(fits, None)
 
 
 def reading_of(model: Any) -> Reading | None:
@@ -38,8 +38,8 @@ def reading_of(model: Any) -> Reading | None:
 
 
 def any_is_running() -> bool:
-    """Whether any model trains in fit."""
-    return bool(_running)
+    """Whether a model trains in fit on this thread."""
+    return any(isinstance(call, Fit) for call in trainer_calls.running())
 
 
 def begin_at(model: Any, epoch: int) -> None:
@@ -53,10 +53,10 @@ def begin_at(model: Any, epoch: int) -> None:
 @contextlib.contextmanager
 def running(model: Any) -> Iterator[Fit]:
     """Inside, `of(model)` is the fit that is yielded."""
-    fit = _running[model] = Fit()
+    fit = Fit(model)
     try:
-        yield fit
+        with fit.entered():
+            yield fit
     finally:
-        _running.pop(model, None)
         if fit.resumed_at is not None:
             set_initial_epoch(model, None)

@@ -8,28 +8,29 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.strategy import cluster
+from keras_ddl.strategy.interface import StrategyInterface
 
-# The job's, the latest last. Kept alive: what `find` returns must not depend on when a rank collects garbage, because
-# making another is collective.
-_made: list[Any] = []
+# The job's, the latest last. Kept alive: what `existing` returns must not depend on when a rank collects garbage,
+# because making another is collective.
+_made: list[StrategyInterface] = []
 # All that are still in use, also those of earlier jobs of the process.
-_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+_alive: weakref.WeakSet[StrategyInterface] = weakref.WeakSet()
 # Arguments that do not tell one Strategy from another.
 _NOT_SETTINGS = ("mode", "seed")
 
 
-def remember(strategy: Any) -> None:
-    """Keeps a Strategy that was made for this job, with `settings` and `topology`."""
+def remember(strategy: StrategyInterface) -> None:
+    """Keeps a Strategy that was made for this job."""
     _made[:] = [each for each in _made if each.topology is strategy.topology] + [strategy]
     _alive.add(strategy)
 
 
-def alive() -> list[Any]:
+def alive() -> list[StrategyInterface]:
     """Returns the Strategies of this process."""
     return list(_alive)
 
 
-def find(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
+def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     """Returns the latest Strategy of this job that has the settings of these arguments, or None.
 
     Args:
@@ -46,20 +47,20 @@ def find(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     for each in reversed(_made):
         if type(each) is not cls or each.topology is not place:
             continue
-        if all(name in each.settings and each.settings[name] == value for name, value in settings.items()):
+        if settings.items() <= vars(each.settings).items():
             return each
     return None
 
 
-def differences(one: Any, other: Any) -> str:
+def differences(one: StrategyInterface, other: StrategyInterface) -> str:
     """Returns how two Strategies differ, for a message."""
     if one.topology is not other.topology:
         return "before keras_ddl.shutdown()"
-    pairs = [(name, value, other.settings[name]) for name, value in one.settings.items()]
+    pairs = [(name, value, getattr(other.settings, name)) for name, value in vars(one.settings).items()]
     return "with " + ", ".join(f"{name}={a!r} instead of {b!r}" for name, a, b in pairs if a != b)
 
 
-def outside_message(what: str, name: str, strategy: Any, other: Any = None) -> str:
+def outside_message(what: str, name: str, strategy: StrategyInterface, other: StrategyInterface | None = None) -> str:
     """The message for a model or an optimizer made outside the scope of `strategy`, maybe in that of another."""
     if other is not None:
         return (

@@ -125,7 +125,7 @@ def test_composites_are_whole_and_open():
     shapes = [each if isinstance(each, tuple) else each.as_list() for each in found.shapes(specs)]
     assert shapes == [(None, 2), (None,), (2,), (None,), (None,), (None,), (3,), (9, 3)]
     assert [each.shape.as_list() for each in specs] == [[9, 2], [9, None], [2, None], [9, 3]]
-    assert [type(each).__name__ for each in found.states] == ["Replicated"] * 7 + ["Sharded"]
+    assert [type(each).__name__ for each in found.placements] == ["Replicated"] * 7 + ["Sharded"]
     step = found.bound(lambda named, others: (named["ragged"].nrows(), others[2]), found.specs(None))
     assert step(*found.tensors) == (3, 7)
     shorter = {"ragged": ragged[:2], "bag": tf.sparse.slice(bag, [0, 0], [2, 2])}

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.step.batch_kinds import BatchKinds, global_batch
+from keras_ddl.data.rows import global_batch
+from keras_ddl.strategy.step.batch_kinds import BatchKinds
 
 
 def traced_by_tensorflow(batches):

@@ -9,8 +9,10 @@ import pytest
 
 keras = pytest.importorskip("keras")
 
-from keras_ddl.strategy.keras_patches.trainer import _name_of  # noqa: E402
-from keras_ddl.strategy.step.keras_step import UNKNOWN, call_of, calling  # noqa: E402
+from keras_ddl.strategy import fits, trainer_calls  # noqa: E402
+from keras_ddl.strategy.keras_patches.step_functions import name_of_step  # noqa: E402
+from keras_ddl.strategy.step.execution import Execution  # noqa: E402
+from keras_ddl.strategy.step.keras_step import execution_of  # noqa: E402
 from keras_ddl.strategy.step.tracing import as_one_process  # noqa: E402
 
 
@@ -28,8 +30,8 @@ def model():
 
 
 def test_a_models_step_is_known_whoever_calls_it(model):
-    calls = [call_of(getattr(model, name)) for name in ("train_step", "test_step", "predict_step")]
-    assert [(call.model, call.name) for call in calls] == [
+    executions = [execution_of(getattr(model, name)) for name in ("train_step", "test_step", "predict_step")]
+    assert [(each.model, each.step) for each in executions] == [
         (model, "train_step"),
         (model, "test_step"),
         (model, "predict_step"),
@@ -41,32 +43,43 @@ def test_functions_of_the_program_are_its_own(model):
         return model.train_step(data)
 
     for function in (step, model.own, functools.wraps(model.train_step)(step), lambda data: model(data)):
-        assert call_of(function) is None
+        assert execution_of(function) is None
 
 
 def test_whatever_keras_runs_in_its_call_is_its_step_and_nothing_within_that_step(model):
     def wrapped(data):
         return model.predict_step(data)
 
-    with calling(model, "predict_step", UNKNOWN):
-        call = call_of(wrapped)
-        assert (call.model, call.name, call.steps) == (model, "predict_step", 0)
+    execution = Execution(model, "predict_step")
+    with execution.entered():
+        assert execution_of(wrapped) is execution
         with as_one_process():  # the program's code, which may call Strategy.run
-            assert call_of(wrapped) is None
+            assert execution_of(wrapped) is None
         in_thread = []
-        thread = threading.Thread(target=lambda: in_thread.append(call_of(wrapped)))
+        thread = threading.Thread(target=lambda: in_thread.append(execution_of(wrapped)))
         thread.start()
         thread.join()
         assert in_thread == [None]
-    assert call_of(wrapped) is None
+    assert execution_of(wrapped) is None
+
+
+def test_the_fit_of_a_model_is_known_in_all_calls_within_it_and_to_no_other_model(model):
+    other = Model()
+    with fits.running(model) as fit:
+        with trainer_calls.Loop(model, "evaluate").entered(), Execution(model, "test_step").entered():
+            assert fits.of(model) is fit and fits.of(other) is None
+            with fits.running(other) as inner:
+                assert (fits.of(model), fits.of(other)) == (fit, inner)
+        assert trainer_calls.innermost() is fit
+    assert fits.of(model) is None and not fits.any_is_running()
 
 
 def test_step_functions_of_any_name_are_what_the_model_has_them_for(model):
     def my_step(data):
         return {}
 
-    assert [_name_of(model, each) for each in (model.train_step, model.test_step)] == ["train_step", "test_step"]
+    assert [name_of_step(model, each) for each in (model.train_step, model.test_step)] == ["train_step", "test_step"]
     model.train_step = my_step
-    assert _name_of(model, model.train_step) == "train_step"
+    assert name_of_step(model, model.train_step) == "train_step"
     model.test_step = functools.partial(my_step)
-    assert _name_of(model, model.test_step) == "test_step"
+    assert name_of_step(model, model.test_step) == "test_step"

@@ -73,9 +73,9 @@ def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
 def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> None:
     """Gives all ranks the values of rank `root`."""
     plain, variables = [], list(variables)
-    gathered_slots.agree(gathered_slots.slots_in(variables), root)
+    gathered_slots.scatter_restored(gathered_slots.slots_in(variables), root)
     for variable in variables:
-        if sharded_slots.of(variable) is not None:
+        if sharded_slots.sharded_variable(variable) is not None:
             continue
         if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
             plain.append(variable.value)

@@ -106,7 +106,8 @@ class DriftCheck:
             others = [rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[right]]
             first = variables[differing[0]]
             looks = communicator.all_gather_object(self._look(first, right, name), name=f"{name}_looks")
-            received = f"{self._owner(first)}{paths[differing[0]]} on rank {_listed(others)} differs from rank {right}"
+            where = f"rank {', '.join(map(str, others))} differs from rank {right}"
+            received = f"{self._owner(first)}{paths[differing[0]]} on {where}"
             received += "".join(f"; on rank {rank}: {looks[rank]}" for rank in others if looks[rank])
             if len(differing) > 1:
                 received += (
@@ -114,9 +115,8 @@ class DriftCheck:
                 )
         raise DriftError(
             f"Ranks that train together must hold the same weights, bit by bit. Received: after step {step}{since}, "
-            f"{received} (rank {self._rank}). Change weights and learning rates in callbacks and steps the same way "
-            f"on every "
-            "rank; where nothing does that, suspect memory or a processor, and resume from a checkpoint. "
+            f"{received} (rank {self._rank}). Change weights and learning rates in callbacks and steps the same way on "
+            "every rank; where nothing does that, suspect memory or a processor, and resume from a checkpoint. "
             "Strategy(drift_check_percent=0) turns the check off."
         )
 
@@ -139,10 +139,6 @@ class DriftCheck:
         return "" if layer is None or layer is self._model else f"layer {layer.name!r}, "
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
 def _weights(model: Any) -> list[Any]:
     """The weights, also of layers that are frozen, and the single numbers of the optimizers, as the learning rate."""
     variables = models.weights_made_trainable(model)
@@ -153,6 +149,6 @@ def _weights(model: Any) -> list[Any]:
 def _state_of_optimizers(model: Any) -> list[Any]:
     optimizers = [each for each in models.optimizers_of(model) if each.built]
     left_out = {id(v) for v in models.accumulators_of(model)}
-    left_out |= {id(v) for each in optimizers for v in each.variables if sharded_slots.of(v) is not None}
+    left_out |= {id(v) for each in optimizers for v in each.variables if sharded_slots.sharded_variable(v) is not None}
     variables = {id(v): v for each in optimizers for v in each.variables if id(v) not in left_out}
     return list(variables.values())

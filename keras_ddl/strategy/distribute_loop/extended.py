@@ -24,11 +24,11 @@ from keras_ddl.data import gather_rows, is_shared, per_rank_dataset, share_datas
 from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
-from keras_ddl.gradients.bucket_size import BucketSize
 from keras_ddl.strategy import agreement, fits, one_per_job
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.distribute_loop import variables
 from keras_ddl.strategy.distribute_loop.row_share import RowShare
+from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
@@ -45,14 +45,15 @@ def _label(value: tf.Tensor, name: str | None) -> str:
 class DdlExtended(strategies.StrategyExtendedV1):
     """The hooks. See tf.distribute.StrategyExtended for what each is asked."""
 
-    def __init__(self, container: tf.distribute.Strategy, rank: int, size: int, device: str, bucket_size: BucketSize):
+    experimental_between_graph = experimental_should_init = _global_batch_size = True
+    _support_per_replica_values = False
+
+    def __init__(self, container: tf.distribute.Strategy, job: Job) -> None:
         super().__init__(container)
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.bucket_size = bucket_size
-        self.sparse_as_dense: bool | str = "auto"
-        self.share = RowShare(rank, size)
+        self.rank, self.size, self.device = job.rank, job.size, job.device
+        self.bucket_size = job.bucket_size
+        self._sparse_as_dense = job.settings.sparse_as_dense is True
+        self.share = RowShare(job.rank, job.size)
         self._warned_of_updates = False
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -60,15 +61,13 @@ class DdlExtended(strategies.StrategyExtendedV1):
     @property
     def _num_replicas_in_sync(self) -> int:
         # A step that sees the global batch means what it means in one process.
-        return 1 if tracing.is_traced() else self.size
+        return 1 if tracing.sees_global_batch() else self.size
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         return (self.device,)
 
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        return (self.device,)
+    parameter_devices = worker_devices
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
         return (self.device,)
@@ -80,28 +79,10 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return False
 
     @property
-    def experimental_between_graph(self) -> bool:
-        return True
-
-    @property
-    def experimental_should_init(self) -> bool:
-        return True
-
-    @property
     def should_checkpoint(self) -> bool:
         return self.rank == 0
 
-    @property
-    def should_save_summary(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def _global_batch_size(self) -> bool:
-        return True
-
-    @property
-    def _support_per_replica_values(self) -> bool:
-        return False
+    should_save_summary = should_checkpoint
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return 0
@@ -208,7 +189,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         # Keras's optimizers come here outside of replica context; at the end of fit with moving averages of weights.
-        is_alone = self.size > 1 and not tracing.is_traced() and not fits.any_is_running()
+        is_alone = self.size > 1 and not tracing.sees_global_batch() and not fits.any_is_running()
         if is_alone and not self._warned_of_updates:
             self._warned_of_updates = True
             stack_position.warn(
@@ -237,8 +218,9 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
-        as_dense = self.sparse_as_dense is True
-        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size, as_dense=as_dense)
+        return buckets.all_reduce_in_buckets(
+            values, op=op, name=name, bucket_size=self.bucket_size, as_dense=self._sparse_as_dense
+        )
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]

@@ -40,10 +40,6 @@ class RowShare:
             self._counts.assign(counts)
         return batch
 
-    def counts(self) -> tf.Tensor:
-        """Returns the rows of every rank ([ranks] int64)."""
-        return self._counts.read_value()
-
     def first(self) -> tf.Tensor:
         """Returns the position of this rank's first row in the global batch (int64 scalar)."""
         return tf.reduce_sum(self._counts.read_value()[: self.rank])

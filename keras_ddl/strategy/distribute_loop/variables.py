@@ -137,7 +137,7 @@ class _OfSeveralRanks(_Mixin):
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
-        is_own = _updating.get() or tracing.is_traced()
+        is_own = _updating.get() or tracing.sees_global_batch()
         return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:
-        if on_read and variable.aggregation == _SUM and not _updating.get() and not tracing.is_traced():
+        if on_read and variable.aggregation == _SUM and not _updating.get() and not tracing.sees_global_batch():
             if how != "assign":
                 _refuse(
                     "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",

@@ -1,7 +1,8 @@
 """The table of what a Strategy replaces in Keras: how fit reads, calls back and saves. None of it is mathematics.
 
-They are installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy
-and otherwise does what Keras does. A version of Keras they were not written for is a warning, and one that lacks
+A patch is a function of Keras's original and of the arguments of a call, or a class in place of Keras's. Patches are
+installed when the first Strategy is made. Each asks whether the model at hand belongs to a keras_ddl.Strategy and
+otherwise does what Keras does. A version of Keras that they were not written for is a warning, and one that lacks
 something that they replace is refused. None changes what is computed: losses, metrics, optimizers and layers are as
 Keras made them.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.communicator import stack_position
@@ -27,33 +29,38 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import callbacks, optimizer, reading, saving, trainer, variable
+from keras_ddl.strategy.keras_patches import callbacks, compiling, reading, saving, trainer, variables
 
 _lock = threading.Lock()
-_installed: set[str] = set()
 
 
 def install(*, shards: bool = False) -> None:
-    """Installs the patches, once per process; `shards`: also those of optimizers whose slots are held in shards.
+    """Installs the patches, once per process; `shards`: also those of optimizers whose slots are in shards.
 
     Raises: DependencyError: this Keras lacks something that is to be replaced. Nothing is replaced then, and no later
         call does without it: some of the patches alone would silently train wrongly.
     """
     with _lock:
-        if shards and "shards" not in _installed:
-            _replace(_table_of_shards())
-            _installed.add("shards")
-        if "all" in _installed:
-            return
-        if not keras.__version__.startswith(TESTED):
-            stack_position.warn(
-                f"keras_ddl was tested with Keras {', '.join(TESTED)} and changes parts of Keras that are not public. "
-                f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a "
-                "tested version."
-            )
-        _replace(_table())
-        TFTrainer.stop_training = trainer.STOP_TRAINING
-        _installed.add("all")
+        _install()
+        if shards:
+            _install_shards()
+
+
+@functools.cache
+def _install() -> None:
+    if not keras.__version__.startswith(TESTED):
+        stack_position.warn(
+            f"keras_ddl was tested with Keras {', '.join(TESTED)} and changes parts of Keras that are not public. "
+            f"Received: Keras {keras.__version__}. Compare a short run with one on a single rank, or install a tested "
+            "version."
+        )
+    _replace(_table())
+    TFTrainer.stop_training = trainer.STOP_TRAINING
+
+
+@functools.cache
+def _install_shards() -> None:
+    _replace(_table_of_shards())
 
 
 def _replace(table: list[tuple[Any, str, Any]]) -> None:
@@ -64,27 +71,32 @@ def _replace(table: list[tuple[Any, str, Any]]) -> None:
                 f"keras_ddl replaces {where}.{name}, which Keras {keras.__version__} does not have. Install Keras "
                 f"{TESTED[-1]}."
             )
-    for owner, name, make in table:
-        original = getattr(owner, name)
-        replacement = make(original)
-        is_function = callable(original) and not isinstance(original, type)
-        setattr(owner, name, functools.wraps(original)(replacement) if is_function else replacement)
+    for owner, name, patch in table:
+        setattr(owner, name, patch if isinstance(patch, type) else _patched(getattr(owner, name), patch))
+
+
+def _patched(original: Callable[..., Any], patch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return patch(original, *args, **kwargs)
+
+    return replacement
 
 
 def _table() -> list[tuple[Any, str, Any]]:
-    """Returns (owner, attribute, function from the original to its replacement) for every patch."""
+    """Returns (owner, attribute, patch) for every patch."""
     return [
-        (Trainer, "compile", trainer.compile_model),
+        (Trainer, "compile", compiling.compile_model),
         (TFTrainer, "fit", trainer.fit),
-        (TFTrainer, "evaluate", trainer.evaluate_or_predict),
-        (TFTrainer, "predict", trainer.evaluate_or_predict),
+        (TFTrainer, "evaluate", functools.partial(trainer.evaluate_or_predict, "evaluate")),
+        (TFTrainer, "predict", functools.partial(trainer.evaluate_or_predict, "predict")),
         (TFTrainer, "_make_function", trainer.make_function),
         (TFTrainer, "make_predict_function", trainer.make_predict_function),
         (TFTrainer, "_maybe_symbolic_build", reading.maybe_symbolic_build),
         (Trainer, "_get_metrics_result_or_logs", trainer.get_metrics_result_or_logs),
-        (tf_trainer, "TFEpochIterator", lambda _: reading.EpochIterator),
-        (tf_trainer.callbacks_module, "CallbackList", lambda _: callbacks.CallbackList),
-        (TFVariable, "_initialize", variable.initialize),
+        (tf_trainer, "TFEpochIterator", reading.EpochIterator),
+        (tf_trainer.callbacks_module, "CallbackList", callbacks.CallbackList),
+        (TFVariable, "_initialize", variables.initialize),
         (saving_lib, "save_model", saving.once),
         (saving_lib, "save_weights_only", saving.once),
         (legacy_h5_format, "save_model_to_hdf5", saving.once),
@@ -96,7 +108,7 @@ def _table() -> list[tuple[Any, str, Any]]:
 def _table_of_shards() -> list[tuple[Any, str, Any]]:
     """Returns the same for Strategy(shard_optimizer=True): how optimizers make and finish what they keep."""
     return [
-        (BaseOptimizer, "build", optimizer.build),
-        (TFOptimizer, "add_variable_from_reference", optimizer.add_variable_from_reference),
-        (BaseOptimizer, "finalize_variable_values", optimizer.finalize_variable_values),
+        (BaseOptimizer, "build", variables.build),
+        (TFOptimizer, "add_variable_from_reference", variables.add_variable_from_reference),
+        (BaseOptimizer, "finalize_variable_values", variables.finalize_variable_values),
     ]

@@ -22,6 +22,7 @@ from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
+from keras_ddl.strategy.interface import StrategyInterface, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -30,7 +31,11 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 
 # Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
 # BackupAndRestore restores on rank 0 is sent to all.
-_WRITERS = ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
+    if hasattr(keras.callbacks, name)
+)
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
@@ -70,8 +75,9 @@ def _hook(name: str, then: Callable[[CallbackList], None] = lambda _: None) -> C
 class CallbackList(_KerasList):
     """Keras's, for a model of several ranks."""
 
+    callbacks: list[Any]
     # Class attributes: lists of Keras's own class become lists of this one.
-    _drift: DriftCheck | None = None
+    _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
@@ -90,23 +96,22 @@ class CallbackList(_KerasList):
     on_predict_batch_end = _hook("on_predict_batch_end", lambda self: self._agree_to_stop("predict", "stop_predicting"))
 
     @property
-    def _strategy(self) -> Any:
+    def _strategy(self) -> StrategyInterface | None:
         """The Strategy of the callbacks' model if it has more than one rank, else None."""
-        strategy = keras_compat.strategy_of(self.model)
-        return strategy if strategy is not None and strategy.size > 1 else None
+        return strategy_of_ranks(self.model)
 
     def _of_one_rank(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._strategy is None else of_one_rank()
 
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
-        strategy = keras_compat.strategy_of(model)
+        strategy = strategy_of_ranks(model)
         on_other_rank = strategy is not None and strategy.rank != 0
-        if strategy is not None and strategy.size > 1 and not on_other_rank:
+        if strategy is not None and not on_other_rank:
             for callback in self.callbacks:
                 progress.adopt(callback)
         if on_other_rank:
-            self.callbacks = [_Silent() if isinstance(one, _writers()) else one for one in self.callbacks]
+            self.callbacks = [_Silent() if isinstance(one, _WRITERS) else one for one in self.callbacks]
         # What keeps the state of a run keeps that of the other callbacks, after they have had their turn.
         self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
@@ -129,6 +134,7 @@ class CallbackList(_KerasList):
             self._begin_training(logs)
 
     def _begin_training(self, logs: Any) -> None:
+        self._drift = self._saves = None
         with self._of_one_rank():
             super().on_train_begin(logs)
         strategy = self._strategy
@@ -138,14 +144,14 @@ class CallbackList(_KerasList):
         with self._of_one_rank():
             agreement.build_optimizers_as_rank_0(model, rank)
         agreement.check_same_model(model)
-        _agree_on_steps(self, strategy)
+        _agree_on_steps(self, rank)
         own = keras_callbacks.initial_epoch(model)
         start = communicator.broadcast_object(own, name=agreement.name_of(model, "initial_epoch"))
         keras_callbacks.set_initial_epoch(model, start)
         agreement.broadcast_variables(agreement.all_variables(model))
         _agree_on_global_seed(model, rank)
         self._drift = DriftCheck(model, rank, strategy.drift_check_fraction)
-        self._saves = MidEpochSaves(self, strategy)
+        self._saves = MidEpochSaves(self, strategy.job)
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
 
@@ -154,7 +160,7 @@ class CallbackList(_KerasList):
         with self._of_one_rank():
             super().on_epoch_begin(epoch, logs)
         strategy = self._strategy
-        if strategy is None:
+        if strategy is None or self._drift is None:
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -167,7 +173,7 @@ class CallbackList(_KerasList):
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
-        if self._strategy is not None:
+        if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()
 
@@ -183,19 +189,17 @@ class CallbackList(_KerasList):
         """
         if self._step_begin is not None:
             timeline.add_span(f"step {batch}", self._step_begin)
-        strategy = self._strategy
-        due = strategy is not None and self._saves.before_batch_end(batch)
-        if (
-            strategy is not None and "train" in self._ask_to_stop
-        ):  # a callback that may do anything, look at variables too
+        if self._drift is None or self._saves is None:
+            super().on_train_batch_end(batch, logs)
+            return
+        due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
+        if may_stop:  # such a callback may do anything, look at variables too
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
-        with self._of_one_rank(), readable:
+        with of_one_rank(), readable:
             super().on_train_batch_end(batch, logs)
-        if strategy is None:
-            return
         self._drift.after_batch()
-        if "train" in self._ask_to_stop:
+        if may_stop:
             self._agree_to_stop_training()
 
     def _agree_who_may_stop(self, kind: str) -> None:
@@ -217,10 +221,6 @@ class CallbackList(_KerasList):
         fit = fits.of(self.model)
         if fit is not None:
             fit.agreed_stop = stop
-
-
-def _writers() -> tuple[type, ...]:
-    return tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
 
 
 def _swap_gathered(callback: keras.callbacks.SwapEMAWeights, *functions: Any) -> None:
@@ -249,7 +249,7 @@ def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
         keras_compat.make_global_seed_generator().state.assign(state)
 
 
-def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
+def _agree_on_steps(callbacks: CallbackList, rank: int) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
     gathered = communicator.all_gather_object(
         (mine, _rates_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
@@ -259,7 +259,7 @@ def _agree_on_steps(callbacks: Any, strategy: Any) -> None:
         "All ranks must train for the same number of steps and epochs.",
         "Give every rank all the data, not its part of it: keras_ddl takes each rank's rows out of every batch.",
     )
-    _warn_of_rates([rates for _, rates in gathered], strategy.rank)
+    _warn_of_rates([rates for _, rates in gathered], rank)
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:
@@ -280,7 +280,7 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
-    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *_writers())
+    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *_WRITERS)
     for callback in callbacks.callbacks:
         if type(callback) in never or getattr(callback, "never_stops_within_epoch", False):
             continue

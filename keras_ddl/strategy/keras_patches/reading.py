@@ -9,46 +9,25 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, py_dataset
 from keras_ddl.data.position import Reading
-from keras_ddl.data.rows import BatchRows
+from keras_ddl.data.rows import UNKNOWN, BatchRows
 from keras_ddl.data.share import agree_number, batch_rows_of
-from keras_ddl.strategy import fits
-from keras_ddl.strategy.step.keras_step import UNKNOWN
+from keras_ddl.strategy import fits, trainer_calls
+from keras_ddl.strategy.interface import StrategyInterface, strategy_of
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
-_reader: ContextVar[Any] = ContextVar("keras_ddl_reader", default=None)
-_iterators: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()
+_rows: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()  # by iterator of tf.data
 
 
-def rows_of(iterator: Any) -> BatchRows:
-    """Returns what is known of the batches of a tf.data iterator that an EpochIterator has made."""
-    return _iterators.get(iterator, UNKNOWN)
-
-
-class Reader:
-    """What a call of fit, evaluate or predict reads. Inside `as_current()`, the first EpochIterator made is its own."""
-
-    def __init__(self, model: Any, trains: bool = False) -> None:
-        self.model = model
-        self.trains = trains
-        self.batch_rows: BatchRows | None = None  # None until there is an iterator
-
-    def as_current(self) -> Any:
-        """Returns a context for the call."""
-        return setting(_reader, self)
-
-
-def current() -> Reader | None:
-    """Returns the reader of the call that runs on this thread."""
-    return _reader.get()
+def rows_of(iterator: tf.data.Iterator) -> BatchRows:
+    """Returns what is known of the batches of an iterator: nothing, unless an EpochIterator has made it."""
+    return _rows.get(iterator, UNKNOWN)
 
 
 class EpochIterator(_KerasIterator):
@@ -62,12 +41,12 @@ class EpochIterator(_KerasIterator):
             self._init_rows(distribute_strategy, args, kwargs)
         else:
             super().__init__(distribute_strategy, *args, **kwargs)
-        reader = current()
-        if reader is not None and reader.batch_rows is None:
-            reader.batch_rows = self.batch_rows
-            if reader.trains:
-                fit = fits.of(reader.model)
-                self._reading = fit.reading = Reading(self, keras_compat.strategy_of(reader.model))
+        loop = trainer_calls.innermost()
+        if isinstance(loop, trainer_calls.Loop) and loop.iterator is None:  # fit makes a second one, to evaluate
+            loop.iterator = self
+            if isinstance(loop, fits.Fit):
+                strategy = strategy_of(loop.model)
+                self._reading = loop.reading = Reading(self, None if strategy is None else strategy.random_state)
 
     @property
     def element_spec(self) -> Any:
@@ -79,7 +58,7 @@ class EpochIterator(_KerasIterator):
         """Whether arrays are shuffled by seeds that the ranks agree on, because the script has set none."""
         return self._shuffle_seed is not None
 
-    def _init_rows(self, strategy: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _init_rows(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
         rank, size = strategy.rank, strategy.size
         if py_dataset.has_rows(kwargs.get("x")):
             chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
@@ -97,7 +76,7 @@ class EpochIterator(_KerasIterator):
             return
         arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), rank)
 
-    def _rows_of_arrays(self, adapter: Any, strategy: Any) -> tf.data.Dataset:
+    def _rows_of_arrays(self, adapter: Any, strategy: StrategyInterface) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
         has set no seed.
 
@@ -128,7 +107,7 @@ class EpochIterator(_KerasIterator):
         """An epoch begins at the reading's position."""
         epoch = super()._enumerate_iterator
         for first, last, iterator in epoch() if self._reading is None else self._reading.epoch(epoch):
-            _iterators[iterator] = self.batch_rows
+            _rows[iterator] = self.batch_rows
             yield first, last, iterator
 
 
@@ -137,12 +116,8 @@ def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf
     return tf.random.experimental.stateless_shuffle(value, seed=seed + counter[0])
 
 
-def maybe_symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
+def maybe_symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> Any:
     """Builds nothing: as without a strategy, the first step does when it is traced, since it sees the same program."""
-
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if keras_compat.strategy_of(self) is None:
-            return original(self, iterator=iterator, data_batch=data_batch)
-        return None
-
-    return _maybe_symbolic_build
+    if strategy_of(model) is None:
+        return original(model, iterator=iterator, data_batch=data_batch)
+    return None

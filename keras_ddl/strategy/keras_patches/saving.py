@@ -7,7 +7,6 @@ The first two stand behind all of `model.save`, `keras.saving.save_model` and th
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import zlib
@@ -16,13 +15,14 @@ from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl.compat import callbacks as keras_callbacks
-from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.interface import strategy_of_ranks
+from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -30,25 +30,19 @@ from keras_ddl.strategy.variable_origin import of_one_rank
 _saving: ContextVar[bool] = ContextVar("keras_ddl_saving", default=False)
 
 
-def once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function (model, filepath, ...) that writes: its file is complete, and written by one rank of each host."""
-
-    @functools.wraps(original)
-    def wrapper(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = keras_compat.strategy_of(model)
-        is_path = isinstance(filepath, (str, os.PathLike))
-        if strategy is None or strategy.size == 1 or not is_path or _saving.get():
+def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of a function that writes `filepath`: the file is complete, and written by one rank of each host."""
+    strategy = strategy_of_ranks(model)
+    if strategy is None or not isinstance(filepath, (str, os.PathLike)) or _saving.get():
+        return original(model, filepath, *args, **kwargs)
+    path = os.fspath(filepath)
+    saves = strategy.saves.claim(path, _call_of(original.__name__, model))
+    with of_one_rank(), setting(_saving, True), saves as mine:
+        if not mine:
+            return None
+        if "://" in path:  # such a file system shows complete files only, or knows no rename
             return original(model, filepath, *args, **kwargs)
-        path = os.fspath(filepath)
-        saves = strategy.saves.claim(path, _call_of(original.__name__, model))
-        with of_one_rank(), setting(_saving, True), saves as mine:
-            if not mine:
-                return None
-            if "://" in path:  # such a file system shows complete files only, or knows no rename
-                return original(model, filepath, *args, **kwargs)
-            return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
-
-    return wrapper
+        return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
 
 
 def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *args: Any, **kwargs: Any) -> Any:
@@ -61,15 +55,11 @@ def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *ar
         print(said.getvalue().replace(staged, path), end="")
 
 
-def ask_to_proceed_with_overwrite(original: Callable[..., Any]) -> Callable[..., Any]:
+def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -> Any:
     """With overwrite=False: nobody need be asked about a file that another rank has written in this very call."""
-
-    def wrapper(filepath: Any) -> Any:
-        if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
-            return True
-        return original(filepath)
-
-    return wrapper
+    if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
+        return True
+    return original(filepath)
 
 
 def _call_of(name: str, model: Any) -> str:
@@ -83,18 +73,19 @@ def _call_of(name: str, model: Any) -> str:
 
 
 class MidEpochSaves:
-    """Gives rank 0 what the ranks hold in parts before a callback of rank 0 saves (ModelCheckpoint, BackupAndRestore):
-    all of the accumulated gradients in the middle of an epoch, where save_freq is a number, and slots in shards.
+    """Gives rank 0 the complete values of what is spread over the ranks, before a callback of rank 0 saves
+    (ModelCheckpoint, BackupAndRestore): of accumulated gradients in the middle of an epoch, where save_freq is a
+    number, and of slots in shards.
     """
 
-    def __init__(self, callbacks: Any, strategy: Any) -> None:
-        self._callbacks, self._strategy = callbacks, strategy
+    def __init__(self, callbacks: Any, job: Job) -> None:
+        self._callbacks, self._rank = callbacks, job.rank
         model = callbacks.model
         saves, within = agreement.any_rank_of(
-            [strategy.rank == 0 and bool(some) for some in (self._savers(), self._savers(within=True))],
+            [job.rank == 0 and bool(some) for some in (self._savers(), self._savers(within=True))],
             agreement.name_of(model, "saves_within_epochs"),
         )
-        has_slots = strategy.shards_from_elements is not None
+        has_slots = job.shards_from_elements is not None
         self._has_slots = saves and has_slots
         self._is_on = within and (models.accumulates(model) or has_slots)
 
@@ -102,9 +93,8 @@ class MidEpochSaves:
         """Returns whether rank 0 is about to save. COLLECTIVE, where rank 0 has such a callback and there are parts."""
         if not self._is_on:
             return False
-        model, strategy = self._callbacks.model, self._strategy
-        savers = self._savers(within=True)
-        due = strategy.rank == 0 and any(keras_callbacks.saves_after(each, batch) for each in savers)
+        model, savers = self._callbacks.model, self._savers(within=True)
+        due = self._rank == 0 and any(keras_callbacks.saves_after(each, batch) for each in savers)
         due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
         if due and models.accumulates(model):
             accumulation.combine(model)

@@ -1,4 +1,4 @@
-"""Slots that ranks hold in shards (sharded_slots.py), put together and taken apart outside of steps."""
+"""Slots in shards (sharded_slots.py), outside of steps: gathered to be read and saved, scattered when restored."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
-_read: list[Sequence[ShardedVariable]] = []  # what is gathered in open contexts, on all ranks alike
+_gathered: list[Sequence[ShardedVariable]] = []  # of the open contexts of `gathered`, on all ranks alike
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
-    """Returns what is in shards among variables, in their order."""
-    slots = (sharded_slots.of(each) for each in variables)
+    """Returns the slots in shards among variables, in their order."""
+    slots = (sharded_slots.sharded_variable(each) for each in variables)
     return [each for each in slots if each is not None]
 
 
@@ -38,7 +38,7 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
     Cost: one all_gather of each; the memory of all of them where they are read.
     """
     before = [each.gathered for each in slots]
-    _read.append(slots)
+    _gathered.append(slots)
     try:
         for each in slots:
             flat = ops.all_gather(each.chunk.read_value(), name=_name(each, "gathered"))
@@ -46,46 +46,45 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
                 each.gathered = tf.reshape(flat, each.shape)
         yield
     finally:
-        _read.pop()
+        _gathered.pop()
         for each, values in zip(slots, before):
             each.gathered = values
 
 
-def refuse_step(name: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
-    """Raises ConfigError, on every rank, where some of these slots are gathered: a step would change them."""
-    if any(_read) and {id(each) for read in _read for each in read} & {id(each) for each in slots()}:
+def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
+    """Raises ConfigError, on every rank, where some of these slots are gathered, because the step would change them."""
+    if any(_gathered) and {id(each) for some in _gathered for each in some} & {id(each) for each in slots()}:
         raise ConfigError(
             "A step that may change what an optimizer keeps in shards must not run inside `with "
             "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the values gathered there would be "
-            f"stale. Received: {name} (rank {communicator.rank()}). Run it before or after."
+            f"stale. Received: {step} (rank {communicator.rank()}). Run it before or after."
         )
 
 
-def agree(slots: Sequence[ShardedVariable], root: int = 0) -> None:
-    """Gives all ranks their chunks of what rank `root` has loaded for all. COLLECTIVE, where there are slots.
+def scatter_restored(slots: Sequence[ShardedVariable], root: int = 0) -> None:
+    """Gives all ranks their chunks of the values that rank `root` has restored. COLLECTIVE, where there are slots.
 
     Raises: ConfigError, on every rank: slots were assigned on some ranks only, or not the same on all of them: then no
-        rank holds the values of the others' chunks.
+        rank has the values of the others' chunks.
     """
     if not slots:
         return
-    mine = ([each.assigned for each in slots], [each.loaded is not None for each in slots])
+    mine = ([each.assignments for each in slots], [each.restored is not None for each in slots])
     everyone = communicator.all_gather_object(mine, name="keras_ddl/slots/assigned")
-    differs = other_rank([assigned for assigned, _ in everyone])
+    differs = other_rank([assignments for assignments, _ in everyone])
     if differs is not None:
         raise ConfigError(
             "Variables that an optimizer keeps in shards must be assigned the same on all ranks outside of a step, "
             f"because each rank takes its own chunk. Received: rank {differs}'s assignments differ from rank 0's (rank "
             f"{communicator.rank()}). Restore or set them on every rank, or resume with keras_ddl.callbacks.Checkpoint."
         )
-    for each, is_loaded in zip(slots, everyone[root][1]):
-        if is_loaded:
-            has_it = communicator.rank() == root
-            loaded = each.loaded if has_it else tf.zeros(each.shape, each.dtype)
-            value = ops.broadcast(loaded, root=root, name=_name(each, "spread"))
+    for each, is_restored in zip(slots, everyone[root][1]):
+        if is_restored:
+            restored = each.restored if communicator.rank() == root else tf.zeros(each.shape, each.dtype)
+            value = ops.broadcast(restored, root=root, name=_name(each, "spread"))
             each.chunk.assign(each.layout.cut(value, communicator.rank()))
-        each.loaded = None
+        each.restored = None
 
 
-def _name(slot: ShardedVariable, what: str) -> str:
-    return f"keras_ddl/slots/{models.plain_name(slot.name.partition(':')[0])}/{what}"
+def _name(slot: ShardedVariable, collective: str) -> str:
+    return f"keras_ddl/slots/{models.plain_name(slot.name.partition(':')[0])}/{collective}"

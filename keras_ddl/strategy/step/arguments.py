@@ -1,10 +1,10 @@
-"""The arguments of a step: which are rows of the batch, what the step is traced on, and what this rank brings of each.
+"""The arguments of a step: which have the rows of the batch, their types when the step is traced, their placements.
 
-A dense tensor with the rows of the batch is sharded: this rank brings its rows. Of all else every rank brings
-everything. Ragged and sparse tensors consist of several (values, splits, indices), which are no rows of the batch, even
-where an extent happens to be the batch's; where each rank has rows of its own, those of all ranks are gathered in the
-step. The cut is told how many rows they have together, so that what is made of them, with a row for each, can be cut
-again.
+A dense tensor with the rows of the batch is sharded: each rank has its rows of it. All else is replicated. A ragged or
+sparse tensor consists of several components (values, splits, indices), whose rows are not those of the batch, even
+where an extent happens to be equal. They are replicated: where each rank passes rows of its own, the step gathers those
+of all ranks. How many rows such a tensor has is declared to the cut, so that what the step computes from it, with a row
+for each of its rows, can be sharded again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from keras_ddl.data.rows import gather_rows, rows_of, with_rows
 from keras_ddl.errors import ConfigError
 
 _WITH_ROWS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+_REPORTED = {tf.RaggedTensor: "ragged", tf.SparseTensor: "sparse"}  # what a report calls one that is gathered
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class _Leaf:
     """A leaf of the arguments.
 
     Attributes:
-        constant: its value if it is no tensor: part of what is traced. spec: its type if it is one, with this rank's
-            rows.
-        has_rows: those of the batch. is_gathered: of which the step gathers those of all ranks.
-        first, last: its components (of a dense tensor: one) among those of all arguments.
+        constant: its value if it is no tensor: part of what is traced.
+        spec: its type if it is a tensor, with this rank's rows.
+        has_rows: it has the rows of the batch. is_gathered: the step gathers the rows of all ranks.
+        first, last: the range of its components (of a dense tensor: one) among those of all arguments.
     """
 
     constant: Any = None
@@ -53,13 +54,13 @@ class _Leaf:
         return self.has_rows and not self.is_composite
 
     def spec_of_all(self, rows: int | None) -> Any:
-        """Returns the type of all ranks' rows together, of which there are `rows` in the batch."""
+        """Returns its type with the rows of all ranks, of which there are `rows` in the batch."""
         if self.has_rows or self.is_gathered:
             return with_rows(self.spec, rows if self.has_rows else None)
         return self.spec
 
     def packed(self, tensors: Sequence[tf.Tensor], spec: Any) -> Any:
-        """Returns this leaf as a value of a type, made of the components of all arguments."""
+        """Returns this leaf as a value of type `spec`, from the components of all arguments."""
         return tf.nest.pack_sequence_as(spec, list(tensors[self.first : self.last]), expand_composites=True)
 
 
@@ -67,10 +68,10 @@ class Arguments:
     """The arguments of a call of a step.
 
     Args:
-        structure: of tensors, dense, ragged and sparse ones, and anything else, which is a constant of the step.
-        has_rows: of a leaf's place and a tensor: whether it has the rows of the batch.
-        own_rows: each rank has rows of its own.
-        gathers_others: also in tensors that have other rows than the batch, if they are no scalars.
+        structure: tensors (dense, ragged, sparse), and anything else, which is a constant of the step.
+        has_rows: takes the place of a leaf and a tensor; returns whether it has the rows of the batch.
+        own_rows: each rank passes rows of its own.
+        gathers_others: also in tensors with other rows than the batch's, if they are no scalars.
     Attributes:
         tensors: the components of all tensors, in the order in which the traced step takes them.
         types: what must be equal on all ranks: the structure, and the types of ragged and sparse tensors.
@@ -113,8 +114,8 @@ class Arguments:
         return [each for each in self._leaves if each.spec is not None]
 
     @property
-    def states(self) -> list[Placement]:
-        """How this rank holds each component."""
+    def placements(self) -> list[Placement]:
+        """The placement of each component."""
         return [
             Sharded(0) if each.is_sharded else REPLICATED
             for each in self._of_tensors
@@ -135,9 +136,9 @@ class Arguments:
     # ---- what the step is traced on
 
     def specs(self, rows: int | None, of_batch: Sequence[Any] | None = None) -> list[Any]:
-        """Returns a type for each tensor (one for a ragged or sparse one), for a batch of `rows` rows.
+        """Returns the type of each tensor (one for a ragged or sparse one), for a batch of `rows` rows.
 
-        of_batch: the types to take for what has the rows of the batch; one for each tensor.
+        of_batch: types of all tensors, of which those with the rows of the batch are taken.
         """
         specs = [each.spec_of_all(rows) for each in self._of_tensors]
         if of_batch is None:
@@ -157,7 +158,7 @@ class Arguments:
         return [tf.TensorSpec(shape, each.dtype) for shape, each in zip(shapes, self.tensors)]
 
     def bound(self, step: Callable[..., Any], specs: Sequence[Any]) -> Callable[..., Any]:
-        """Returns `step` as a function of the components. specs: of the tensors that they make up."""
+        """Returns `step` as a function of the components, which make up tensors of types `specs`."""
         leaves, structure, types = self._leaves, self._structure, list(specs)
 
         @do_not_convert
@@ -169,7 +170,7 @@ class Arguments:
 
         return of_components
 
-    # ---- what this rank brings to its graph
+    # ---- what this rank's graph is built on
 
     def sharded(self) -> Iterator[tuple[int, int]]:
         """Yields the place of each sharded tensor among the leaves, and among the components."""
@@ -178,7 +179,7 @@ class Arguments:
                 yield place, each.first
 
     def rows_in(self, tensors: Sequence[tf.Tensor]) -> int | tf.Tensor | None:
-        """Returns this rank's rows, as components in a graph tell; None: there are none."""
+        """Returns the number of this rank's rows in components of a graph; None: no argument has rows."""
         dense_first = sorted((each for each in self._of_tensors if each.has_rows), key=lambda each: each.is_composite)
         return next((rows_of(each.packed(tensors, each.spec_of_all(None))) for each in dense_first), None)
 
@@ -190,21 +191,20 @@ class Arguments:
                 own = each.packed(tensors, each.spec_of_all(None))
                 parts = tf.nest.flatten(gather_rows(own, rank, name=f"{scope}/batch_{place}"), expand_composites=True)
                 components[each.first : each.last] = parts
-                report.gathered_argument(_kind(own), len(parts))
+                report.gathered_argument(_REPORTED.get(type(own), "whole"), len(parts))
         return components
 
-    def tell_rows(self, extents: Extents, values: Sequence[Value]) -> list[Value]:
-        """Tells the cut which ragged and sparse tensors have the rows of the batch. `values`: of the components.
+    def declare_rows(self, extents: Extents, values: Sequence[Value]) -> list[Value]:
+        """Declares to the cut which ragged and sparse tensors have the rows of the batch.
 
-        Returns: those of them that it now knows.
+        values: of the components. Returns: those of them that were declared.
         """
-        with_rows_of_batch: list[Value] = []
+        declared: list[Value] = []
         for each in self._of_tensors:
             if each.has_rows and each.is_composite:
-                parts = values[each.first : each.last]
-                _tell_rows(extents, each.spec, parts)
-                with_rows_of_batch += parts
-        return with_rows_of_batch
+                _declare_rows(extents, each.spec, values[each.first : each.last])
+                declared += values[each.first : each.last]
+        return declared
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -212,14 +212,7 @@ def is_tensor(leaf: Any) -> bool:
     return tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable)
 
 
-def _kind(tensor: Any) -> str:
-    """What a report calls an argument that is gathered."""
-    if isinstance(tensor, tf.RaggedTensor):
-        return "ragged"
-    return "sparse" if isinstance(tensor, tf.SparseTensor) else "whole"
-
-
-def _tell_rows(extents: Extents, spec: Any, parts: Sequence[Value]) -> None:
+def _declare_rows(extents: Extents, spec: Any, parts: Sequence[Value]) -> None:
     if isinstance(spec, tf.RaggedTensorSpec):
         extents.set_dims(parts[1], (extents.rows + 1,))
         return

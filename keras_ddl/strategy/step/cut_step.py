@@ -1,7 +1,7 @@
-"""A step traced as one process would trace it, on the global batch, and made again as one rank's part of it.
+"""Traces a step as one process would, on the global batch, and builds this rank's part of its graph.
 
-What `Strategy.function` and the steps of Keras (keras_step.py) share. No part of Keras is changed for it: while a step
-is traced no strategy is active, so the graph is that of one process; keras_ddl/cut makes the rank's graph out of it.
+`Strategy.function` and the steps of Keras (keras_step.py) share it. While a step is traced no strategy is active and no
+part of Keras is changed, so the graph is that of one process; keras_ddl/cut builds the rank's graph from it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
+from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
@@ -26,18 +27,18 @@ _steps = itertools.count()
 
 
 class CutStep:
-    """A step of the program: traces it, and makes this rank's graph of what was traced.
+    """A step of the program, its traces, and what failed calls of it leave to restore.
 
     Args:
         name: what messages call the step. scope: begins the names of its collectives, the same on all ranks.
-        strategy: whose ranks share the batch.
+        job: whose ranks share the batch.
     """
 
-    def __init__(self, name: str, scope: str, strategy: Any) -> None:
+    def __init__(self, name: str, scope: str, job: Job) -> None:
         self.name = name
         self.scope = scope
-        self.rank, self.size = strategy.rank, strategy.size
-        self._strategy = strategy
+        self.rank, self.size = job.rank, job.size
+        self._job = job
         self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
         self.traces = 0  # begun
@@ -47,18 +48,12 @@ class CutStep:
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
         self.known: set[Any] = set()  # variables that are equal on all ranks already
 
-    def explain(self) -> str:
-        """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
-        if self.size == 1:
-            return ALONE
-        return "\n\n".join(report.text() for report in self.reports)
-
     def tables(self) -> list[str]:
-        """Returns the same, one by one, each under the step's name."""
+        """Returns a table of the collectives of each trace, under the step's name."""
         return [f"{self.name}, one step:\n{report.text()}" for report in self.reports]
 
     def restore(self) -> None:
-        """When a run of the step has failed: gives variables that it has written early back what they were."""
+        """Restores, after a failed run, the variables that it has written before its commit."""
         for each in self._snapshots:
             each.restore()
         for variable, value in self._copies:
@@ -66,17 +61,13 @@ class CutStep:
         self._copies = []
 
     def copy_eagerly(self, variables: Sequence[Any]) -> None:
-        """Copies what a step that runs eagerly may write, until it has committed ([])."""
+        """Copies variables that a step that runs eagerly may write; [] when it has committed."""
         self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
 
     @property
     def committed(self) -> tf.Operation:
         """The commit of the step that was built last, after which its variables are written."""
         return self._snapshots[-1].committed
-
-    def _new_snapshots(self) -> cut.Snapshots:
-        self._snapshots.append(cut.Snapshots())
-        return self._snapshots[-1]
 
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
@@ -88,10 +79,10 @@ class CutStep:
     ) -> Any:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE where it uses variables first.
 
-        parts: gives, when the step has been traced, the variables of which each rank holds a part of a sum.
+        parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
         """
         self.traces += 1
-        with as_one_process(), tracing_for(self._strategy):
+        with as_one_process(), tracing_for(self._job):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self._refuse_collectives(concrete)
         self._agree_on_variables(concrete, parts())
@@ -99,7 +90,7 @@ class CutStep:
         return concrete
 
     def run_without_batch(self, concrete: Any) -> None:
-        """Does what one process does of a traced step whose batch never comes, because the data has ended."""
+        """Runs what one process runs of a traced step whose batch never comes, because the data has ended."""
         if id(concrete) not in self._without_batch:
             collectives = cut.StepCollectives(f"{self.scope}/end", self.rank, self.size, self._plan)
             self._without_batch[id(concrete)] = cut.writes_without_batch(concrete.graph, collectives)
@@ -112,20 +103,22 @@ class CutStep:
         self,
         program: cut.Program,
         local: Sequence[tf.Tensor],
-        states: Sequence[cut.Placement],
+        placements: Sequence[cut.Placement],
         batch: cut.Batch,
         report: cut.Report,
         *,
         begins_with: tf.Tensor | None = None,
         **options: Any,
     ) -> list[tf.Tensor]:
-        """Makes this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
+        """Builds this rank's part of a traced step in the graph that is being traced; returns its outputs, complete.
 
-        local: what this rank has of each argument, placed as `states` says. report: gets what is made. begins_with:
-            what the all_gather that begins the step has gathered, which becomes the first of its plan. options: as
-            `cut.build_step` takes them.
+        Args:
+            local: what this rank has of each argument, in its placement.
+            report: gets what is built.
+            begins_with: what the all_gather that begins the step has gathered, which becomes the first of its plan.
+            options: as `cut.build_step` takes them.
         """
-        slots = {id(outer): sharded_slots.of_handle(outer) for _, outer in program.captured}
+        slots = {id(outer): sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured}
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
         trained = {tuple(each.shape) for concrete in self._traced for each in concrete.graph.trainable_variables}
         collectives = cut.StepCollectives(
@@ -133,44 +126,59 @@ class CutStep:
             self.rank,
             self.size,
             self._plan,
-            compression=self._strategy.settings["compression"],
+            compression=self._job.settings.compression,
             weights=trained,
             feedback=self._feedback,
         )
         if begins_with is not None:
             collectives.begin_with(begins_with)
-        seed = zlib.crc32(f"{self._strategy.job}/{scope}".encode()) % 2**31
-        with tf.device(self._strategy.extended.device):
+        self._snapshots.append(cut.Snapshots())
+        seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
+        with tf.device(self._job.device):
             outputs = cut.build_step(
                 program,
                 local,
-                states,
+                placements,
                 batch,
                 collectives,
                 report=report,
                 seed=seed,
-                batch_statistics=self._strategy.settings["batch_statistics"],
+                batch_statistics=self._job.settings.batch_statistics,
                 captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
-                snapshots=self._new_snapshots(),
+                snapshots=self._snapshots[-1],
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
                 **options,
             )
         collectives.follow_plan()
         self.reports.append(report)
-        self._tell(report)
+        self._show(report)
         return outputs
+
+    def batch_without_rows(self) -> cut.Batch:
+        """Returns the batch of a step whose arguments have no rows, as one row of rank 0's."""
+        return cut.Batch(1, int(self.rank == 0), min(self.rank, 1))
+
+    def batch_of_chunks(self, total: Any) -> cut.Batch:
+        """Returns a batch of which each rank has the rows that `data.chunk` says."""
+        first, end = chunk(total, self.rank, self.size)
+        return cut.Batch(total, end - first, first)
+
+    def batch_of_counts(self, counts: Any, total: int | None = None) -> cut.Batch:
+        """Returns a batch with so many rows of each rank: numbers, or a tensor ([ranks] int64) of the step's graph."""
+        add = tf.reduce_sum if tf.is_tensor(counts) else sum
+        return cut.Batch(add(counts) if total is None else total, counts[self.rank], add(counts[: self.rank]))
 
     def _plan(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
         last = len(sizes) - 1
-        bound = self._strategy.extended.bucket_size.bound(sum(sizes))
+        bound = self._job.bucket_size.bound(sum(sizes))
         # Gradients come in the order of their layers there, the last of which are ready first.
         plan = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
         return [[last - i for i in bucket] for bucket in plan]
 
     def warn_of_kernels_that_begin_anew(self, concrete: Any) -> None:
-        """Warns where a step that was traced before is made into another graph of this rank, for batches that it
-        holds in another way: kernels that remember what they have drawn are others there, and in one process the same.
+        """Warns where a trace is built into a second graph of this rank, for batches that come in another form: kernels
+        that store the state of their random numbers begin anew there, and go on in one process.
         """
         drawing = next((each.name for each in _nodes(concrete) if "seed2" in each.attr), None)
         if drawing is not None and self.rank == 0:
@@ -198,13 +206,13 @@ class CutStep:
         variables = [each for each in used if each.ref() not in self.known]
         self.known.update(each.ref() for each in variables)
         numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-        numeric = [each for each in numeric if sharded_slots.of(each) is None]
+        numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
         with tf.init_scope():
             if numeric:
                 ops.broadcast_variables(numeric, root=0)
-            gathered_slots.agree(gathered_slots.slots_in(variables))
+            gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
 
-    def _tell(self, report: cut.Report) -> None:
+    def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
         if self.rank != 0:
             return
@@ -237,23 +245,6 @@ class Outputs:
         rest = iter(tensors)
         leaves = [next(rest) if tf.is_tensor(each) else each for each in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
-
-
-def batch_without_rows(rank: int) -> cut.Batch:
-    """Returns the batch of a step whose arguments have no rows, as one row of rank 0's."""
-    return cut.Batch(1, int(rank == 0), min(rank, 1))
-
-
-def batch_of_chunks(total: Any, rank: int, size: int) -> cut.Batch:
-    """Returns a batch of which each rank has the rows that `data.chunk` says."""
-    first, end = chunk(total, rank, size)
-    return cut.Batch(total, end - first, first)
-
-
-def batch_of_counts(counts: Any, rank: int, total: int | None = None) -> cut.Batch:
-    """Returns a batch of which each rank has so many rows: numbers or a tensor ([ranks] int64) of the step's graph."""
-    add = tf.reduce_sum if tf.is_tensor(counts) else sum
-    return cut.Batch(add(counts) if total is None else total, counts[rank], add(counts[:rank]))
 
 
 def _nodes(concrete: Any) -> list[Any]:

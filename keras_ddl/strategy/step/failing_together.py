@@ -1,12 +1,12 @@
-"""A call that fails on one rank fails on all of them, with that rank's error.
+"""A call of a step that fails on one rank fails on all of them, with that rank's error.
 
-All ranks make the same calls of steps. When one raises, it cancels the collectives of the others (an alarm), so that
-their calls also fail. Then all come together, exchange their errors, and raise that of the lowest rank that had one of
-its own. Nothing of the failed calls is pending any more, and the program may catch the error and go on.
+All ranks make the same calls of steps. A rank whose call raises cancels the collectives of the others (an alarm), so
+that their calls fail as well. Then all ranks exchange their errors, and raise that of the lowest rank that had one of
+its own. No collective of the failed calls is pending then, and the program may catch the error and continue.
 
-A graph does not end before the collectives that it has started: they may wait for ranks that wait for others of this
-rank, which will never start. So a thread looks now and then whether TensorFlow has cancelled a graph that still runs,
-and raises the alarm.
+A graph ends only when the collectives that it has started end. They may wait for ranks that wait for other collectives,
+which this rank will never start. So a thread checks now and then whether TensorFlow has cancelled a graph that still
+runs, and raises the alarm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from keras_ddl import communicator
 from keras_ddl.communicator.started import Started
@@ -34,9 +34,10 @@ from keras_ddl.errors import (
     RankMismatchError,
     StepCancelledError,
 )
+from keras_ddl.strategy.step.cut_step import CutStep
 
-_LOOK_SECONDS = 0.05
-# What all ranks raise by themselves, or what leaves nobody to agree with.
+_CHECK_SECONDS = 0.05
+# Errors that all ranks raise by themselves, or after which no rank is left to agree with.
 _OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # The end of the data, which all ranks reach together.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
@@ -49,23 +50,30 @@ _starting = threading.Lock()
 _watching = False
 
 
-class Undo(Protocol):
-    """What a failed call leaves on each rank, and how that is put right before anything is raised."""
+class Caller:
+    """Base of what calls one step on all ranks. Before a failed call raises, variables that it has written are
+    restored, and traces that not all ranks have are forgotten.
+    """
+
+    def __init__(self, cut_step: CutStep) -> None:
+        self.cut_step = cut_step
+        self._traces_before = 0
 
     def may_have_traced(self, is_python: bool) -> bool:
         """Whether this call has traced, or was doing so when it failed. `is_python`: with an error of Python code."""
-
-    def restore(self) -> None:
-        """Gives back their values to variables that the call has written."""
+        return self.cut_step.traces != self._traces_before
 
     def forget_traces(self) -> None:
         """Forgets what was traced: a rank has failed before its graph ran, and ranks trace together."""
+        self.cut_step.forget_traces()
+
+    def together(self, call: Callable[[], _T]) -> _T:
+        """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
+        self._traces_before = self.cut_step.traces
+        return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
 
 
-def together(call: Callable[[], _T], undo: Undo) -> _T:
-    """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
-    if _in_call.get() or communicator.size() == 1:
-        return call()
+def _together(call: Callable[[], _T], caller: Caller) -> _T:
     under_way = _Call(_manager())
     _watch()
     _calls.append(under_way)
@@ -75,7 +83,7 @@ def together(call: Callable[[], _T], undo: Undo) -> _T:
     except Exception as error:
         if under_way.end() and isinstance(error, _ENDS):
             raise
-        raised = _agree(under_way, error, undo)
+        raised = _agree(under_way, error, caller)
         if raised is error:
             raise
         raise raised from (None if isinstance(error, StepCancelledError) else error)
@@ -101,26 +109,25 @@ class _Call:
         self._alarm: Started | None = None
         self._ended = self._was_cancelled = False
 
-    def look(self) -> None:
-        """Raises the alarm where a graph has failed and does not end. From a thread of its own."""
+    def check(self) -> None:
+        """Raises the alarm if a graph has failed and does not end. Called by the watching thread."""
         if not self.manager.is_cancelled:
             return
-        if self._was_cancelled:  # for a while: it does not end by itself
+        if self._was_cancelled:  # at the last check already: it does not end by itself
             with self._lock:
                 if not self._ended and self._alarm is None:
                     self._alarm = communicator.communicator_of(None).start_alarm()
         self._was_cancelled = True
 
     def end(self) -> bool:
-        """No alarm is raised from now on but by `alarm`; returns whether none was."""
+        """Ends the checks. Returns whether no alarm was raised."""
         with self._lock:
             self._ended = True
             return self._alarm is None
 
     def alarm(self) -> Started:
         """Returns the alarm, raised now if it was not."""
-        if self._alarm is None:
-            self._alarm = communicator.communicator_of(None).start_alarm()
+        self._alarm = self._alarm or communicator.communicator_of(None).start_alarm()
         return self._alarm
 
 
@@ -131,31 +138,31 @@ def _watch() -> None:
     with _starting:
         if not _watching:
             _watching = True
-            threading.Thread(target=_look, name="keras_ddl-steps", daemon=True).start()
+            threading.Thread(target=_check_calls, name="keras_ddl-steps", daemon=True).start()
 
 
-def _look() -> None:
+def _check_calls() -> None:
     while True:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_CHECK_SECONDS)
         for call in tuple(_calls):
             try:
-                call.look()
+                call.check()
             except KerasDdlError:  # the communicator was closed
                 pass
 
 
 @dataclass
 class _Report:
-    """What a rank says of its failure. `kind`: the pickled class of its own error; None: it only missed another."""
+    """A rank's failure. `kind`: the pickled class of its own error; None: it failed only because another rank did."""
 
     kind: bytes | None
     text: str
     in_tracing: bool
 
 
-def _agree(call: _Call, error: Exception, undo: Undo) -> Exception:
+def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     """Returns what this rank raises."""
-    undo.restore()
+    caller.cut_step.restore()
     if isinstance(error, _OF_ALL) and not isinstance(error, StepCancelledError) and call.end():
         return error
     comm = communicator.communicator_of(None)
@@ -165,30 +172,27 @@ def _agree(call: _Call, error: Exception, undo: Undo) -> Exception:
         problem = alarm.error()
         if problem is not None:
             raise problem
-        reports: list[_Report] = comm.come_together(_report(error, undo))
+        reports: list[_Report] = comm.come_together(_report(error, caller))
     except KerasDdlError as problem:  # nobody to agree with
         return problem if isinstance(error, StepCancelledError) else error
     if any(each.in_tracing for each in reports):
-        undo.forget_traces()
+        caller.forget_traces()
     rank = next((r for r, each in enumerate(reports) if each.kind is not None), None)
     if rank is None or rank == comm.rank or reports[rank] == reports[comm.rank]:
         return error
     return _of_rank(rank, reports[rank])
 
 
-def _report(error: Exception, undo: Undo) -> _Report:
+def _report(error: Exception, caller: Caller) -> _Report:
     if isinstance(error, (StepCancelledError, tf.errors.CancelledError)):  # TensorFlow's, of what had not begun
-        return _Report(None, "", undo.may_have_traced(is_python=False))
+        return _Report(None, "", caller.may_have_traced(is_python=False))
     try:
         kind = pickle.dumps(type(error))
     except Exception:  # a class of a function
         kind = b""
-    # What a graph raises while it runs is TensorFlow's.
-    return _Report(kind, _text(error), undo.may_have_traced(is_python=not isinstance(error, tf.errors.OpError)))
-
-
-def _text(error: Exception) -> str:
-    return (error.message or "") if isinstance(error, tf.errors.OpError) else str(error)
+    if isinstance(error, tf.errors.OpError):  # by a graph while it runs
+        return _Report(kind, error.message or "", caller.may_have_traced(is_python=False))
+    return _Report(kind, str(error), caller.may_have_traced(is_python=True))
 
 
 def _of_rank(rank: int, report: _Report) -> Exception:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,17 +17,18 @@ from keras_ddl.communicator import comparison
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import rows_of
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
-from keras_ddl.strategy.step.cut_step import CutStep, Outputs, batch_of_chunks, batch_of_counts, batch_without_rows
-from keras_ddl.strategy.step.failing_together import together
-from keras_ddl.strategy.step.tracing import is_traced
+from keras_ddl.strategy.step.cut_step import ALONE, CutStep, Outputs
+from keras_ddl.strategy.step.failing_together import Caller
+from keras_ddl.strategy.step.tracing import sees_global_batch
 
 _FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 
 
-class StepFunction:
+class StepFunction(Caller):
     """What `Strategy.function` returns. See there."""
 
     def __init__(
@@ -36,11 +37,10 @@ class StepFunction:
         *,
         batches: str,
         reduce_retracing: bool,
-        strategy: Any,
+        strategy: StrategyInterface,
         number: int,
     ) -> None:
         self.__wrapped__ = step
-        self._options = {"batches": batches, "reduce_retracing": reduce_retracing}
         self._strategy = strategy
         self._of_objects: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self.__name__ = getattr(step, "__name__", type(step).__name__)
@@ -50,16 +50,15 @@ class StepFunction:
             else tf.function(step, reduce_retracing=reduce_retracing)
         )
         self._reduce_retracing = reduce_retracing
-        self._batches, self.rank, self._size = batches, strategy.rank, strategy.size
+        self._batches, self.rank = batches, strategy.rank
         self._scope = f"{self.__name__}_{number}"
-        self.cut_step = CutStep(self.__name__, self._scope, strategy)
+        super().__init__(CutStep(self.__name__, self._scope, strategy.job))
         self._calls = 0
-        self._traces = 0
         self._traced: dict[Hashable, _Traced] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
-        if self._size == 1 or is_traced():  # within another step of the global batch
+        if self.cut_step.size == 1 or sees_global_batch():  # within another step of the global batch
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
@@ -68,8 +67,7 @@ class StepFunction:
                 "tf.function around it, or put strategy.function in its place."
             )
         self._calls += 1  # on all ranks, whatever happens
-        self._traces = self.cut_step.traces
-        return together(lambda: self._call(args, kwargs), self)
+        return self.together(lambda: self._call(args, kwargs))
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         structure = tf.nest.map_structure(_as_tensor, (args, kwargs))
@@ -93,24 +91,19 @@ class StepFunction:
         if key not in self._of_objects:
             reference = weakref.ref(instance, lambda _: self._of_objects.pop(key, None))
             step = _method(self.__wrapped__, instance, reference)
-            self._of_objects[key] = reference, self._strategy.function(step, **self._options)
+            self._of_objects[key] = (
+                reference,
+                self._strategy.function(step, batches=self._batches, reduce_retracing=self._reduce_retracing),
+            )
         return self._of_objects[key][1]
 
-    # The three of failing_together.Undo.
-
-    def may_have_traced(self, is_python: bool) -> bool:
-        return self.cut_step.traces != self._traces
-
-    def restore(self) -> None:
-        self.cut_step.restore()
-
     def forget_traces(self) -> None:
+        super().forget_traces()
         self._traced.clear()
-        self.cut_step.forget_traces()
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
-        return self.cut_step.explain()
+        return ALONE if self.cut_step.size == 1 else "\n\n".join(report.text() for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:
         """Checks now and then that the arguments of all ranks are the same."""
@@ -122,144 +115,127 @@ class StepFunction:
             look = [look, order.digest(arguments.tensors).numpy().tolist()]
         else:
             look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look]]
-        all_looks = communicator.all_gather_object(look, name=f"{self._scope}/arguments")
-        other = comparison.other_rank(all_looks)
-        if other is not None:
-            raise RankMismatchError(
-                f"{self.__name__}: all ranks must call a step with "
-                + ("the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents")
-                + f". Received in call {call}: rank {other}'s arguments differ from rank 0's (rank {self.rank}). "
-                "Read the same data in the same order on every rank; if each rank has rows of its own, use "
-                'strategy.function(step, batches="rank").'
-            )
+        same = "the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents"
+        comparison.require_equal(
+            look,
+            f"{self._scope}/arguments",
+            f"{self.__name__}: all ranks must call a step with {same}.",
+            "Read the same data in the same order on every rank; if each rank has rows of its own, use "
+            'strategy.function(step, batches="rank").',
+            received=lambda _, __, other: f"in call {call} rank {other}'s arguments differ from rank 0's",
+        )
 
     def _find(self, arguments: Arguments, rows: int | None) -> _Traced:
         """Returns the trace for arguments, of which this rank was passed `rows` rows."""
         key = arguments.key(_constant)
         if self._reduce_retracing:
             return self._find_open(key, arguments, rows)
-        counts = self._counts(rows)
+        counts: tuple[int, ...] = ()
+        if self._batches == "rank" and rows is not None:  # what one process traces depends on the rows of all ranks
+            counts = tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
         specs = arguments.specs(sum(counts) if counts else rows)
-        shapes = arguments.shapes(specs)
-        key = (key, tuple(shapes), counts, rows)
+        batch = _TracedBatch(tuple(arguments.shapes(specs)), rows, counts)
+        key = (key, batch)
         if key not in self._traced:
-            self._traced[key] = self._trace(arguments, specs, shapes, rows, counts)
+            self._traced[key] = self._trace(arguments, specs, batch)
         return self._traced[key]
-
-    def _counts(self, rows: int | None) -> tuple[int, ...]:
-        """The rows of every rank, where each has its own: what one process traces depends on them all."""
-        if self._batches == "global" or rows is None:
-            return ()
-        return tuple(communicator.all_gather_object(rows, name=f"{self._scope}/rows"))
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
         """As tf.function(reduce_retracing=True): extents that change are left open, from the second size on."""
         before = self._traced.get(key)
         shapes = arguments.shapes(arguments.specs(rows))
-        if before is not None and before.takes(shapes):
+        if before is not None and before.batch.includes(shapes):
             return before
         if before is not None:
-            shapes = [_common(one, other) for one, other in zip(before.shapes, shapes)]
+            shapes = [_common(one, other) for one, other in zip(before.batch.shapes, shapes)]
         if before is not None or self._batches == "rank":
             sharded = {component for _, component in arguments.sharded()}
             shapes = [(None, *shape[1:]) if i in sharded else shape for i, shape in enumerate(shapes)]
-        self._traced[key] = self._trace(arguments, arguments.specs(None), shapes, None, ())
+        self._traced[key] = self._trace(arguments, arguments.specs(None), _TracedBatch(tuple(shapes)))
         return self._traced[key]
 
-    def _trace(
-        self,
-        arguments: Arguments,
-        specs: Sequence[Any],
-        shapes: list[tuple[int | None, ...]],
-        rows: int | None,
-        counts: tuple[int, ...],
-    ) -> _Traced:
-        concrete = self.cut_step.trace(arguments.bound(self._function, specs), arguments.components(shapes))
-        traced = _Traced(self, concrete, arguments.without_tensors(), shapes, rows, counts)
+    def _trace(self, arguments: Arguments, specs: Sequence[Any], batch: _TracedBatch) -> _Traced:
+        step = arguments.bound(self._function, specs)
+        concrete = self.cut_step.trace(step, arguments.components(batch.shapes))
+        traced = _Traced(self, concrete, arguments.without_tensors(), batch)
         self._check_same(self.cut_step.reports[-1])
         return traced
 
     def _check_same(self, report: cut.Report) -> None:
-        digests = communicator.all_gather_object(report.digest(), name=f"{self._scope}/traced")
-        other = comparison.other_rank(digests)
-        if other is not None:
-            raise RankMismatchError(
-                f"{self.__name__}: all ranks must trace the same step. Received: rank {other} traced different "
-                f"operations than rank 0 (rank {self.rank}). Remove whatever depends on the rank; code that uses "
-                "keras_ddl.rank() belongs outside the step."
-            )
+        comparison.require_equal(
+            report.digest(),
+            f"{self._scope}/traced",
+            f"{self.__name__}: all ranks must trace the same step.",
+            "Remove whatever depends on the rank; code that uses keras_ddl.rank() belongs outside the step.",
+            received=lambda _, __, other: f"rank {other} traced different operations than rank 0",
+        )
 
     def build(
-        self,
-        program: cut.Program,
-        arguments: Arguments,
-        rows: int | None,
-        counts: tuple[int, ...],
-        local: list[tf.Tensor],
+        self, program: cut.Program, arguments: Arguments, batch: _TracedBatch, local: list[tf.Tensor]
     ) -> list[Any]:
-        """Makes this rank's graph of a traced step, from its arguments in the graph that is being traced.
-
-        rows, counts: this rank's rows and those of all ranks, as far as they are known.
-        """
+        """Builds this rank's part of a traced step. local: its arguments in the graph that is being traced."""
         report = cut.Report()
+        rows = arguments.rows_in(local) if batch.rows is None else batch.rows
         return self.cut_step.build(
             program,
             arguments.gathered(local, self.rank, self._scope, report),
-            arguments.states,
-            self._batch(arguments.rows_in(local) if rows is None else rows, counts, report),
+            arguments.placements,
+            self._batch(rows, batch.counts, report),
             report,
             inputs_are_whole=self._batches == "global",
-            tell=arguments.tell_rows,
+            tell=arguments.declare_rows,
         )
 
     def _batch(self, rows: Any, counts: tuple[int, ...], report: cut.Report) -> cut.Batch:
         if rows is None:
-            return batch_without_rows(self.rank)
+            return self.cut_step.batch_without_rows()
         if self._batches == "global":
-            return batch_of_chunks(rows, self.rank, self._size)
+            return self.cut_step.batch_of_chunks(rows)
         if counts:
-            return batch_of_counts(counts, self.rank)
+            return self.cut_step.batch_of_counts(counts)
         mine = tf.reshape(tf.cast(rows, tf.int64), [1])
-        report.gathered_counts(self._size * tf.int64.size)
-        return batch_of_counts(ops.all_gather(mine, name=f"{self._scope}/rows"), self.rank)
+        report.gathered_counts(self.cut_step.size * tf.int64.size)
+        return self.cut_step.batch_of_counts(ops.all_gather(mine, name=f"{self._scope}/rows"))
+
+
+class _TracedBatch(NamedTuple):
+    """The batches that a trace takes: `shapes` of the components, `rows` of this rank and `counts` of all ranks, as far
+    as these are known.
+    """
+
+    shapes: tuple[tuple[int | None, ...], ...]
+    rows: int | None = None
+    counts: tuple[int, ...] = ()
+
+    def includes(self, shapes: Sequence[tuple[int | None, ...]]) -> bool:
+        """Whether the trace takes components of these shapes."""
+        return all(tf.TensorShape(own).is_compatible_with(other) for own, other in zip(self.shapes, shapes))
 
 
 class _Traced:
     """The step for arguments of one kind."""
 
-    def __init__(
-        self,
-        owner: StepFunction,
-        concrete: Any,
-        arguments: Arguments,
-        shapes: list[tuple[int | None, ...]],
-        rows: int | None,
-        counts: tuple[int, ...],
-    ) -> None:
-        self.shapes = shapes
+    def __init__(self, owner: StepFunction, concrete: Any, arguments: Arguments, batch: _TracedBatch) -> None:
+        self.batch = batch
         program = cut.Program(concrete.graph)
         self._name = owner.__name__
-        of_captured = (sharded_slots.of_handle(outer) for _, outer in program.captured)
+        of_captured = (sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured)
         self._slots = [each for each in of_captured if each is not None]
         self._outputs = Outputs(concrete)
-        local = list(shapes)
-        if counts:
+        local = list(batch.shapes)
+        if batch.counts:
             for _, component in arguments.sharded():
-                local[component] = (counts[owner.rank], *local[component][1:])
+                local[component] = (batch.counts[owner.rank], *local[component][1:])
         specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
 
         @do_not_convert
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
-            return owner.build(program, arguments, rows, counts, list(local))
+            return owner.build(program, arguments, batch, list(local))
 
         self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
-    def takes(self, shapes: list[tuple[int | None, ...]]) -> bool:
-        """Whether these shapes of arguments are among those that it was traced for."""
-        return all(tf.TensorShape(own).is_compatible_with(other) for own, other in zip(self.shapes, shapes))
-
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
-        gathered_slots.refuse_step(self._name, lambda: self._slots)
+        gathered_slots.check_not_gathered(self._name, lambda: self._slots)
         return self._outputs.packed(tf.nest.flatten(self._run(*tensors)))
 
 

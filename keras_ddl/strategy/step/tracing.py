@@ -1,4 +1,4 @@
-"""Whether this thread traces a step as one process would, and for whom."""
+"""Whether this thread runs a step as one process would, and for which job it is traced."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
 
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.strategy.job import Job
 
-_tracing: ContextVar[bool] = ContextVar("keras_ddl_tracing", default=False)
-_strategy_of_step: ContextVar[Any] = ContextVar("keras_ddl_strategy_of_step", default=None)
-
-
-def is_traced() -> bool:
-    """Whether this thread is tracing, or running, a step as one process would."""
-    return _tracing.get()
+_sees_global_batch: ContextVar[bool] = ContextVar("keras_ddl_sees_global_batch", default=False)
+_job_of_step: ContextVar[Job | None] = ContextVar("keras_ddl_job_of_step", default=None)
 
 
-def strategy_of_step() -> Any:
-    """Returns the Strategy whose step this thread traces, or None."""
-    return _strategy_of_step.get()
-
-
-def tracing_for(strategy: Any) -> AbstractContextManager[None]:
-    """Returns a context in which a step is traced, to be cut for the ranks of `strategy`."""
-    return setting(_strategy_of_step, strategy)
+def sees_global_batch() -> bool:
+    """Whether this thread is tracing, or running, a step on the batch of all ranks, as one process would."""
+    return _sees_global_batch.get()
 
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
-    """Inside, the program's code means what it means in one process."""
-    with setting(_tracing, True), outside_strategies():
+    """Inside, the program's code means what it means in one process: it sees the batch of all ranks."""
+    with setting(_sees_global_batch, True), outside_strategies():
         yield
+
+
+def job_of_step() -> Job | None:
+    """Returns the job whose step this thread traces, or None."""
+    return _job_of_step.get()
+
+
+def tracing_for(job: Job) -> AbstractContextManager[None]:
+    """Returns a context in which a step is traced, to be cut for the ranks of `job`."""
+    return setting(_job_of_step, job)

@@ -1,13 +1,49 @@
-"""Which settings a Strategy takes."""
+"""The job of a Strategy: its ranks as this one sees them, and the settings that it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.errors import ConfigError
-from keras_ddl.gradients.bucket_size import AUTO
+from keras_ddl.gradients.bucket_size import AUTO, BucketSize
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a Strategy, as this rank passed them. See `Strategy` for each."""
+
+    bucket_bytes: int | str
+    sparse_as_dense: bool | str
+    drift_check_percent: float
+    gather_predictions: str
+    batch_statistics: str
+    compression: str | None
+    shard_optimizer: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks that share each batch, and how they do it.
+
+    Attributes:
+        rank, size: of this process; the number of ranks.
+        token: a string that only the ranks of this job share; "" where there is one rank.
+        device: what this rank computes with, as tf.device takes it.
+        settings: as this rank passed them. The other attributes are equal on all ranks.
+        bucket_size: of the gradients that travel in one collective.
+        shards_from_elements: slots of so many elements or more are in shards; None: no slots are.
+    """
+
+    rank: int
+    size: int
+    token: str
+    device: str
+    settings: Settings
+    bucket_size: BucketSize
+    shards_from_elements: int | None
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
@@ -38,18 +74,18 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 }
 
 
-def check(settings: Mapping[str, Any], rank: int) -> None:
+def check_settings(settings: Settings, rank: int) -> None:
     """Raises ConfigError for a setting that is not allowed, or for two that exclude one another."""
-    for name, value in settings.items():
+    for name, value in vars(settings).items():
         is_allowed, rule, default = _RULES[name]
         if not is_allowed(value):
             raise ConfigError(
                 f"Strategy: {name} must be {rule}. Received: {name}={value!r} (rank {rank}). Leave it out for "
                 f"{default}."
             )
-    if settings["compression"] is not None and settings["shard_optimizer"]:
+    if settings.compression is not None and settings.shard_optimizer:
         raise ConfigError(
             "Strategy: compression works on all-reduces only, and shard_optimizer=True sends gradients by "
-            f"reduce-scatter. Received: compression={settings['compression']!r} and shard_optimizer=True (rank "
+            f"reduce-scatter. Received: compression={settings.compression!r} and shard_optimizer=True (rank "
             f"{rank}). Leave one of them out."
         )

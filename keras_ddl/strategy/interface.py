@@ -1,0 +1,44 @@
+"""What the parts of a Strategy use of it. `Strategy` imports its parts, so they cannot import its class."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from keras_ddl.compat import keras as keras_compat
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.agreement.random_state import RandomState
+    from keras_ddl.strategy.job import Job, Settings
+    from keras_ddl.strategy.keras_patches.save_records import SaveRecords
+    from keras_ddl.strategy.step.keras_step import KerasSteps
+    from keras_ddl.topology import Topology
+
+
+class StrategyInterface(Protocol):
+    """A `keras_ddl.Strategy`, as its parts see it."""
+
+    rank: int
+    size: int
+    topology: Topology
+    settings: Settings
+    job: Job
+    random_state: RandomState
+    saves: SaveRecords  # of several ranks
+    drift_check_fraction: float
+    keras_steps: KerasSteps
+
+    def scope(self) -> AbstractContextManager[Any]: ...
+    def function(self, step: Any, *, batches: str, reduce_retracing: bool) -> Any: ...
+    def experimental_distribute_dataset(self, dataset: Any) -> Any: ...
+
+
+def strategy_of(owner: Any) -> StrategyInterface | None:
+    """Returns the Strategy that a model or an optimizer was made under, or None."""
+    return keras_compat.strategy_of(owner)
+
+
+def strategy_of_ranks(owner: Any) -> StrategyInterface | None:
+    """As `strategy_of`; None also where that Strategy has one rank, and so nothing to do."""
+    strategy = strategy_of(owner)
+    return strategy if strategy is not None and strategy.size > 1 else None

@@ -1,0 +1,173 @@
+"""The train_function, test_function and predict_function of a model on several ranks.
+
+Keras's loops call such a function for each execution of one or more steps. It chooses the `Execution` for the batches
+at hand and runs it: a function that Keras has made for such batches, which calls `Strategy.run` for each step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import arrays
+from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, total_rows
+from keras_ddl.strategy import fits, trainer_calls
+from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.keras_patches import reading
+from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_for_all, trace_for_all
+from keras_ddl.strategy.step.execution import Execution
+from keras_ddl.strategy.step.failing_together import Caller
+
+
+class _KerasFunction(Caller):
+    """The executions of one step of a model: "train_step" | "test_step" | "predict_step"."""
+
+    def __init__(self, model: Any, step: str, strategy: StrategyInterface) -> None:
+        super().__init__(strategy.keras_steps.step_of(model, step))
+        self._model, self._step, self._job = model, step, strategy.job
+        self._kinds = BatchKinds()
+        self._executions: dict[Any, Execution] = {}
+        self._has_executed = False  # in this call, and may have traced
+
+    def _execution(self, kind: BatchKind, rows: BatchRows, **options: bool) -> Execution:
+        rows = rows.of_kind(kind.specs)
+        key = (kind, rows, *options.items())
+        if key not in self._executions:
+            self._executions[key] = Execution(self._model, self._step, rows, kind, **options)
+        return self._executions[key]
+
+    def _execute(self, execution: Execution, data: Any) -> Any:
+        self._has_executed = True
+        return execution.run(data, self._make_function)
+
+    def _make_function(self, execution: Execution, data: Any) -> Callable[[Any], Any]:
+        raise NotImplementedError
+
+    def may_have_traced(self, is_python: bool) -> bool:
+        return super().may_have_traced(is_python) or is_python and (self._has_executed or not self._kinds)
+
+    def forget_traces(self) -> None:
+        super().forget_traces()
+        self._kinds.clear()
+        self._executions.clear()
+
+
+class IteratorFunction(_KerasFunction):
+    """A train_function or test_function: executes steps on an iterator of batches.
+
+    Args:
+        program_step: the function that Keras passes to `Strategy.run`.
+        make: Keras's `_make_function`.
+    """
+
+    def __init__(self, model: Any, program_step: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
+        super().__init__(model, name_of_step(model, program_step), strategy)
+        self._program_step, self._make = program_step, make
+        # By iterator: its execution, and an iterator of the types that this takes; None: the same, not to keep it.
+        self._by_iterator: weakref.WeakKeyDictionary[Any, tuple[Execution, Any]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, iterator: Any) -> Any:
+        """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
+        try:
+            return self.together(lambda: self._run(iterator))
+        except tf.errors.OutOfRangeError:
+            self.cut_step.restore()
+            self._run_without_batch(iterator)
+            raise
+
+    def _run(self, iterator: Any) -> Any:
+        self._has_executed = False
+        if self._step != "test_step":
+            gathered_slots.check_not_gathered(self._step, lambda: gathered_slots.slots_of(self._model))
+        if isinstance(iterator, tf.data.Iterator):
+            return self._execute(*self._execution_on(iterator))
+        batch = next(iterator)
+        arrays.warn_of_equal_batches(batch, self._job.rank)
+        kind = self._kinds.of(global_batch(batch, total_rows(batch)))
+        return self._execute(self._execution(kind, UNKNOWN, is_single=True), batch)
+
+    def _execution_on(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
+        in_fit = self._step == "train_step" and fits.of(self._model) is not None
+        if in_fit:
+            accumulation.begin_step(self._model, self._job.rank)
+        if iterator not in self._by_iterator:
+            spec, rows = iterator.element_spec, reading.rows_of(iterator)
+            kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
+            execution = self._execution(kind, rows, accumulates_parts=in_fit)
+            own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
+            typed = iterator_for_all(iterator, kind, own_rows)
+            self._by_iterator[iterator] = execution, None if typed is iterator else typed
+        execution, typed = self._by_iterator[iterator]
+        return execution, iterator if typed is None else typed
+
+    def _make_function(self, execution: Execution, batch: Any) -> Callable[[Any], Any]:
+        if not execution.is_single:
+            return self._make(self._model, self._program_step)
+        # As Keras's function of a batch, traced for any number of rows.
+        if self._model.run_eagerly:
+            return self._run_single
+        function = tf.function(self._run_single, reduce_retracing=True, autograph=False)
+        if execution.kind is not None:
+            trace_for_all(function, batch, execution.kind)
+        return function
+
+    def _run_single(self, batch: Any) -> Any:
+        return self._model.distribute_strategy.run(self._program_step, args=(batch,))
+
+    def _run_without_batch(self, iterator: Any) -> None:
+        """Runs what one process has run of the step's graph when it finds in it that the data has ended."""
+        if iterator in self._by_iterator and self._model.steps_per_execution == 1 and not self._model.run_eagerly:
+            kind = self._by_iterator[iterator][0].kind
+            if kind is not None and 0 in kind.traces:
+                self.cut_step.run_without_batch(kind.traces[0])
+
+    def forget_traces(self) -> None:
+        super().forget_traces()
+        self._by_iterator.clear()
+
+
+class PredictFunction(_KerasFunction):
+    """A predict_function: executes steps on a list of batches. `make`: Keras's `make_predict_function`."""
+
+    def __init__(self, model: Any, strategy: StrategyInterface, make: Callable[..., Any]) -> None:
+        super().__init__(model, "predict_step", strategy)
+        self._make = make
+        self._local = Execution(model, "predict_step", is_local=True)
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """COLLECTIVE in `predict`. In `predict_on_batch` the step is this rank's alone, and waits for no other."""
+        loop = trainer_calls.innermost()
+        if not isinstance(loop, trainer_calls.Loop) or loop.method != "predict" or loop.model is not self._model:
+            return self._execute(self._local, batches)
+        return self.together(lambda: self._run(loop.iterator.batch_rows, batches))
+
+    def _run(self, rows: BatchRows, batches: Sequence[Any]) -> Any:
+        self._has_executed = False
+        if rows.total is None or rows.spec is None:
+            totals = [total_rows(each) if rows.total is None else rows.total for each in batches]
+            specs = [global_batch(each, total) for each, total in zip(batches, totals)]
+        else:
+            specs = [rows.spec] * len(batches)
+        return self._execute(self._execution(self._kinds.of(specs), rows), batches)
+
+    def _make_function(self, execution: Execution, batches: Sequence[Any]) -> Callable[[Any], Any]:
+        try:
+            self._make(self._model, force=True)
+            function: Callable[[Any], Any] = self._model.predict_function
+        finally:
+            self._model.predict_function = self
+        if execution.kind is not None:
+            trace_for_all(function, batches, execution.kind)
+        return function
+
+
+def name_of_step(model: Any, function: Any) -> str:
+    """Returns which step of `model` a function is: a program may set its own in place of the method."""
+    for name in ("train_step", "test_step"):
+        if function == getattr(model, name):  # bound methods are equal, and not identical
+            return name
+    return "test_step" if getattr(function, "__name__", "") == "test_step" else "train_step"

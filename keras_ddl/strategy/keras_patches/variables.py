@@ -1,0 +1,41 @@
+"""Patches of what creates Keras's variables: whose they are, and slots of optimizers in shards (sharded_slots.py).
+
+Patched: keras/src/optimizers/base_optimizer.py, backend/tensorflow/core.py, backend/tensorflow/optimizer.py (3.15.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.compat.optimizers import averaged_weights
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.variable_origin import of_keras
+
+
+def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Makes the tf.Variable of a keras.Variable, which is none of the program's own (distribute_loop/variables.py)."""
+    with of_keras():
+        return original(variable, value)
+
+
+def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
+    """Refuses optimizers of which it is not known that each entry of a slot is computed by itself."""
+    sharded_slots.check_entrywise(optimizer)
+    return original(optimizer, variables)
+
+
+def add_variable_from_reference(
+    original: Callable[..., Any], self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
+) -> Any:
+    """Shards a slot from the moment it is made: no rank ever has all slots in full."""
+    with sharded_slots.creating_slot(self, reference_variable, name):
+        variable = original(self, reference_variable, name=name, initializer=initializer)
+    sharded_slots.shard_slot(self, reference_variable, variable, name, initializer)
+    return variable
+
+
+def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_list: Any) -> Any:
+    """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
+    with gathered_slots.gathered(gathered_slots.slots_in(averaged_weights(optimizer))):
+        return original(optimizer, var_list)

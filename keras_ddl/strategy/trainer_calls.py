@@ -1,0 +1,51 @@
+"""The calls of Keras's trainer that run on this thread: of fit, evaluate and predict, and executions of steps in them.
+
+Keras's code lies between the two ends of such a call: between `fit` and the iterator that it reads with, and between
+`train_function` and `Strategy.run`. The inner end looks here for what the outer one has begun. Everything else of a
+step is passed as an argument.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from keras_ddl.compat.context import setting
+
+
+@dataclass(eq=False)
+class TrainerCall:
+    """A call of or by the trainer of `model`."""
+
+    model: Any
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Returns the context in which this call runs, as the innermost on this thread."""
+        return setting(_running, (*_running.get(), self))
+
+
+@dataclass(eq=False)
+class Loop(TrainerCall):
+    """A call of fit, evaluate or predict, which `method` names.
+
+    Attributes:
+        iterator: the EpochIterator made in it to read the data; None before, and where fit has made it (evaluate).
+    """
+
+    method: str
+    iterator: Any = None
+
+
+_running: ContextVar[tuple[TrainerCall, ...]] = ContextVar("keras_ddl_trainer_calls", default=())
+
+
+def running() -> tuple[TrainerCall, ...]:
+    """Returns the calls that run on this thread, the innermost last."""
+    return _running.get()
+
+
+def innermost() -> TrainerCall | None:
+    """Returns the innermost call that runs on this thread, or None."""
+    return next(reversed(_running.get()), None)
