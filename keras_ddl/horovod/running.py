@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from keras_ddl import launch
 from keras_ddl.errors import ConfigError
+from keras_ddl.launch.hostfile import read as read_hostfile
 
 
 def run(
@@ -50,15 +50,5 @@ def run(
     if hosts is not None and hostfile is not None:
         raise ConfigError("run: only one of hosts and hostfile may be given. Received: both.")
     if hostfile is not None:
-        hosts = _hosts_of(Path(hostfile))
+        hosts = read_hostfile(hostfile)
     return launch.run(func, np or num_proc, args, kwargs, hosts=hosts, verbose=bool(verbose))
-
-
-def _hosts_of(file: Path) -> str:
-    hosts = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
-            hosts.append(f"{words[0]}:{slots[0] if slots else 1}")
-    return ",".join(hosts)

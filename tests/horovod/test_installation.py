@@ -10,7 +10,6 @@ import pytest
 
 from harness.launching import python_path
 from harness.name_tables import WORKS, row
-from keras_ddl.horovod import running
 from launch.launching import run
 
 SCRIPT = """
@@ -108,11 +107,6 @@ def test_run_as_horovod_takes_a_script_as_it_is(tmp_path: Path) -> None:
     ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path)
     assert ended.status == 0, ended
     assert "total [3.0, 6.0] 0.28.1+keras.ddl" in ended.out, ended
-
-
-def test_hostfile_is_read_as_horovod_writes_it(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("h0 slots=2\n\n# a remark\nh1 slots=4 # more\nh2\n")
-    assert running._hosts_of(tmp_path / "hosts") == "h0:2,h1:4,h2:1"
 
 
 @row(
