@@ -7,18 +7,6 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import ShuffleDataset, tf
 
-__all__ = [
-    "ShuffleDataset",
-    "UnaryUnchangedStructureDataset",
-    "dataset_kind",
-    "is_nondeterministic",
-    "iterator_of_type",
-    "order_follows_from_passes",
-    "pipeline_of",
-    "shuffle_seeds",
-    "variant_tensor",
-]
-
 # Datasets whose order in a pass depends on how often they were iterated, and on nothing else.
 _CHAIN = frozenset(
     (

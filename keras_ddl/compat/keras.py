@@ -55,36 +55,6 @@ tree = keras.tree
 
 tensorflow_packages.check_keras_backend()  # ~/.keras/keras.json may have named another one
 
-__all__ = [
-    "ArrayDataAdapter",
-    "BaseOptimizer",
-    "CallbackList",
-    "GeneratorDataAdapter",
-    "LossScaleOptimizer",
-    "PyDatasetAdapter",
-    "TESTED",
-    "TFOptimizer",
-    "TFTrainer",
-    "TFVariable",
-    "Trainer",
-    "array_slicing",
-    "current_path",
-    "forget_global_seed_generator",
-    "global_seed_generator",
-    "io_utils",
-    "is_batch_moment",
-    "is_ddl_strategy",
-    "keras",
-    "legacy_h5_format",
-    "make_global_seed_generator",
-    "replica_strategy",
-    "saving_lib",
-    "scope_strategy",
-    "strategy_of",
-    "tf_trainer",
-    "tree",
-]
-
 
 def is_batch_moment(frames: Iterable[Any]) -> bool:
     """Whether an operation was made by BatchNormalization's `_moments`. `frames`: of its traceback.

@@ -10,15 +10,6 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import UpdateContext, tf
 
-__all__ = [
-    "ReplicaContext",
-    "StrategyExtendedV1",
-    "UpdateContext",
-    "container_strategy",
-    "outside_strategies",
-    "primary_variable",
-]
-
 ReplicaContext: Any = tf.distribute.ReplicaContext
 StrategyExtendedV1: Any = tf.compat.v1.distribute.StrategyExtended
 

@@ -65,31 +65,6 @@ UninitializedVariable: Any = resource_variable_ops.UninitializedVariable
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
-__all__ = [
-    "CALLS",
-    "CancellationManager",
-    "CancellationManagerContext",
-    "ShuffleDataset",
-    "UninitializedVariable",
-    "UpdateContext",
-    "asynchronous",
-    "called_attributes",
-    "called_graph",
-    "clone_function",
-    "constant_value",
-    "do_not_convert",
-    "function_attributes",
-    "global_seed",
-    "is_eager",
-    "is_stateful",
-    "load_ops",
-    "ref_variable",
-    "register_gradient",
-    "resource_variable_ops",
-    "tf",
-    "traced_for_xla",
-]
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,44 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import communicator, timeline
-from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size
+from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size  # noqa: F401
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import process_sets as sets
 from keras_ddl.horovod.failures import UnsupportedError
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "ccl_built",
-    "check_sparse",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reduce_op",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
 
 
 class ReduceOp(enum.StrEnum):
