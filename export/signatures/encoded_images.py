@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.errors import ExportError
@@ -185,8 +185,3 @@ def _layout(dtype: str, shape: Sequence[int | None] | None) -> str | None:
 
 def _listed(inputs: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {dtype}{shape}" for name, (dtype, shape) in inputs.items())
-
-
-def option_names() -> list[str]:
-    """Returns the options of `EncodedImages` that the command line accepts."""
-    return [each.name for each in fields(EncodedImages) if each.name != "outputs"]

@@ -12,9 +12,9 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import keras_ddl
+from keras_ddl.cli.info import cpu_model
 from keras_ddl.communicator import mpi
 
 
@@ -56,6 +56,4 @@ def interleave(
 
 def machine() -> str:
     """Returns one line about the machine, for the head of a table."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = names[0].split(":", 1)[1].strip() if names else platform.machine()
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {keras_ddl.size()} ranks"
+    return f"{cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {keras_ddl.size()} ranks"

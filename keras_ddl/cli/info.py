@@ -7,7 +7,6 @@ import platform
 import shutil
 import socket
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import click
@@ -16,10 +15,11 @@ import keras_ddl
 from keras_ddl import config
 from keras_ddl.cli.export import size_text
 from keras_ddl.errors import KerasDdlError
+from keras_ddl.launch import host_facts
 
 # Alternatives: one of each row is expected.
 _DISTRIBUTIONS = (
-    ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel"),
+    host_facts.TENSORFLOWS,
     ("keras",),
     ("numpy",),
     ("mpi4py",),
@@ -46,7 +46,7 @@ def software() -> list[tuple[str, str]]:
         ("python", f"{platform.python_version()} ({sys.executable})"),
     ]
     for names in _DISTRIBUTIONS:
-        installed = [(name, version) for name in names if (version := _version(name))]
+        installed = [(name, version) for name in names if (version := host_facts.version(name))]
         if not installed:
             missing = "not installed"
             if names[0] == "tensorflow":
@@ -84,7 +84,7 @@ def machine() -> list[tuple[str, str]]:
     cpus = len(os.sched_getaffinity(0))
     rows = [
         ("host", f"{socket.gethostname()} ({platform.system()} {platform.release()}, {platform.machine()})"),
-        ("CPU", f"{_cpu_model()}, {cpus} usable"),
+        ("CPU", f"{cpu_model()}, {cpus} usable"),
         ("memory", size_text(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))),
     ]
     try:
@@ -113,14 +113,8 @@ def settings() -> list[tuple[str, str]]:
     return rows
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Returns the processor's name, or "unknown"."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -268,11 +268,8 @@ def outputs_of_branches(tensor: tf.Tensor) -> list[tf.Tensor]:
         branches = operation.get_attr("branches")
     else:
         return []
-    try:
-        graphs = [operation.graph._get_function(branch.name).graph for branch in branches]
-    except (AttributeError, ValueError):
-        return []
-    return [graph.outputs[tensor.value_index] for graph in graphs]
+    graphs = [_graph_of(operation, branch) for branch in branches]
+    return [] if None in graphs else [graph.outputs[tensor.value_index] for graph in graphs]
 
 
 def constant_value(tensor: tf.Tensor) -> Any:

@@ -31,10 +31,6 @@ class DDLCallback(callbacks.AverageLogs):
     """
 
     @_of_an_object
-    def set_params(self, params: Any) -> None:
-        super().set_params(params)
-
-    @_of_an_object
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         if job.is_training_together() and getattr(model, "jit_compile", False):
@@ -49,10 +45,6 @@ class DDLGlobalVariablesCallback(callbacks.BroadcastVariables):
 
     def __init__(self) -> None:
         super().__init__(root=0)
-
-    @_of_an_object
-    def set_params(self, params: Any) -> None:
-        super().set_params(params)
 
     @_of_an_object
     def set_model(self, model: Any) -> None:
