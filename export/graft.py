@@ -167,8 +167,8 @@ def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, 
 def _write_warmup(staged: Path, base: manifest.Manifest, model_name: str) -> None:
     rows = load_rows(str(base.sample))
     requests = [
-        warmup_file.request(model_name, name, rows_of(name, rows, base.own_inputs), inputs)
-        for name, inputs in ({DEFAULT: base["inputs"]} | base.own_inputs).items()
+        warmup_file.request(model_name, name, rows_of(name, rows, base["own_inputs"]), inputs)
+        for name, inputs in ({DEFAULT: base["inputs"]} | base["own_inputs"]).items()
         if inputs
     ]
     warmup_file.write(staged / "assets.extra" / warmup_file.FILE, requests)
@@ -183,7 +183,7 @@ def _write_provenance(staged: Path, base: manifest.Manifest, source: Source) -> 
         "base_sha256": base["sha256"],
         **{name: state.get(name) for name in ("step", "epoch", "metrics")},
         **{name: base[name] for name in ("tensorflow", "keras", "inputs", "outputs", "signatures", "warnings")},
-        "composites": base.record.get("composites", {}),
+        "composites": base["composites"],
     }
     (staged / "assets.extra" / manifest.PROVENANCE).write_text(json.dumps(record, indent=1))
 
@@ -199,30 +199,30 @@ def _prove(staged: Path, base: manifest.Manifest, source: Source, process: Clean
         process=process,
         skip=base["random"],
         tolerance=tolerance,
-        signatures=base.record.get("declared"),
-        images=base.record.get("images"),
-        own_inputs=base.own_inputs,
+        signatures=base["declared"],
+        images=base["images"],
+        own_inputs=base["own_inputs"],
     )
     where = "in a clean process" if how == "process" else "in this process"
     if base.sample is None and source.golden is None:
         return f"loads {where}; no sample to compare outputs on"
     rows = load_rows(str(base.sample)) if source.golden is None else load_rows(str(source.golden), ROWS)
-    rows = rows_of(DEFAULT, rows, base.own_inputs)
-    count = composites.rows_in(base.record.get("composites", {}), rows)
+    rows = rows_of(DEFAULT, rows, base["own_inputs"])
+    count = composites.rows_in(base["composites"], rows)
     answers = f"answers {count} {'row' if count == 1 else 'rows'} {where}"
     further = sorted(set(answer["asked"]) - {DEFAULT})
     also = f"; so do the signatures {', '.join(further)}" if further else ""
     if source.golden is None:
         return f"{answers}; no outputs of training to compare with{also}"
     same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e} (allowed {tolerance:.0e})"
-    declared = {each for outputs in base.record.get("declared", {}).values() for each in outputs.values()}
+    declared = {each for outputs in base["declared"].values() for each in outputs.values()}
     random = f" (random, not compared: {', '.join(base['random'])})" if base["random"] else ""
     unknown = sorted(declared - set(answer["compared"]) - set(base["random"]))
     return f"{answers} as the trained model did, {same}{random}{also}{_not_compared(unknown, base)}"
 
 
 def _not_compared(layers: list[str], base: manifest.Manifest) -> str:
-    images = sorted(base.record.get("images", {}))
+    images = sorted(base["images"])
     parts = [f"layers whose outputs training did not store: {', '.join(layers)}"] if layers else []
     parts += [f"encoded images ({', '.join(images)}), which were made up"] if images else []
     return f"; not compared: {'; '.join(parts)}" if parts else ""

@@ -56,22 +56,7 @@ class Manifest:
     @property
     def name(self) -> str | None:
         """The part of the model whose graph this is; None: the model itself."""
-        return self.record.get("name")
-
-    @property
-    def own(self) -> list[str]:
-        """Keys of the model's own variables."""
-        return self.record.get("own", [key for key, _, _ in self["variables"]])
-
-    @property
-    def trainable(self) -> list[str]:
-        """Keys of the model's trainable variables."""
-        return self.record.get("trainable", [])
-
-    @property
-    def own_inputs(self) -> dict[str, Any]:
-        """Signatures with their own inputs: signature -> {input: [dtype, shape]}."""
-        return self.record.get("own_inputs", {})
+        return self.record["name"]
 
     @property
     def sample(self) -> Path | None:

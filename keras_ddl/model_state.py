@@ -178,7 +178,7 @@ def restore_checkpoint(
             )
         build_optimizers(model, optimizers_to_build(model, checkpoint))
         optimizers = _optimizers_of(model)
-        targets = _keyed(OPTIMIZER, [v for name, _, _ in _stored_optimizers(state) for v in optimizers[name].variables])
+        targets = _keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
         source = match(table(targets), state["optimizer"], "optimizer variable", path)
         pairs.append((checkpoint.optimizer, targets, source))
     for prefix, targets, source in pairs:
@@ -232,7 +232,7 @@ def optimizers_to_build(model: Any, checkpoint: ckpt.Checkpoint) -> list[tuple[s
     }
     optimizers = _optimizers_of(model)
     unbuilt: list[tuple[str, list[int] | None]] = []
-    for name, _, keys in _stored_optimizers(state):
+    for name, _, keys in state["optimizers"]:
         if name not in optimizers:
             raise CheckpointError(
                 f"The model must have the checkpoint's optimizers. Received: {checkpoint.path} with {name!r}; the "
@@ -259,12 +259,6 @@ def _optimizers_of(model: Any) -> dict[str, Any]:
     from keras_ddl.compat.models import named_optimizers_of  # an export reads checkpoints without Keras
 
     return named_optimizers_of(model)
-
-
-def _stored_optimizers(state: Mapping[str, Any]) -> list[list[Any]]:
-    if state["optimizer"] is None:
-        return []
-    return state.get("optimizers") or [["optimizer", len(state["optimizer"]), None]]
 
 
 def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:

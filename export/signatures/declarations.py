@@ -115,15 +115,9 @@ def check_at_export(declared: Declared, record: Mapping[str, Any]) -> None:
         encoded_images.image_input(each, record["inputs"])
 
 
-def default_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Returns {public name: output} of the base graph's serving_default."""
-    return dict(record["declared"][DEFAULT]) if "declared" in record else {name: name for name in record["outputs"]}
-
-
 def outputs_in(record: Mapping[str, Any]) -> Outputs:
     """Returns what the shared function of a base graph can return. `record`: its manifest."""
-    answers = record.get("answers") or {name: record["outputs"][name] for name in sorted(record["outputs"])}
-    return Outputs(answers, record.get("layers", {}), record.get("float32", True))
+    return Outputs(record["answers"], record["layers"], record["float32"])
 
 
 def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,9 +126,9 @@ def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[
     Returns: new values of the manifest's "outputs", "signatures", "declared", "images" and "own_inputs".
     """
     graph = SavedGraph(folder, outputs_in(record))
-    default = declared.outputs.get(DEFAULT) or default_of(record)
-    images = dict(record.get("images", {}))
-    sources = {**record.get("declared", {DEFAULT: default}), **declared.outputs}
+    default = declared.outputs.get(DEFAULT) or record["declared"][DEFAULT]
+    images = dict(record["images"])
+    sources = {**record["declared"], **declared.outputs}
     replaced = {*declared.outputs, *declared.images}
     for name, outputs in declared.outputs.items():
         images.pop(name, None)
@@ -156,5 +150,5 @@ def add_to(folder: Path, declared: Declared, record: Mapping[str, Any]) -> dict[
         "signatures": sorted({*record["signatures"], *replaced}),
         "declared": sources,
         "images": images,
-        "own_inputs": {name: {} if name in replaced else each for name, each in record.get("own_inputs", {}).items()},
+        "own_inputs": {name: {} if name in replaced else each for name, each in record["own_inputs"].items()},
     }

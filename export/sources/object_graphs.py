@@ -88,7 +88,7 @@ class ObjectGraph:
         for start, children in enumerate(self._children):
             if COMPLETE in children:
                 listed = self._listed(children[COMPLETE])
-                for order in (base.own, list(specs)):
+                for order in (base["own"], list(specs)):
                     if self._is_of(order, listed, specs):
                         yield names[start], dict(zip(order, listed))
             if first & set(children) or (start == 0 and not first):  # without `first`, all layers are hidden
@@ -115,7 +115,7 @@ class ObjectGraph:
             known: variables that the object leads to by attributes.
             is_own: whether the object was compiled with this optimizer.
         """
-        order, trained = base.trainable, self._listed(optimizer[_TRAINED])
+        order, trained = base["trainable"], self._listed(optimizer[_TRAINED])
         if not order or not self._is_of(order, trained, specs):
             return None
         ours = dict(zip(order, trained))

@@ -100,7 +100,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
         content = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5")) if file.suffix == ".keras" else file
         with h5py.File(content, "r") as opened:
             # The file may be of the complete model, or of the part whose graph this is.
-            of_whole = base.record.get("h5_of_whole", {})
+            of_whole = base["h5_of_whole"]
             places = of_whole if of_whole and all(of_whole.get(key) in opened for key in keys) else base["h5"]
             missing = [key for key in keys if places.get(key) not in opened]
             if missing:
@@ -162,7 +162,7 @@ def _why_hidden(base: Manifest, missing: list[str]) -> str:
         return ""
     trained = (
         " (the trained ones of them would be, if it held the model's optimizer, compiled or with momenta)"
-    ) * bool(set(hidden) & set(base.trainable))
+    ) * bool(set(hidden) & set(base["trainable"]))
     return (
         f". {len(hidden)} of them are in layers that the model keeps in lists, dicts or nested tuples, which Keras "
         f"3.15 hides from tf.train.Checkpoint: they were never in the file{trained}. Save with tf.train.Checkpoint("

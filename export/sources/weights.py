@@ -98,7 +98,7 @@ def _agreement(source: Source, name: str | None) -> bool | None:
     if source.checkpoint is None:
         return None
     state = source.checkpoint.state or {}
-    evidence = (state.get("base") if name is None else state.get("bases", {}).get(name)) or {}
+    evidence = state["base"] if name is None else state["bases"].get(name, {})
     if evidence.get("agrees") is False:
         raise ExportError(
             f"The base graph must give the model's outputs as of step {source.step}. Received: "

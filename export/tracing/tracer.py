@@ -183,6 +183,7 @@ class Tracer:
             "float32": float32,
             "signatures": sorted(trace.functions),
             "declared": {DEFAULT: {name: name for name in trace.outputs}, **by_functions},
+            "images": {},
             "own_inputs": {
                 name: {each: [spec.dtype.name, spec.shape.as_list()] for each, spec in inputs.specs.items()}
                 for name, inputs in trace.own.items()
