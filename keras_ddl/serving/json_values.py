@@ -20,13 +20,12 @@ import orjson
 from tensorflow.core.example import example_pb2, feature_pb2
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.serving.servable import Signature
+from keras_ddl.serving.servable import DEFAULT_SIGNATURE, Signature
 from keras_ddl.serving.status import invalid
 from keras_ddl.serving.tensors import check_names, check_shape
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such names are bytes, not text
-_DEFAULT_SIGNATURE = "serving_default"
 _ROWS_AT_A_TIME = 1000
 _FROM_URL = str.maketrans("-_", "+/")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -67,7 +66,7 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
     name = request.get("signature_name", "")
     if not isinstance(name, str):
         raise invalid(f'"signature_name" must be a string. Received: {reprlib.repr(name)}.')
-    name = name or _DEFAULT_SIGNATURE
+    name = name or DEFAULT_SIGNATURE
     if name not in signatures:
         raise invalid(
             f'Serving signature name: "{name[:100]}" not found in signature def. There are {sorted(signatures)}.'

@@ -12,36 +12,19 @@ import contextlib
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from keras_ddl.files import durable
 from keras_ddl.serving import model_config
-from keras_ddl.serving.frames import Frame
 from keras_ddl.serving.model_config import ModelConfig
+from keras_ddl.serving.processes import ModelProcess
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
 _DRAIN_SECONDS, _LOOK_SECONDS = 30.0, 0.05
-
-
-class Loaded(Protocol):
-    """A loaded version. `error`: why it can no longer answer. `busy`: the number of unanswered requests."""
-
-    path: Path
-    version: int
-    error: str
-
-    @property
-    def busy(self) -> int: ...
-
-    async def call(self, fields: Mapping[str, Any], body: bytes | bytearray) -> Frame:
-        """Returns the reply to a request. Raises: RequestError."""
-
-    def close(self) -> bool:
-        """Ends it, and abandons running requests. Returns whether there were none."""
 
 
 class State(enum.IntEnum):
@@ -61,7 +44,7 @@ class Version:
     number: int
     state: State = State.START
     error: str = ""
-    servable: Loaded | None = None
+    servable: ModelProcess | None = None
     users: int = 0
     failed_at: float = 0.0
     failures: int = 0
@@ -84,7 +67,7 @@ class ModelManager:
     def __init__(
         self,
         configs: Sequence[ModelConfig],
-        load: Callable[[ModelConfig, Path, int], Awaitable[Loaded]],
+        load: Callable[[ModelConfig, Path, int], Awaitable[ModelProcess]],
         *,
         poll_seconds: float = 1.0,
         retries: int | None = None,
@@ -123,14 +106,14 @@ class ModelManager:
         for each in self._servables():
             each.close()
 
-    def _servables(self) -> list[Loaded]:
+    def _servables(self) -> list[ModelProcess]:
         versions = [version for versions in self._versions.values() for version in versions.values()]
         return [version.servable for version in versions if version.servable is not None]
 
     # ---- for requests --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def use(self, name: str, number: int | None = None, label: str = "") -> Iterator[Loaded]:
+    def use(self, name: str, number: int | None = None, label: str = "") -> Iterator[ModelProcess]:
         """Yields an available version, and keeps it loaded while it is in use.
 
         Args:
