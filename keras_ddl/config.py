@@ -20,13 +20,13 @@ from keras_ddl.errors import ConfigError
 T = TypeVar("T")
 
 PREFIX = "KERAS_DDL_"
-# The wrapper of a rank creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
+# A rank's wrapper creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
 ENDED_FILE = "ended.{rank}"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One row: `name` without the prefix; `default` is what `get` returns when the variable is unset or empty."""
+    """One row: `name` without the prefix; `default`: the value when the variable is unset or empty."""
 
     name: str
     type: str
@@ -47,11 +47,11 @@ def _one_of(*values: str) -> Callable[[str], str]:
     return parse
 
 
-def _at_least(least: int, what: str = "a whole number") -> Callable[[str], int]:
+def _at_least(minimum: int, what: str = "an integer") -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = _parse(int, text, f"{what}, {least} or more")
-        if value < least:
-            raise ValueError(f"{what}, {least} or more")
+        value = _parse(int, text, f"{what}, {minimum} or more")
+        if value < minimum:
+            raise ValueError(f"{what}, {minimum} or more")
         return value
 
     return parse
@@ -78,7 +78,7 @@ def _percent(text: str) -> float:
     return value
 
 
-_bytes = _at_least(1, "a whole number of bytes")
+_bytes = _at_least(1, "an integer number of bytes")
 
 
 def _bytes_or_auto(text: str) -> int | str:
@@ -289,14 +289,14 @@ def is_set(name: str) -> bool:
 
 
 def unknown() -> list[str]:
-    """Returns the KERAS_DDL_* variables of the environment that are not in the table: they would be ignored."""
+    """Returns the KERAS_DDL_* variables of the environment that are not in the table and would be ignored."""
     known = {row.environment_name for row in _TABLE}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
 @contextlib.contextmanager
 def override(name: str, value: str) -> Iterator[None]:
-    """Sets KERAS_DDL_<name> for native code that reads it inside the block."""
+    """Sets KERAS_DDL_<name> inside the block, for native code that reads it."""
     variable = VARIABLES[name].environment_name
     before = os.environ.get(variable)
     os.environ[variable] = value
@@ -313,19 +313,19 @@ def check_environment() -> None:
     """Checks every KERAS_DDL_* variable of the environment.
 
     Raises:
-        ConfigError: one is not in the table (the message names the nearest), or its value is not of its type.
+        ConfigError: one is not in the table (the message names the nearest), or its value is invalid.
     """
     for name in unknown():
         near = difflib.get_close_matches(name, [row.environment_name for row in _TABLE], n=1, cutoff=0)[0]
         raise ConfigError(
-            f"Every {PREFIX}* variable must be one that keras_ddl knows. Received: {name}={os.environ[name]!r}. The "
-            f"nearest is {near}; `keras-ddl info` lists all."
+            f"{PREFIX}* variables must be known to keras_ddl. Received: {name}={os.environ[name]!r}. The nearest is "
+            f"{near}; `keras-ddl info` lists all."
         )
     for row in _TABLE:
         get(row.name)
 
 
-# IBM's algorithms for an all-reduce: a letter before the dimensions of a mode, or alone.
+# IBM's letters for all-reduce algorithms, before the dimensions of a mode or alone.
 IBM_MODES = "prbnmc"
 
 

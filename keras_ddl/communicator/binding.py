@@ -1,6 +1,6 @@
 """Communicators of the native core, and their collectives on arrays; `requests` runs those on raw memory.
 
-It knows nothing of launchers or topologies; `keras_ddl.communicator` puts them together.
+Independent of launchers and topologies, which `keras_ddl.communicator` adds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 WORLD = 0  # the id of the communicator of all ranks
-_LANE_TAG, _MESSAGES_TAG = 17, 18  # of the transports of the lane, and of other messages
+_LANE_TAG, _MESSAGES_TAG = 17, 18  # of the transports of the lane and of `for_messages`
 
 _idleness = Idleness()  # of this process
 
@@ -70,14 +70,17 @@ class Communicator(Requests):
         id: int = WORLD,
         note: str = "",
     ) -> None:
-        """COLLECTIVE over the ranks of `transport`, which it takes over; None: one rank, alone.
+        """COLLECTIVE over the ranks of `transport`.
 
-        `id`: by which ops find it, equal on all its ranks. `note`: added to the messages of its errors.
-
-        `outer`: the box that the groups form in the order of their leaders, fastest dimension first; (): one dimension.
+        Args:
+            transport: the communicator takes it over; None: one rank, alone.
+            group: see ddl_options in ddl.h, as for the options below.
+            outer: the box of the groups in the order of their leaders, fastest dimension first; (): one dimension.
+            id: the number by which ops find it, equal on all its ranks.
+            note: appended to the messages of its errors.
 
         Raises:
-            CollectiveError: the ranks could not meet.
+            CollectiveError: the ranks could not connect.
         """
         library = core()
         message = ctypes.create_string_buffer(ERROR_BYTES)
@@ -101,7 +104,7 @@ class Communicator(Requests):
         self._has_lane = False
         self._id = id
         self._splitting = 0
-        self._changed = threading.Condition()  # guards both
+        self._changed = threading.Condition()  # guards _closed and _splitting
         self._process = os.getpid()
         library.ddl_publish(id, self._comm)
         if self._size > 1:
@@ -109,9 +112,9 @@ class Communicator(Requests):
             threading.Thread(target=_reply_to_queries, args=(self._comm,), name="keras_ddl", daemon=True).start()
 
     def close(self) -> None:
-        """Leaves the group: what the other ranks still wait for fails there with RankLostError. Idempotent.
+        """Leaves the group; collectives that other ranks still wait in fail there with RankLostError. Idempotent.
 
-        In a signal handler in the middle of a collective: the collective fails first, with NotInitializedError.
+        In a signal handler in the middle of a collective, the collective fails first, with NotInitializedError.
         """
         if self._interruption.is_handling():
             self._interruption.give_up(errors.NotInitializedError(_CLOSED_BY_HANDLER), self.close)
@@ -129,21 +132,17 @@ class Communicator(Requests):
             core().ddl_work_free(left.work)
 
     def sub_transport(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Returns a way to some of the ranks, for a communicator of its own. COLLECTIVE over `ranks`.
-
-        Args:
-            ranks: in the order of the new ranks.
-            tag: tells apart what is made at the same time.
+        """Returns the transport of some of the ranks, as Transport.split. COLLECTIVE over `ranks`.
 
         Raises:
-            NotInitializedError: this was closed. CollectiveError: the ranks could not meet.
+            NotInitializedError: this communicator was closed. CollectiveError: the ranks could not connect.
         """
         with self._changed:
             if self._closed:
                 raise errors.NotInitializedError("The communicator was closed while it was split.")
             self._splitting += 1  # closing frees the transport
         try:
-            assert self._transport is not None  # of a rank that is alone nobody asks for a way to others
+            assert self._transport is not None  # only several ranks are split
             return self._transport.split(ranks, tag)
         finally:
             with self._changed:
@@ -151,14 +150,14 @@ class Communicator(Requests):
                 self._changed.notify_all()
 
     def for_messages(self) -> Any:
-        """Returns what sends and receives messages between the same ranks. COLLECTIVE over them. See sub_transport."""
+        """Returns an object for messages between the same ranks, on a transport of its own. COLLECTIVE over them."""
         return self.sub_transport(range(self._size), tag=_MESSAGES_TAG).for_messages()
 
     def add_lane(self) -> None:
-        """Makes the way of collectives that follow a plan, unless it is there. COLLECTIVE over the ranks.
+        """Creates the lane for planned collectives, once. COLLECTIVE over the ranks.
 
         Raises:
-            NotInitializedError: this was closed. CollectiveError: the ranks could not meet.
+            NotInitializedError: this communicator was closed. CollectiveError: the ranks could not connect.
         """
         if self._size == 1 or self._has_lane:
             return
@@ -169,19 +168,19 @@ class Communicator(Requests):
         self._has_lane = True
 
     def count(self) -> dict[str, int]:
-        """What this rank's end has done since it was made: ddl_counters of ddl.h, by name."""
+        """Returns the counters of this rank's end, ddl_counters of ddl.h, by name."""
         counters = Counters()
         core().ddl_count(self._comm, byref(counters))
         return {name: getattr(counters, name) for name in COUNTERS}
 
     def __del__(self) -> None:
-        # Only now: another thread may have been about to use it when it was closed.
+        # Not in `close`: another thread may be about to use the communicator.
         if getattr(self, "_comm", None) and os.getpid() == self._process:  # a fork has no communication thread
             self.close()
             core().ddl_release(self._comm)
 
     def describe(self) -> str:
-        """What this communicator runs on, for people."""
+        """Describes for people what this communicator runs on."""
         text: bytes = core().ddl_describe(self._comm)
         return text.decode(errors="replace")
 
@@ -208,7 +207,7 @@ class Communicator(Requests):
         return result
 
     def broadcast(self, array: np.ndarray, root: int, name: str) -> np.ndarray:
-        """Returns a new array, the one of rank `root`. dtype and shape are equal on all ranks; any dtype but object."""
+        """Returns a copy of rank `root`'s array. dtype and shape are equal on all ranks; any dtype but object."""
         source = _contiguous(array)
         result = _empty_like(source)
         self._run(BROADCAST, name, _native_view(source), _native_view(result), root=root, detail=_text(array))
@@ -224,15 +223,15 @@ class Communicator(Requests):
         return parts
 
     def start_barrier(self, name: str, flags: int) -> Started:
-        """Returns a barrier that goes on by itself."""
+        """Starts a barrier that runs in the background."""
         return self.start(self._request(BARRIER, name, None, None, flags=flags), None)
 
     def barrier(self, name: str) -> None:
-        """Returns when every rank has come."""
+        """Returns when every rank has called it."""
         self._run(BARRIER, name, None, None)
 
     def join(self) -> int:
-        """Returns, when every rank has joined, the one that did last. Goes on with a join that was interrupted."""
+        """Waits until every rank has joined, and returns the last. Continues a join that was interrupted."""
         import numpy as np
 
         left, self._left_join = self._left_join, None
@@ -245,9 +244,9 @@ class Communicator(Requests):
         return int(last[0])
 
     def all_reduce_init(self, array: np.ndarray, op: str, name: str, out: np.ndarray) -> Callable[[], np.ndarray]:
-        """Returns a function that reduces what `array`, which is C-contiguous, holds at the time into `out`."""
+        """Returns a function that reduces the current content of `array`, which is C-contiguous, into `out`."""
         request = self._request(ALL_REDUCE, name, array, out, op=OPS[op], detail=_text(array))
-        # Without argument types, whose conversions take longer than a small exchange does.
+        # Without declared argument types, whose conversions take longer than a small exchange.
         try_run = core()["ddl_try_run"]
         comm, reference, patience = c_void_p(self._comm), byref(request), c_uint32(PATIENCE_US)
 
@@ -301,7 +300,7 @@ def _empty_like(array: np.ndarray) -> np.ndarray:
 
 
 def _native_view(array: np.ndarray) -> np.ndarray:
-    """The array itself, or its bytes when its dtype is not one of DTYPES; a broadcast copies either."""
+    """Returns the array, or its bytes if its dtype is not one of DTYPES, for a broadcast, which only copies."""
     import numpy as np
 
     if is_supported(array):

@@ -1,7 +1,7 @@
-"""Pickles that hold functions by value, with the file and the lines that they come from.
+"""Pickles functions by value, with the file and line numbers they come from.
 
-cloudpickle from 3.1.3 on leaves out a function's file. Tracebacks of ranks, and what is said of a rank that others wait
-for, would then not name the user's line.
+cloudpickle drops a function's file since 3.1.3. Tracebacks of ranks, and warnings about ranks that others wait for,
+would then not name the user's line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Child processes of a rank, which are no ranks: how they know, and what happens when one would be a rank.
+"""Keeps child processes of a rank from acting as ranks.
 
-A process that multiprocessing spawns imports the script again. Where that calls init() at its top, the child would call
-MPI as its parent's rank; and a pool makes another child for each that ends. So the child refuses, and takes the rank
-with it unless the script catches the error.
+A process that multiprocessing spawns imports the script again. If the script calls init() at its top, the child would
+call MPI as its parent's rank; and a pool replaces each child that ends. So `init` raises in the child, and ends the
+parent's rank unless the script catches the error.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ from keras_ddl.communicator import error_report, stack_position
 from keras_ddl.errors import NotInitializedError
 from keras_ddl.topology.launcher import find_launcher
 
-# Of multiprocessing.spawn: refuses to start a process while the script is being imported.
-_REFUSAL_OF_PYTHON = "_check_not_importing_main"
+# The function of multiprocessing.spawn that raises when a process is started while the script is being imported.
+_IMPORT_GUARD = "_check_not_importing_main"
 
 _TERMINATION_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 
 
 def mark_rank() -> None:
-    """Says to child processes, which inherit the environment, that this process is the rank."""
+    """Marks this process as the rank, for child processes, which inherit the environment."""
     os.environ[config.VARIABLES["RANK_PROCESS"].environment_name] = str(os.getpid())
 
 
 def refuse(rank: int | None) -> None:
-    """Returns in a rank's own process; `rank` is what the launcher's variables say, also to children.
+    """Raises NotInitializedError in a child process of a rank; an uncaught exception there then ends the rank.
 
-    From then on an uncaught exception of a refused process ends the rank.
-
-    Raises: NotInitializedError: this process is a child of a rank.
+    `rank`: by the launcher's variables, which children inherit.
     """
     marked = config.get("RANK_PROCESS")
-    # The server of multiprocessing's "forkserver" may be older than the mark.
+    # The server of multiprocessing's "forkserver" may have started before mark_rank.
     imports_for_parent = getattr(multiprocessing.current_process(), "_inheriting", False)
     if marked == os.getpid() or not (marked or imports_for_parent):
         return
@@ -56,9 +54,9 @@ def refuse(rank: int | None) -> None:
 
 
 def watch_import() -> None:
-    """In a child that imports the script of a rank: if the script starts processes without a guard, ends the rank.
+    """For a child that imports the script of a rank: ends the rank if the script starts processes without a guard.
 
-    Python refuses that in the child. A pool replaces such a child by another one, for ever, and waits.
+    Python raises an error for that in the child only, and a pool would replace such children for ever.
     """
     launcher = find_launcher()
     if launcher is None or launcher.size == 1:
@@ -70,7 +68,7 @@ def watch_import() -> None:
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook(kind, error, trace)
         frames = traceback.extract_tb(trace)
-        if not frames or frames[-1].name != _REFUSAL_OF_PYTHON:
+        if not frames or frames[-1].name != _IMPORT_GUARD:
             return
         line = stack_position.user_line(frames)
         text = (

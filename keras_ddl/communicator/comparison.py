@@ -1,4 +1,4 @@
-"""What must be the same on all ranks: where it is not, every rank raises the same error, which says how it differs."""
+"""Checks that values are equal on all ranks; if they differ, every rank raises the same error, with both values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_ddl.errors import RankMismatchError
 
 
 def digest(content: bytes) -> bytes:
-    """Returns 32 bytes that are equal where `content` is."""
+    """Returns the SHA-256 of `content`, 32 bytes."""
     return hashlib.sha256(content).digest()
 
 
@@ -23,17 +23,17 @@ def is_equal(content: bytes, name: str, *, comm: Communicator | None = None) -> 
 
 
 def differing(contents: Sequence[bytes], name: str) -> dict[int, int]:
-    """Returns which of `contents` are not equal on all ranks: position -> the first rank that differs from rank 0.
+    """Returns the `contents` that differ between ranks: position -> the first rank that differs from rank 0.
 
     COLLECTIVE. Cost: 4 bytes per rank and entry.
     """
-    sums = communicator.all_gather_object([zlib.crc32(content) for content in contents], name)
-    others = [other_rank([of_rank[place] for of_rank in sums]) for place in range(len(contents))]
+    checksums = communicator.all_gather_object([zlib.crc32(content) for content in contents], name)
+    others = [other_rank([of_rank[place] for of_rank in checksums]) for place in range(len(contents))]
     return {place: other for place, other in enumerate(others) if other is not None}
 
 
 def other_rank(values: Sequence[Any]) -> int | None:
-    """Returns the first rank whose value is not rank 0's; None: all are equal."""
+    """Returns the first rank whose value differs from rank 0's; None: all are equal."""
     return next((rank for rank, value in enumerate(values) if value != values[0]), None)
 
 
@@ -54,7 +54,7 @@ def require_equal(
 
     Args:
         rule, remedy: sentences for the error.
-        received: takes rank 0's value, another one and the rank that has it; returns how they differ.
+        received: takes rank 0's value, another value and its rank; returns a phrase with the difference.
     Raises: RankMismatchError: on every rank.
     """
     require_equal_values(communicator.all_gather_object(value, name, comm=comm), rule, remedy, received=received)
@@ -63,11 +63,11 @@ def require_equal(
 def require_equal_values(
     values: Sequence[Any], rule: str, remedy: str, *, received: Callable[[Any, Any, int], str] = _side_by_side
 ) -> None:
-    """As `require_equal`, of what has been gathered from all ranks already. Not collective."""
+    """As `require_equal`, of values gathered from all ranks already. Not collective."""
     other = other_rank(values)
     if other is not None:
-        how = received(values[0], values[other], other)
-        raise RankMismatchError(f"{rule} Received: {how} (rank {communicator.rank()}). {remedy}")
+        difference = received(values[0], values[other], other)
+        raise RankMismatchError(f"{rule} Received: {difference} (rank {communicator.rank()}). {remedy}")
 
 
 def require_equal_lists(
@@ -83,10 +83,10 @@ def require_equal_lists(
     """Checks that `keys` are equal on all ranks of `comm`, entry by entry. COLLECTIVE.
 
     Args:
-        entry: what one of them is called.
-        texts: how they are shown; default: the keys.
+        entry: the word for an entry in the error.
+        texts: the entries as the error shows them; default: the keys.
     Raises: RankMismatchError: on every rank, with the first entry that differs.
-    Cost: 32 bytes per rank; the whole lists only when they differ.
+    Cost: 32 bytes per rank; the complete lists only when they differ.
     """
     if is_equal("\n".join(keys).encode(), f"{name}_digest", comm=comm):
         return

@@ -1,6 +1,6 @@
-"""What an uncaught exception does: its traceback is printed, a report is left for the launcher, and the job ends.
+"""Handles uncaught exceptions of a rank: prints the traceback, leaves a report for the launcher, and ends the job.
 
-Without this, the failing process would wait in MPI_Finalize at its exit for ranks that wait for it.
+Without this, the failing process would wait in MPI_Finalize for ranks that wait for it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import write_whole
 
 _INTERRUPTED = 130
-# mpirun forwards what a rank has written through pipes; what is still in them when the job is aborted is lost.
+# mpirun forwards the output of ranks through pipes; output that is still in them when the job is aborted is lost.
 _FORWARDING_SECONDS = 0.2
-# A rank that has left is about to end its process, which takes TensorFlow seconds on a busy machine. If it ends with a
-# status of its own (sys.exit(3)), the launcher ends the job with that one, and this rank must not be faster; it is told
-# when there is no such status. Ranks that go on with something else tell nothing: they are waited for no longer than
-# this.
+# How long to wait for the exit status of a rank that has left: it is about to end its process, which takes TensorFlow
+# seconds on a busy machine. If it ends with a status of its own (sys.exit(3)), the launcher must end the job with that
+# status, so this rank must not abort first. The wait ends early when no rank has such a status.
 _LEAVING_SECONDS = 10.0
 _LOOK_SECONDS = 0.005
 _ABORT_LIMIT_SECONDS = 5.0
 
-# What TensorFlow writes, amid its own words, of an exception in a function that it has called, such as a generator of
-# data. Each line is followed by an empty one.
+# The traceback, in an error message of TensorFlow, of an exception in a function that TensorFlow has called, such as a
+# data generator. Each line is followed by an empty one.
 _EMBEDDED = re.compile(r"^Traceback \(most recent call last\):\n.*?(?=\n*\t \[\[|\n*\Z)", re.MULTILINE | re.DOTALL)
 
 _installed = False
@@ -44,11 +43,12 @@ _lock = threading.Lock()
 def install(
     rank: int, abort: Callable[[int], None] | None, no_pending_exit_status: Callable[[], bool] = lambda: True
 ) -> None:
-    """Installs the hooks for uncaught exceptions of the main thread and of other threads. Once per process.
+    """Installs the hooks for uncaught exceptions of all threads. Once per process.
 
-    `abort` ends all ranks with the given exit status; None: there are no others, and Python's own handling goes on.
-    `no_pending_exit_status` says to the others that this rank ends because another one has left, and returns whether
-    all have come to their end with nothing else to tell the launcher.
+    Args:
+        abort: ends all ranks with an exit status; None: there are no other ranks, and Python ends the process.
+        no_pending_exit_status: announces that this rank ends because another one has left, and returns whether no rank
+            is still to end with an exit status of its own.
     """
     global _installed
     if _installed:
@@ -67,7 +67,7 @@ def install(
         main_hook(kind, error, trace)
         print(own_traceback(error), end="", file=sys.stderr)
         if os.getpid() == process:  # a forked child is no rank
-            _say_how_to_go_on()
+            _print_resume_hint()
             end(kind, error, trace)
 
     def in_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -79,8 +79,8 @@ def install(
     sys.excepthook, threading.excepthook = in_main, in_thread
 
 
-def _say_how_to_go_on() -> None:
-    """Names the last checkpoint, below the traceback, where no launcher of ours will."""
+def _print_resume_hint() -> None:
+    """Prints the last checkpoint below the traceback, unless `keras-ddl run` will."""
     checkpoint = last_checkpoint.known()
     if checkpoint is not None and not config.is_set("RUN_DIR"):
         print(f"keras_ddl: {last_checkpoint.resume_hint(checkpoint)}", file=sys.stderr)
@@ -90,12 +90,12 @@ def own_traceback(error: BaseException | None) -> str:
     """Returns the traceback of the program's own exception in an error of TensorFlow, "" where there is none."""
     if error is None or not type(error).__module__.startswith("tensorflow."):
         return ""
-    found = _EMBEDDED.search(str(error))
-    return re.sub(r"\n\n+", "\n", found[0]) + "\n" if found else ""
+    embedded = _EMBEDDED.search(str(error))
+    return re.sub(r"\n\n+", "\n", embedded[0]) + "\n" if embedded else ""
 
 
 def write(rank: int, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """Leaves error-<rank>.txt (JSON) in KERAS_DDL_RUN_DIR, if that is set. The first report of a process stays."""
+    """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if that is set, unless the rank has written one before."""
     if not config.is_set("RUN_DIR"):
         return
     path = Path(config.get("RUN_DIR")) / f"error-{rank}.txt"
@@ -106,7 +106,7 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         "host": socket.gethostname(),
         "time": time.time(),
         "type": kind.__name__,
-        "failed_rank": getattr(error, "failed_rank", rank),  # another one's: a step fails on all ranks
+        "failed_rank": getattr(error, "failed_rank", rank),  # may be another: a step fails on all ranks
         "summary": summary.strip().rpartition("\n")[2] if own else summary.strip(),
         "traceback": "".join(traceback.format_exception(kind, error, trace)) + own,
     }
@@ -116,7 +116,7 @@ def write(rank: int, kind: type[BaseException], error: BaseException | None, tra
         if not path.exists():
             write_whole(path, lambda part: Path(part).write_text(json.dumps(report)), synced=False)
     except OSError as problem:  # reporting must not hide the error itself
-        # The launcher shows the last line that it has of a rank without a report.
+        # The launcher shows the last line of output of a rank without a report.
         print(f"keras_ddl: {report['summary']} (no report in {path.parent}: {problem.strerror})", file=sys.stderr)
 
 
@@ -138,7 +138,7 @@ def _end_all(
         end = time.monotonic() + _LEAVING_SECONDS
         while time.monotonic() < end and not no_pending_exit_status():
             time.sleep(_LOOK_SECONDS)
-        time.sleep(_FORWARDING_SECONDS)  # the others flushed their output just before they said so
+        time.sleep(_FORWARDING_SECONDS)  # the others have just flushed their output
     # MPI_Abort itself may hang when the launcher is gone.
     limit = threading.Timer(_ABORT_LIMIT_SECONDS, os._exit, (status,))
     limit.daemon = True

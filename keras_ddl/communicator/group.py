@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 _PICKLED, _NOT_PICKLED = b"\0", b"\1"
-# The longest name that `split` takes: it is put in front of the names of collectives, which the core limits.
+# The longest name of a communicator. It precedes the names of collectives, whose length the core limits.
 _MAX_NAME_BYTES = 80
 
 _lock = threading.Lock()
-# The communicators that are open, but not that of all ranks.
+# The open communicators by id, without that of all ranks.
 _open: dict[int, Communicator] = {}
-# Splits that this process has begun: makes the id of every communicator another one, also after shutdown and init.
+# Numbers the splits of this process, so that communicators have different ids, also after shutdown and init.
 _splits = itertools.count(1)
 
 
@@ -44,14 +44,14 @@ class Communicator:
     Attributes:
         rank: of this process in the communicator, 0 <= rank < size.
         size: number of its ranks.
-        local_rank: position of this rank among those of them that are on its host.
+        local_rank: position of this rank among its ranks on the same host.
         local_size: number of its ranks on this host.
-        topology: where its ranks are.
-        name: as given to `split`, or "split.1" and so on.
+        topology: the layout of its ranks.
+        name: the argument of `split`, or "split.1" and so on.
         world_ranks: per rank, its number among all ranks.
-        id: by which ops name it, equal on all its ranks; 0 for that of all ranks.
+        id: the number by which ops refer to it, equal on all its ranks; 0 for the communicator of all ranks.
 
-    All methods may be called from any thread. Also a context manager that closes it.
+    All methods may be called from any thread. As a context manager it closes the communicator.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Communicator:
         self.name = name
         self.world_ranks = world_ranks
         self.id = id
-        # Before the names of collectives: errors, warnings and pictures of a timeline then say whose they are.
+        # Precedes the names of its collectives in errors, warnings and timelines.
         self.prefix = f"{name}/" if id != binding.WORLD else ""
         self._native: binding.Communicator | None = native
         self._why_closed = f"Communicator {name!r} is closed. Make another one with split(), on all its ranks."
@@ -84,28 +84,27 @@ class Communicator:
 
     def __reduce__(self) -> Any:
         raise ConfigError(
-            f"A communicator belongs to the process that created it. Received: {self!r}, to be pickled. Call "
-            f"split() on "
-            "every rank instead."
+            f"A communicator belongs to the process that created it. Received: {self!r}, to be pickled. Call split() "
+            "on every rank instead."
         )
 
     def split(self, color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:
-        """Returns the communicator of the ranks that gave the same `color`. COLLECTIVE over this communicator.
+        """Returns the communicator of the ranks that pass the same `color`. COLLECTIVE over this communicator.
 
-        Each has its own communication thread, connections and shared memory. From one thread at a time, or with names.
+        Each has its own communication thread, connections and shared memory. Concurrent calls need names.
 
         Args:
-            color: a number or a text; all ranks give the same type. None: this rank takes no part, and gets None.
+            color: an integer or a string, of one type on all ranks. None: this rank takes no part, and gets None.
             key: new ranks are numbered by ascending key, ranks of equal key in their order here.
             name: for error messages, equal on all ranks, at most 80 bytes.
 
         Raises:
-            ConfigError: a color, key or name that does not fit; on every rank.
+            ConfigError: an invalid color, key or name; on every rank.
             NotInitializedError: this communicator is closed.
         """
         self.native()
         if name is not None and not (isinstance(name, str) and 0 < len(name.encode()) <= _MAX_NAME_BYTES):
-            raise ConfigError(f"split: name must be a text of 1 to {_MAX_NAME_BYTES} bytes. Received: name={name!r}.")
+            raise ConfigError(f"split: name must be a string of 1 to {_MAX_NAME_BYTES} bytes. Received: name={name!r}.")
         match = self._name("split", name)
         gathered = self._gather((*_checked(color, key), next(_splits)), match)
         _check_split(gathered)
@@ -118,17 +117,17 @@ class Communicator:
         return self._of(ranks, number, name or match.rpartition("/")[2])
 
     def of_ranks(self, ranks: Sequence[int], *, name: str, deadline_seconds: float | None = None) -> Communicator:
-        """Returns the communicator of some ranks. COLLECTIVE over these alone.
+        """Returns the communicator of some ranks. COLLECTIVE over these alone, with equal arguments.
 
         Args:
-            ranks: in the order of the new ranks; equal on all of them, this one among them.
-            name: equal on all of them, and used for one open communicator at a time.
-            deadline_seconds: instead of KERAS_DDL_DEADLINE_SECONDS; equal on all of them.
+            ranks: in the order of the new ranks; this one must be among them.
+            name: unique among open communicators.
+            deadline_seconds: instead of KERAS_DDL_DEADLINE_SECONDS.
         """
-        changed = {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
-        return self._of(list(ranks), _id(f"{self.id} {self.world_ranks} {ranks} {name}"), name, **changed)
+        options = {} if deadline_seconds is None else {"deadline_seconds": deadline_seconds}
+        return self._of(list(ranks), _id(f"{self.id} {self.world_ranks} {ranks} {name}"), name, **options)
 
-    def _of(self, ranks: list[int], number: int, label: str, **changed: Any) -> Communicator:
+    def _of(self, ranks: list[int], number: int, label: str, **options: Any) -> Communicator:
         place = part_of(self.topology, ranks)
         transport = self.native().sub_transport(ranks, tag=number) if len(ranks) > 1 else None
         world_ranks = tuple(self.world_ranks[r] for r in ranks)
@@ -136,25 +135,25 @@ class Communicator:
             f" (Ranks of communicator {label!r}, in which 0 to {len(ranks) - 1} are ranks "
             f"{', '.join(map(str, world_ranks))} of all.)"
         )
-        options = settings() | changed
+        options = settings() | options
         native = binding.Communicator(transport, place.group, place.dims[1:], **options, id=number, note=note)
-        made = Communicator(native, place, label, world_ranks, number)
+        comm = Communicator(native, place, label, world_ranks, number)
         with _lock:
-            _open[number] = made
-        return made
+            _open[number] = comm
+        return comm
 
     def close(self) -> None:
-        """Leaves the other ranks; a collective they still wait in fails there with RankLostError. Not collective.
+        """Leaves the other ranks; collectives they still wait in fail there with RankLostError. Not collective.
 
-        Closing again changes nothing; `keras_ddl.shutdown` closes all communicators. The one of all ranks is closed by
-        `keras_ddl.shutdown` only.
+        Closing again changes nothing. `keras_ddl.shutdown` closes all communicators; that of all ranks is closed by it
+        alone.
         """
         if self.id == binding.WORLD:
             raise ConfigError("close: the communicator of all ranks is closed by keras_ddl.shutdown().")
         self._close(self._why_closed)
 
     def describe(self) -> str:
-        """Returns what collectives run on, for people: the box of ranks, the shared memory, the instruction set."""
+        """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
     def barrier(self, name: str | None = None) -> None:
@@ -165,7 +164,7 @@ class Communicator:
     def join(self) -> int:
         """See `keras_ddl.join`."""
         last = self.native().join()
-        # Those who joined early have called less than the others; all count from here on.
+        # A rank that joined early has made fewer calls than the others: all of them count anew.
         with self._lock:
             self._calls.clear()
         return last
@@ -206,7 +205,7 @@ class Communicator:
         return self.native().all_reduce_init(array, op, self._name("all_reduce_init", name), result)
 
     def _reducible(self, call: str, array: ArrayLike, op: str, out: np.ndarray | None) -> np.ndarray:
-        """Returns the array as one that can be reduced into `out`, or raises ConfigError."""
+        """Returns the array, or raises ConfigError if it cannot be reduced into `out`."""
         import numpy as np
 
         array = np.asarray(array)
@@ -243,15 +242,16 @@ class Communicator:
         return native.broadcast(array, root, self._name("broadcast_array", name))
 
     def start_alarm(self) -> Started:
-        """Cancels the collectives of all ranks until they come together; then each calls this, once. It is done when
-        all have. See DDL_FLAG_CANCELS in ddl.h.
+        """Cancels the collectives of all ranks until `come_together`. Every rank calls it once, and it is done when all
+        have. See DDL_FLAG_CANCELS in ddl.h.
         """
         return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
 
     def come_together(self, obj: Any) -> list[Any]:
-        """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
+        """Exchanges an object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
         Afterwards collectives run as before, also those without a name, of which some ranks may have called fewer.
+        Returns: the objects, by rank.
         """
         with self._lock:
             calls = dict(self._calls)
@@ -264,7 +264,7 @@ class Communicator:
         return [each for each, _ in gathered]
 
     def native(self) -> binding.Communicator:
-        """Returns what runs the collectives. Raises NotInitializedError when this is closed."""
+        """Returns the native communicator. Raises NotInitializedError: this one is closed."""
         native = self._native
         if native is None:
             raise NotInitializedError(self._why_closed)
@@ -301,13 +301,13 @@ def find(id: int) -> Communicator | None:
 
 
 def close_all(why: str) -> None:
-    """Closes all communicators but the one of all ranks; later calls raise NotInitializedError with the text `why`."""
+    """Closes all communicators but that of all ranks; later calls raise NotInitializedError(why)."""
     for comm in list(_open.values()):
         comm._close(why)
 
 
 def forget_all(why: str) -> None:
-    """In a forked child: as `close_all`, but touches nothing that the parent uses."""
+    """As `close_all`, in a forked child: touches no memory that the parent uses."""
     global _lock
     _lock = threading.Lock()
     for comm in _open.values():
@@ -316,7 +316,7 @@ def forget_all(why: str) -> None:
 
 
 def settings() -> dict[str, Any]:
-    """The settings of every native communicator."""
+    """Returns the settings of every native communicator."""
     return {
         "staging_bytes": config.get("STAGING_BYTES"),
         "staged_only": not config.get("CMA"),
@@ -328,12 +328,12 @@ def settings() -> dict[str, Any]:
 
 
 def _id(key: str) -> int:
-    """1 to 2**63 - 1, the same on every rank that has the same key."""
+    """Returns a hash of `key` from 1 to 2**63 - 1."""
     return (int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1) or 1
 
 
 def _checked(color: Any, key: Any) -> tuple[Any, Any, str]:
-    """(color, key, what is wrong), to be sent to all ranks, so that all of them raise."""
+    """Returns (color, key, the invalid one of them or ""), which all ranks exchange so that all of them raise."""
     wrong = ""
     if not isinstance(color, str) and color is not None:
         try:
@@ -351,19 +351,19 @@ def _checked(color: Any, key: Any) -> tuple[Any, Any, str]:
 def _check_split(gathered: list[tuple[Any, Any, str, int]]) -> None:
     for rank, (_, _, wrong, _) in enumerate(gathered):
         if wrong:
-            rule = "a number, a text or None" if wrong == "color" else "a number"
-            raise ConfigError(f"split: {wrong} must be {rule}. Received: something else on rank {rank}.")
+            rule = "an integer, a string or None" if wrong == "color" else "an integer"
+            raise ConfigError(f"split: {wrong} must be {rule}. Received: another type on rank {rank}.")
     ranks: dict[str, list[int]] = {}
     for rank, (color, _, _, _) in enumerate(gathered):
         if color is not None:
             ranks.setdefault(type(color).__name__, []).append(rank)
     if len(ranks) > 1:
         received = " and ".join(f"{kind} on rank(s) {some}" for kind, some in ranks.items())
-        raise ConfigError(f"split: the colors of all ranks must be numbers, or all texts. Received: {received}.")
+        raise ConfigError(f"split: the colors must be all integers, or all strings. Received: {received}.")
 
 
 def _pickle(obj: Any) -> bytes:
-    """The object with a mark in front; what cannot be pickled travels as text, so that no rank waits in vain."""
+    """Returns the pickled object; if that fails, the error in its place, so that no rank waits in vain."""
     try:
         try:
             return _PICKLED + pickle.dumps(obj, protocol=5)

@@ -27,7 +27,7 @@ _SLICE_MS = 100
 
 
 class HostTransport(Transport):
-    """The connection of ranks of one host. Made by `_open`."""
+    """The connection of ranks of one host, made by `_connect`."""
 
     directory: str
     key: str
@@ -46,13 +46,7 @@ class HostTransport(Transport):
         # The same key on all of these ranks, because they have made this call equally often.
         text = f"{self.key} {list(ranks)} {tag} {number}".encode()
         key = hashlib.blake2b(text, digest_size=8).hexdigest()
-        made = _open(self.directory, key, ranks.index(self.rank), tuple(self.world_ranks[r] for r in ranks))
-        try:
-            made.gather(b"")
-        except BaseException:
-            made.destroy()
-            raise
-        return made
+        return _connect(self.directory, key, ranks.index(self.rank), tuple(self.world_ranks[r] for r in ranks))
 
     def gather(self, mine: bytes) -> list[bytes]:
         """Returns the bytes of all ranks, equally many of each. COLLECTIVE. Handles signals while it waits.
@@ -108,13 +102,7 @@ def start(launcher: Launcher) -> HostTransport:
     global _worlds
     _worlds += 1
     assert launcher.directory is not None and launcher.size is not None  # as for every job without MPI
-    world = _open(launcher.directory, f"world-{_worlds}", launcher.rank, tuple(range(launcher.size)))
-    try:
-        world.gather(b"")
-    except BaseException:
-        world.destroy()
-        raise
-    return world
+    return _connect(launcher.directory, f"world-{_worlds}", launcher.rank, tuple(range(launcher.size)))
 
 
 def abort(status: int) -> None:
@@ -122,7 +110,8 @@ def abort(status: int) -> None:
     os._exit(status)
 
 
-def _open(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> HostTransport:
+def _connect(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> HostTransport:
+    """Returns the transport of `world_ranks`, once all of them have called this with the same key."""
     transport, message = HostTransport(), ctypes.create_string_buffer(ERROR_BYTES)
     transport.directory, transport.key, transport.world_ranks = directory, key, world_ranks
     code = core().ddl_host_open(
@@ -130,4 +119,9 @@ def _open(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) -> 
     )
     if code:
         raise errors.CollectiveError(message.value.decode(errors="replace"))
+    try:
+        transport.gather(b"")
+    except BaseException:
+        transport.destroy()
+        raise
     return transport

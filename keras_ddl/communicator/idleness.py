@@ -1,13 +1,12 @@
-"""For how long this process has certainly done nothing but wait for collectives.
+"""Measures for how long this process has certainly done nothing but wait for collectives.
 
-Ranks that wait for one another in different collectives can be told at once, and not after the deadline, if it is
-certain that none of them will submit anything else. That takes evidence; where a thread may be doing something, or
-nobody knows, the answer is 0:
+With it the coordinator detects ranks that wait for one another in different collectives before their deadline: it must
+be certain that none of them will submit anything else. A process counts as idle only while all of this holds:
 
 - The main thread waits for a collective, or for a call of TensorFlow that contains one.
-- No other thread runs the program's code, or waits in it for a time that will end.
-- No thread of the process but ours has wanted a core to speak of, or waits for a disk, since the last query. Time in
-  the queue of a busy core counts as wanted.
+- No other thread runs the program's code, or waits in it with a timeout.
+- Since the last query, no thread but ours has used a core, or waited for one, for more than a small share of the time;
+  and none waits for a disk.
 - The process has no accelerator open, which could compute without any thread.
 """
 
@@ -22,49 +21,49 @@ from types import FrameType
 
 from keras_ddl.communicator import stack_position
 
-# The innermost function of a main thread that waits for collectives: file and name. One that has a limit in `seconds`
-# is about to do something else.
+# The innermost function of a main thread that waits for collectives: file and name. With a timeout in `seconds` it will
+# go on to do something else.
 _WAITS_IN = (
     (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}requests.py", "_wait"),
     (f"{os.sep}keras_ddl{os.sep}communicator{os.sep}started.py", "wait"),
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "quick_execute"),
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "execute_with_cancellation"),
 )
-# The communication threads, which poll. The core gives them this name.
+# The name that the core gives to its communication threads, which poll.
 _OURS = "keras_ddl"
 _TASKS = Path("/proc/self/task")
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
-# Of the time since the last query, the part that idle threads may want for what they do now and then.
+# The share of the time since the last query in which threads may be runnable although the process counts as idle.
 _IDLE_SHARE = 0.2
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two queries that are compared
 
 
 class Idleness:
-    """What was seen at the last query. For any thread."""
+    """The state of this process at the last query. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked = 0.0
-        self._wanted: dict[str, float] = {}
-        self._since: float | None = None  # when it was first seen idle
+        self._queried = 0.0
+        self._runnable: dict[str, float] = {}
+        self._since: float | None = None  # the first query at which it was idle
 
     def seconds(self) -> float:
-        """Returns for how long it has been idle, 0.0 for not at all or not known. Takes milliseconds."""
+        """Returns for how long it has been idle; 0.0: it is not, or that is not certain. Takes milliseconds."""
         with self._lock:
             now = time.monotonic()
-            wanted = _wanted_seconds() if _threads_wait() and not _has_accelerator() else None
-            if wanted is None:
+            runnable = _runnable_seconds() if _threads_wait() and not _has_accelerator() else None
+            if runnable is None:
                 self._since = None
                 return 0.0
-            elapsed = now - self._asked
+            elapsed = now - self._queried
             if self._since is None or elapsed > _MOST_SECONDS:
-                self._asked, self._wanted, self._since = now, wanted, now
+                self._queried, self._runnable, self._since = now, runnable, now
             elif elapsed >= _LEAST_SECONDS:
-                more = sum(seconds - self._wanted.get(thread, 0.0) for thread, seconds in wanted.items())
+                more = sum(seconds - self._runnable.get(thread, 0.0) for thread, seconds in runnable.items())
                 if more > _IDLE_SHARE * elapsed:
                     self._since = now
-                self._asked, self._wanted = now, wanted
-            return self._asked - self._since
+                self._queried, self._runnable = now, runnable
+            return self._queried - self._since
 
 
 def _threads_wait() -> bool:
@@ -73,35 +72,35 @@ def _threads_wait() -> bool:
     main = frames.pop(threading.main_thread().ident or 0, None)
     if main is None or not _waits_for_collectives(main):
         return False
-    # Others that run Python are called from C++, as tf.py_function is.
+    # Threads that were not started by Python but run it are called from C++, as in tf.py_function.
     started = {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
     return all(
-        _waits_without_end(frame) or (thread in started and stack_position.users_frame(frame) is None)
+        _waits_without_timeout(frame) or (thread in started and stack_position.users_frame(frame) is None)
         for thread, frame in frames.items()
     )
 
 
 def _waits_for_collectives(frame: FrameType) -> bool:
     code = frame.f_code
-    there = any(code.co_filename.endswith(file) and code.co_name == name for file, name in _WAITS_IN)
-    return there and frame.f_locals.get("seconds") is None
+    waits = any(code.co_filename.endswith(file) and code.co_name == name for file, name in _WAITS_IN)
+    return waits and frame.f_locals.get("seconds") is None
 
 
-def _waits_without_end(frame: FrameType) -> bool:
-    """Whether it waits for another thread of this process, be it as long as it may."""
+def _waits_without_timeout(frame: FrameType) -> bool:
+    """Whether it waits for another thread of this process, for any length of time."""
     code = frame.f_code
     return (
         code.co_filename == threading.__file__ and code.co_name == "wait" and frame.f_locals.get("timeout", 0) is None
     )
 
 
-def _wanted_seconds() -> dict[str, float] | None:
-    """Returns, of each thread but ours, how long it has run or waited for a core.
+def _runnable_seconds() -> dict[str, float] | None:
+    """Returns for each thread but ours how long it has run or waited for a core since it was started.
 
-    None: one waits for a disk, or this is not known.
+    None: a thread waits for a disk, or the kernel does not provide these numbers.
     """
     own = str(threading.get_native_id())
-    wanted = {}
+    runnable = {}
     for task in _TASKS.iterdir():
         try:
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
@@ -112,12 +111,12 @@ def _wanted_seconds() -> dict[str, float] | None:
             ran, queued = (task / "schedstat").read_text().split()[:2]
         except FileNotFoundError:
             if task.exists():
-                return None  # a kernel that does not say
+                return None
             continue
         except (OSError, ValueError):
             continue
-        wanted[task.name] = (int(ran) + int(queued)) * 1e-9
-    return wanted
+        runnable[task.name] = (int(ran) + int(queued)) * 1e-9
+    return runnable
 
 
 def _has_accelerator() -> bool:

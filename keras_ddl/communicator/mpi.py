@@ -1,8 +1,8 @@
 """Starts MPI. The only module that imports mpi4py, and only when there is more than one rank.
 
-mpi4py, the native shim and the launcher must all be of one MPI. Left alone, they are: the shim is the one for the
-launcher's MPI where there is a choice, and mpi4py is pointed to the library that the shim has loaded. Where mpi4py has
-chosen (imported earlier, or told to by its own variables), the shim follows it. What can still differ is found here.
+mpi4py, the native shim and the launcher must use the same MPI. By default, the shim is the one for the launcher's MPI
+if several are installed, and mpi4py loads the library that the shim has loaded. If mpi4py has its library already
+(imported earlier, or set by its own variables), the shim follows it. This module reports any remaining mismatch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def running() -> bool:
 
 
 def start(launcher: Launcher | None) -> MPI.Intracomm:
-    """Returns MPI.COMM_WORLD, after initialising MPI if nobody has.
+    """Returns MPI.COMM_WORLD, after initialising MPI if the program has not.
 
     Raises:
-        DependencyError: MPI is missing, is one that the native library was not built for, was finalised, or does not
-            see the ranks that `launcher` started.
+        DependencyError: MPI is missing, is of another family than the native library's, was finalised, or does not see
+            the ranks that `launcher` started.
     """
     module = _import_mpi(launcher)
     if module.Is_finalized():
@@ -57,13 +57,13 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
 
 
 class MpiTransport(native_library.Transport):
-    """A way to other ranks by MPI."""
+    """The connection of ranks by MPI."""
 
     def split(self, ranks: Sequence[int], tag: int) -> MpiTransport:
         """As Transport.split."""
-        made = MpiTransport()
-        native_library.mpi_split(self, ranks, tag % 32768, made)
-        return made
+        part = MpiTransport()
+        native_library.mpi_split(self, ranks, tag % 32768, part)
+        return part
 
     def for_messages(self) -> MpiMessages:
         """As Transport.for_messages."""
@@ -71,25 +71,20 @@ class MpiTransport(native_library.Transport):
 
 
 def transport(comm: MPI.Intracomm) -> MpiTransport:
-    """Returns a way to the ranks of an MPI communicator. COLLECTIVE over them.
-
-    Raises:
-        DependencyError: MPI is not initialised, or without MPI_THREAD_MULTIPLE.
-        CollectiveError: MPI failed.
-    """
-    made = MpiTransport()
-    native_library.mpi_create(comm.py2f(), made)
-    return made
+    """Returns the transport of an MPI communicator. COLLECTIVE over its ranks. Raises: as native_library.mpi_create."""
+    result = MpiTransport()
+    native_library.mpi_create(comm.py2f(), result)
+    return result
 
 
 class MpiMessages:
-    """Sends and receives over a transport, which it takes over."""
+    """Sends and receives messages over a transport, which it takes over."""
 
     def __init__(self, transport: MpiTransport) -> None:
         self._transport = transport
         self._module = sys.modules["mpi4py.MPI"]
         self._comm = self._module.Comm.f2py(native_library.mpi_shim().ddl_mpi_handle(transport))
-        # MPI's largest one tells that a rank has left.
+        # The largest tag of MPI is that of the message by which a rank leaves.
         self.largest_tag = self._module.COMM_WORLD.Get_attr(self._module.TAG_UB) - 1
 
     def send(self, data: Any, to: int, tag: int) -> _Request:
@@ -97,17 +92,17 @@ class MpiMessages:
         return _Request(self._module, self._comm.Isend(data, to, tag), receives=False)
 
     def receive(self, data: Any, source: int | None, tag: int) -> _Request:
-        """Begins to receive into the memory of a NumPy array, from any rank for None."""
-        place = {} if source is None else {"source": source}
-        return _Request(self._module, self._comm.Irecv(data, tag=tag, **place), receives=True)
+        """Begins to receive into the memory of a NumPy array, from rank `source`, or any rank for None."""
+        sender = {} if source is None else {"source": source}
+        return _Request(self._module, self._comm.Irecv(data, tag=tag, **sender), receives=True)
 
     def leave(self, *, clean: bool) -> None:
-        """Gives it up, freed when all ranks have. clean: what was begun there is over, for MPI, too."""
+        """Leaves the transport, which is freed when all ranks have. `clean`: no operation is pending in MPI."""
         native_library.mpi_shim().ddl_mpi_leave(self._transport, clean)
 
 
 class _Request:
-    """A message under way. `source` and `length`: of one that has come."""
+    """A send or a receive. `source` and `length`: of the message that has been received."""
 
     def __init__(self, module: Any, request: MPI.Request, *, receives: bool) -> None:
         self._module, self._request, self._receives = module, request, receives
@@ -115,18 +110,18 @@ class _Request:
         self.length: int | None = None
 
     def test(self) -> bool:
-        """Whether it is over. Raises: CollectiveError: it failed."""
+        """Whether it is done. Raises: CollectiveError: it failed."""
         status = self._module.Status()
         try:
-            over = self._request.Test(status)
+            done = self._request.Test(status)
         except self._module.Exception as error:
             raise CollectiveError(str(error)) from None
-        if over and self._receives:
+        if done and self._receives:
             self.source, self.length = status.Get_source(), status.Get_count()
-        return over
+        return done
 
     def cancel(self) -> bool:
-        """Gives it up; returns whether its memory is free."""
+        """Cancels it; returns whether its memory is no longer in use."""
         if not self._receives:
             return False  # MPI does not cancel sends
         self._request.Cancel()
@@ -140,14 +135,14 @@ def abort(status: int) -> None:
 
 
 def no_exit_status_consensus() -> None:
-    """Some rank's MPI is finalised by others than keras_ddl: ranks do not wait to hear its status. On all ranks."""
+    """Ranks no longer exchange exit statuses: in one of them, keras_ddl does not finalise MPI. Call it on all ranks."""
     native_library.mpi_shim().ddl_mpi_no_exit_status_consensus()
 
 
 def no_pending_exit_status() -> bool:
-    """Whether all ranks have come to their end, this one included, and none ends with an exit status of its own.
+    """Announces that this rank ends; returns whether all ranks do, and none with an exit status of its own.
 
-    Calling it says to the others that this rank has come to its end. Never blocks.
+    Never blocks.
     """
     return running() and native_library.mpi_shim().ddl_mpi_exit_status_consensus(0) == 0
 
@@ -188,7 +183,7 @@ def _import_mpi(launcher: Launcher | None) -> ModuleType:
 
 
 def _finalize_at_exit(module: ModuleType, process: int) -> None:
-    """The last of keras_ddl's atexit functions: all libraries are loaded, and finalising comes before their ends."""
+    """Finalises MPI, as the last of keras_ddl's atexit functions, before the libraries end."""
     if os.getpid() != process or not module.Is_initialized() or module.Is_finalized():
         return
     family = _family(module)
@@ -198,16 +193,16 @@ def _finalize_at_exit(module: ModuleType, process: int) -> None:
 
 
 def _in_order_of(launcher: Launcher | None) -> list[str]:
-    """Returns the families of MPI, first the one that the launcher's ranks are likely to be of."""
+    """Returns the installed families of MPI, first the one that the launcher probably belongs to."""
     hydra = launcher is not None and launcher.name in ("MPICH or Intel MPI", "MVAPICH")
     return sorted(native_library.mpi_families(), key=lambda family: (family == "MPICH") != hydra)
 
 
 def _warn_about_launcher(launcher: Launcher | None) -> None:
-    # Most MPICHs end the process when they find Open MPI's PMIx, before anybody could catch an error. Some can use it.
+    # Most MPICHs end the process when they see Open MPI's PMIx, before an error could be caught. Some can use it.
     used = native_library.mpi_text("ddl_mpi_library")
     if launcher is not None and launcher.name == "Open MPI" and launcher.name != used:
-        why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"has found only {used}"
+        why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"sees only {used}"
         stack_position.warn(
             f"The ranks were started by Open MPI's mpirun, but keras_ddl {why}, which may refuse to start now. "
             f"{_remedy()}",
@@ -220,7 +215,7 @@ def _family(module: ModuleType) -> str:
 
 
 def _choose_family(module: ModuleType) -> None:
-    """Takes the shim for the MPI that mpi4py has loaded."""
+    """Chooses the shim for the MPI that mpi4py has loaded. Raises: DependencyError: it is not installed."""
     if _family(module) in native_library.mpi_families():
         native_library.choose_mpi(_family(module))
     else:

@@ -1,4 +1,4 @@
-"""Signals such as Ctrl-C that come while the main thread carries a collective out in the native library."""
+"""Handles signals such as Ctrl-C while the main thread runs a collective in the native library."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Interruption:
-    """What the native library calls in a long collective, so that Python runs the handlers of signals that have come.
+    """The callback with which the native library lets Python run signal handlers during a long collective.
 
     An exception that a handler raises (KeyboardInterrupt) must not leave the function that C calls: ctypes would print
-    and forget it. It is kept for `reraise`. A plain function would not do: it is interrupted before its first line,
-    where no `try` of its own reaches. A generator that waits inside a `try` goes on inside it.
+    and drop it. It is stored for `reraise`. A plain function would not do: it is interrupted before its first line,
+    outside of any `try` in it. A generator that is suspended inside a `try` is interrupted inside it.
 
-    A handler must not wait for the communicator, whose collective goes on only when the handler has returned.
+    A handler must not wait for the communicator: the collective continues only when the handler has returned.
 
     One thread at a time may be in the native library with it. Outside the main thread, Python runs no handlers.
     """
@@ -36,18 +36,18 @@ class Interruption:
         """Whether the caller is, at some depth, a handler that runs in the middle of a collective."""
         if not self._steps.gi_running:
             return False
-        frame: FrameType | None = sys._getframe()  # another thread may be the one that carries the collective out
+        frame: FrameType | None = sys._getframe()  # another thread may be the one that runs the collective
         while frame is not None and frame is not self._steps.gi_frame:
             frame = frame.f_back
         return frame is not None
 
     def give_up(self, error: BaseException, afterwards: Callable[[], None]) -> None:
-        """Called by a handler: gives the collective up; `reraise` then calls `afterwards` and raises `error`."""
+        """For a handler: aborts the collective; `reraise` then calls `afterwards` and raises `error`."""
         self._caught.append(error)
         self._afterwards.append(afterwards)
 
     def reraise(self) -> None:
-        """Raises what a handler has raised since the last call, if any, in the main thread, where handlers run."""
+        """In the main thread: raises the first exception of a handler since the last call, if any."""
         if self._caught and threading.current_thread() is threading.main_thread():
             error, afterwards = self._caught[0], [*self._afterwards]
             self._caught.clear()

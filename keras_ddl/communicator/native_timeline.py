@@ -1,4 +1,4 @@
-"""The timeline of the native core as Python calls."""
+"""Writes the timeline of this process, and reads its newest collectives, through the native core."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from keras_ddl.communicator.native_library import ERROR_BYTES, Traced, core
 
 
 def start(path: str, rank: int, label: str) -> str:
-    """Starts this process's timeline; returns "" or what is wrong."""
+    """Starts the timeline of this process; returns an error message, or ""."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     core().ddl_trace_start(path.encode(), rank, label.encode(), message, ERROR_BYTES)
     return message.value.decode(errors="replace")
 
 
 def stop() -> str:
-    """Ends the timeline; returns "" or what is wrong."""
+    """Ends the timeline; returns an error message, or ""."""
     message = ctypes.create_string_buffer(ERROR_BYTES)
     core().ddl_trace_stop(message, ERROR_BYTES)
     return message.value.decode(errors="replace")
@@ -27,12 +27,15 @@ def span(name: str, begin: float, end: float) -> None:
 
 
 def keep(capacity: int) -> None:
-    """Keeps the newest collectives in memory from now on, for `take`; 0: none any more."""
+    """From now on keeps the newest `capacity` collectives in memory for `take`; 0: none."""
     core().ddl_trace_keep(capacity)
 
 
 def take() -> list[tuple[str, int, float, float, float, float]]:
-    """Takes what is kept: (name, bytes, submitted, agreed, started, finished), seconds of time.monotonic()."""
+    """Removes and returns the collectives in memory: (name, bytes, submitted, agreed, started, finished).
+
+    Times are seconds of time.monotonic().
+    """
     taken: list[tuple[str, int, float, float, float, float]] = []
     some = (Traced * 256)()
     while count := core().ddl_trace_take(some, len(some)):

@@ -1,4 +1,4 @@
-"""The timeline that this process is writing; see keras_ddl.timeline, which is for users. Needs no communicator."""
+"""Starts and stops the timeline of this process, and adds spans to it. Users call keras_ddl.timeline."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Running:
 
 
 def start(path: str | os.PathLike[str], rank: int) -> Path:
-    """As keras_ddl.timeline.start, for the process that is rank `rank`."""
+    """As keras_ddl.timeline.start, for rank `rank`."""
     own = path_of_rank(path, rank)
     message = native_timeline.start(str(own), rank, f"rank {rank} ({socket.gethostname()})")
     if message:
         raise ConfigError(
-            f"timeline: the file must be one that can be written, and no other may be open. Received: {message} (rank "
+            f"timeline: the file must be writable, and no other timeline may be open. Received: {message} (rank "
             f"{rank}). Call keras_ddl.timeline.stop() first, or name a folder that exists on every host."
         )
     _Running.path = own
@@ -31,7 +31,7 @@ def start(path: str | os.PathLike[str], rank: int) -> Path:
 
 
 def stop() -> Path | None:
-    """Ends this rank's timeline and returns its file; None if there is none. Runs by itself in `shutdown`."""
+    """Ends this rank's timeline and returns its file; None if there is none. `shutdown` calls it."""
     path, _Running.path = _Running.path, None
     message = native_timeline.stop() if path is not None else ""
     if message:
@@ -46,7 +46,7 @@ def is_on() -> bool:
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
-    """Marks what the body does on the line of the steps, if a timeline is being written."""
+    """Adds the duration of the body to the line of the steps, if a timeline is being written."""
     if not is_on():
         yield
         return
@@ -58,7 +58,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def add_span(name: str, begin: float) -> None:
-    """Marks what has gone on from `begin` (of time.monotonic()) until now; does nothing without a timeline."""
+    """Adds a span from `begin` (of time.monotonic()) until now; does nothing without a timeline."""
     if is_on():
         native_timeline.span(name, begin, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Collectives on raw memory through the native core, which knows nothing of arrays; `binding` adds these."""
+"""Runs collectives on raw memory through the native core; `binding` runs them on arrays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = r
 COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS, FLAG_CANCELS, FLAG_RESUMES = 1, 2, 4, 8, 16, 32
 
-# A caller that waits anyway looks this long for the other ranks before it leaves its request to the communication
+# How long a caller that waits anyway polls for the other ranks, before it submits its request to the communication
 # thread, which waits without using a core.
 PATIENCE_US = 500
 
 
 class Memory(NamedTuple):
-    """Elements that a request reads, and where the result goes: addresses; see ddl_buffer of ddl.h."""
+    """The addresses of a request's input and result, and the number of elements; see ddl_buffer of ddl.h."""
 
     source: int
     result: int | None
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 
 
 class _Waited(NamedTuple):
-    """A request that the communication thread has, with the memory that it reads and writes; `work`: a ddl_work."""
+    """A submitted request, with the memory that it reads and writes; `work`: its ddl_work."""
 
     work: int
     request: Request
@@ -44,14 +44,14 @@ class _Waited(NamedTuple):
 
 
 class Requests:
-    """Runs collectives of a ddl_comm, which belongs to the class that derives from it."""
+    """Runs collectives of a ddl_comm, which the derived class owns."""
 
     def __init__(self, comm: int, size: int, note: str) -> None:
         self._comm = comm
         self._size = size
         self._note = note
         self._closed, self._closed_by = False, ""
-        self._waiting = False  # the main thread, for the communication thread: a signal handler may run meanwhile
+        self._waiting = False  # the main thread waits for the communication thread, and may run signal handlers
         self._abandoned: list[Any] = []
         self._left_join: _Waited | None = None
         self._interruption = Interruption()
@@ -75,12 +75,14 @@ class Requests:
         splits: Sequence[int] | None = None,
         place: Place | None = None,
     ) -> Request:
-        """Returns a collective on memory, to be run or started; the fields are those of ddl_request in ddl.h.
+        """Returns a request for `run` or `start`, with the fields of ddl_request in ddl.h.
 
-        detail: must be equal on all ranks. place: where the rows of all ranks go, else they are `Started.rows`.
+        Args:
+            detail: equal on all ranks.
+            place: the memory for the rows of all ranks; None: the core allocates it (`Started.copy_to`).
         """
         allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
-        made = Request(
+        result = Request(
             kind=kind,
             dtype=DTYPES[dtype],
             op=op,
@@ -101,15 +103,14 @@ class Requests:
             interrupted=self._interruption.function,
             user=None if place is None else ctypes.cast(ctypes.pointer(place), c_void_p),
         )
-        made.place = place
-        return made
+        result.place = place  # keeps it alive
+        return result
 
     def run(self, request: Request, keep: Any) -> list[bytes] | None:
-        """Runs a collective and returns when it is done. `keep` holds the memory that it reads and writes.
+        """Runs a collective and returns when it is done. `keep`: a reference to the memory that it reads and writes.
 
-        Returns the bytes of every rank of an ALL_GATHER without a `place`.
-
-        Raises: RankMismatchError and its like, of keras_ddl.errors.
+        Returns: the bytes of every rank, for an ALL_GATHER without a `place`.
+        Raises: the errors of collectives in keras_ddl.errors.
         """
         self._refuse_in_handler(request)
         gathers = request.kind == ALL_GATHER and not request.allocate
@@ -119,13 +120,13 @@ class Requests:
         return None if ran else self.submit(request, keep)
 
     def start(self, request: Request, keep: Any) -> Started:
-        """Leaves a collective to the communication thread. `keep` holds the memory that it reads and writes."""
+        """Submits a collective. `keep`: a reference to the memory that it reads and writes."""
         self._refuse_in_handler(request)
         work = core().ddl_start(self._comm, byref(request))
         return Started(work, request, keep, self._note, lambda: self._closed)
 
     def submit(self, request: Request, keep: Any) -> list[bytes] | None:
-        """`run`, by the communication thread alone."""
+        """As `run`, always by the communication thread."""
         self._refuse_in_handler(request)
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
@@ -144,7 +145,7 @@ class Requests:
                 raise errors.from_code(code, text)
             return self._gathered(work) if request.kind == ALL_GATHER and not request.allocate else None
         finally:
-            if not done and request.kind == JOIN:  # it may end at any time: to join anew would be another one
+            if not done and request.kind == JOIN:  # it goes on; `join` continues to wait for it
                 self._left_join = waited
             else:
                 core().ddl_work_free(work)
@@ -153,7 +154,7 @@ class Requests:
         if self._interruption.is_handling() or self._is_in_handler_of_wait():
             raise errors.CollectiveError(
                 "A signal handler must not start a collective while the main thread is in the middle of one: neither "
-                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and look at "
+                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and check "
                 "it between two steps."
             )
 

@@ -1,10 +1,10 @@
-"""Which line of the user's own code this process is at, for warnings and for waits.
+"""Finds the line of the user's own code that this process is at, for warnings and for reports on missing ranks.
 
-Rank 0 asks a rank that does not come to a collective, through the native library, which hands the query to a thread
-that waits in C without the interpreter's lock. If the main thread keeps that lock, in some library's C code, the reply
-never comes, and rank 0 says just that.
+Rank 0 asks a rank that does not arrive at a collective for its position. The native library passes the query to a
+thread that waits in C without the interpreter's lock. If the main thread keeps that lock, in some library's C code,
+there is no reply, and rank 0 reports that.
 
-Not the user's own are the standard library, installed packages, keras_ddl, and code without a file, such as the
+The user's own code is not the standard library, an installed package, keras_ddl, or code without a file, such as the
 functions that TensorFlow generates for ops ("<string>"), unless there is nothing else, as in `python -c`.
 """
 
@@ -32,8 +32,8 @@ def reply_to_queries(next_query: Callable[[], bool], reply: Callable[[str], None
     while next_query():
         try:
             text = main_thread()
-        except Exception as error:  # a frame that changes under the reader must not end the thread
-            text = f"a line that could not be found ({type(error).__name__})"
+        except Exception as error:  # frames may change while they are read, which must not end the thread
+            text = f"an unknown line ({type(error).__name__})"
         reply(text)
 
 
@@ -52,7 +52,7 @@ def main_thread() -> str:
 
 
 def user_line(frames: Any) -> str | None:
-    """Returns e.g. "train.py:12": of a traceback's frames, innermost last, the innermost one of the user's own code."""
+    """Returns the innermost line of the user's own code in a traceback's frames (innermost last): "train.py:12"."""
     outward = list(frames or ())[::-1]
     index = _users([frame.filename for frame in outward])
     return None if index is None else f"{_short(outward[index].filename)}:{outward[index].lineno}"
@@ -68,7 +68,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def users_frame(innermost: FrameType) -> FrameType | None:
-    """Returns the innermost frame of the user's own code of a thread; None: there is none."""
+    """Returns the innermost frame of the user's own code, given a thread's innermost frame; None: there is none."""
     frames = list(_outward(innermost))
     index = _users([frame.f_code.co_filename for frame in frames])
     return None if index is None else frames[index]
@@ -81,7 +81,7 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _users(paths: list[str]) -> int | None:
-    """Returns which of `paths`, innermost first, is the user's own: with a file, else the outermost without one."""
+    """Returns the index of the user's own in `paths`, innermost first: a file, else the outermost code without one."""
     own = (index for index, path in enumerate(paths) if not _is_library(path))
     without_file = (index for index in reversed(range(len(paths))) if paths[index] == "<string>")
     return next(own, next(without_file, None))
@@ -101,7 +101,7 @@ def _position(frame: FrameType) -> str:
 
 
 def _short(path: str) -> str:
-    """The path below the working directory, that of a file of keras_ddl, the last two parts of a library's, or all."""
+    """Returns the path relative to the working directory or the package, or the last two parts of a library's path."""
     if path.startswith(_PACKAGE + os.sep):
         return str(Path(path).relative_to(Path(_PACKAGE).parent))
     if _is_library(path) and not path.startswith("<"):

@@ -1,4 +1,4 @@
-"""A collective that was started and goes on by itself."""
+"""A collective that runs in the background."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_SLICE_MS = 100
 
 
 class Started:
-    """A collective that the communication thread has. Lives until it is done, whoever else forgets it."""
+    """A collective that the communication thread runs. Kept alive until it is done, with the memory it uses."""
 
     _all: ClassVar[set[Started]] = set()
 
@@ -31,24 +31,22 @@ class Started:
             self._all.discard(each)
 
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self.wait(0)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until it has ended, or so long; returns whether it has. Signals are handled meanwhile."""
-        end = None if seconds is None else time.monotonic() + seconds
+        """Waits until it has ended, at most `seconds`; returns whether it has. Handles signals while it waits."""
+        end = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            left = (
-                WAIT_SLICE_MS if end is None else max(0, min(WAIT_SLICE_MS, math.ceil(1e3 * (end - time.monotonic()))))
-            )
-            if core().ddl_work_wait(self._work, left):
+            left_ms = math.ceil(min(WAIT_SLICE_MS, 1e3 * max(0.0, end - time.monotonic())))
+            if core().ddl_work_wait(self._work, left_ms):
                 self._all.discard(self)
                 return True
-            if end is not None and time.monotonic() >= end:
+            if time.monotonic() >= end:
                 return False
 
     def error(self) -> Exception | None:
-        """Returns what it ended with, if it has ended."""
+        """Returns its error, None if it has ended without one. REQUIRES: it has ended."""
         code = core().ddl_work_code(self._work)
         if not code:
             return None
@@ -58,12 +56,12 @@ class Started:
         return errors.from_code(code, text)
 
     def rows(self, ranks: int) -> list[int]:
-        """Returns how many rows came from each rank, of a collective without a `place` that has ended."""
+        """Returns how many rows came from each rank. REQUIRES: it has ended, and has no `place`."""
         rows: list[int] = core().ddl_work_rows(self._work)[:ranks]
         return rows
 
     def copy_to(self, places: Iterable[tuple[int, int]]) -> None:
-        """Copies these rows, one after another, to places of so many bytes each: (address, bytes)."""
+        """Copies the rows, one after another, to `places`: (address, bytes) of each."""
         source = core().ddl_work_data(self._work)
         for address, length in places:
             ctypes.memmove(address, source, length)

@@ -1,1 +1,1 @@
-"""Gradients summed over ranks, for whoever has made them: the Strategy, and the names of Horovod and of IBM's DDL."""
+"""Sums gradients over ranks, for the Strategy and for the front ends of Horovod and IBM's DDL."""

@@ -1,8 +1,8 @@
-"""Gradients in buckets: the plan that groups them, and the reduction that follows the plan.
+"""Groups gradients into buckets, and reduces them bucket by bucket.
 
 A bucket is a list of tensors that one collective reduces together. Its tensors are not concatenated: the native op
-takes the list. Buckets are numbered in the order in which backward finishes them, so that the first can be on its way
-while earlier layers still compute (Li et al., PyTorch Distributed, VLDB 2020, section 3.2).
+takes the list. Buckets are numbered in the order in which backward finishes them, so that the first is sent while
+earlier layers still compute (Li et al., PyTorch Distributed, VLDB 2020, section 3.2).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Groups tensors into buckets.
 
-    Backward makes the last tensors first, so buckets are filled from the end of the list. Tensors of another dtype go
-    into buckets of their own: a collective has one dtype. A bucket may exceed the bound by its last tensor if it held
-    less than a quarter of the bound before: biases and the like are not worth a collective of their own.
+    Backward computes the last tensors first, so buckets are filled from the end of the list. A bucket has one dtype,
+    like a collective. A bucket may exceed the bound by its last tensor if it was less than a quarter full before:
+    biases and the like are not worth a collective of their own.
 
     Args:
         sizes: bytes of each tensor, in the order of the model's variables.
@@ -36,8 +36,7 @@ def plan_buckets(
         bucket_bytes: bound on the bytes of a bucket.
         first_bucket_bytes: bound on the first bucket of each dtype, which is small so that communication starts
             early; KERAS_DDL_FIRST_BUCKET_BYTES by default, and never more than bucket_bytes.
-    Returns: the buckets in the order they are to be submitted; each a list of positions in `sizes`. Together they
-        hold every position once.
+    Returns: the buckets in the order of submission; each a list of positions in `sizes`. Every position occurs once.
     """
     first_bound = config.get("FIRST_BUCKET_BYTES") if first_bucket_bytes is None else first_bucket_bytes
     first_bound = min(first_bound, bucket_bytes)
@@ -57,7 +56,7 @@ def plan_buckets(
             filled[index] = 0
         buckets[index].append(position)
         filled[index] += sizes[position]
-    # A bucket is complete when its last tensor is: that is the order in which backward lets them go.
+    # A bucket is complete when its last tensor is: the order in which backward completes them.
     return sorted(buckets, key=lambda bucket: -min(bucket))
 
 
@@ -68,16 +67,16 @@ def all_reduce_in_buckets(
 
     Args:
         tensors: dense tensors and tf.IndexedSlices, in the order of the variables; number, shapes and dtypes equal on
-            all ranks (IndexedSlices may hold another number of rows on each rank).
+            all ranks (the number of rows of IndexedSlices may differ).
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
-        as_dense: IndexedSlices travel as dense tables, like any gradient. An optimizer then treats a row that occurs
-            twice as one, which is what it does with dense gradients.
-    Returns: the reduced tensors in the same order. IndexedSlices stay so, as one process would have had them from
-        the global batch, unless `as_dense`.
+        as_dense: convert IndexedSlices to dense tensors. An optimizer then treats a row that occurs twice as one, as it
+            does with dense gradients.
+    Returns: the reduced tensors in the same order. IndexedSlices are those that one process would have from the global
+        batch, unless `as_dense`.
     Raises: RankMismatchError: the ranks' lists differ.
-    Cost: one all-reduce per bucket, and for IndexedSlices what `all_reduce_slices` costs.
+    Cost: one all-reduce per bucket, and `all_reduce_slices` for IndexedSlices.
     """
     if as_dense:
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -94,8 +93,8 @@ def all_reduce_in_buckets(
 
 
 def plan_for(tensors: Sequence[tf.Tensor], bucket_size: BucketSize) -> list[list[int]]:
-    """Returns the plan of dense tensors, in the order of the variables: positions by bucket."""
-    # An unknown dimension (never in gradients of variables) counts as 1: the plan must not depend on the batch.
+    """Returns the buckets of dense tensors that are in the order of the variables, as `plan_buckets`."""
+    # An unknown dimension (never in gradients of variables) counts as 1: buckets must not depend on the batch.
     sizes = [tensor.dtype.size * _static_elements(tensor.shape) for tensor in tensors]
     dtypes = [tensor.dtype.name for tensor in tensors]
     return plan_buckets(sizes, dtypes, bucket_bytes=bucket_size.bound(sum(sizes)))
@@ -109,7 +108,7 @@ def all_reduce_planned(
     name: str,
     comm: Communicator | None = None,
 ) -> list[tf.Tensor]:
-    """Returns dense tensors reduced over the ranks of `comm`, by one all-reduce for each bucket. COLLECTIVE."""
+    """Returns dense tensors reduced over the ranks of `comm`, by one all-reduce per bucket of `plan`. COLLECTIVE."""
     result = list(tensors)
     for number, bucket in enumerate(plan):
         reduced = ops.all_reduce_n([tensors[i] for i in bucket], op=op, name=f"{name}/bucket_{number}", comm=comm)

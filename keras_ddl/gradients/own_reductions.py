@@ -1,4 +1,4 @@
-"""Optimizers that reduce their gradients by themselves where there is no Strategy, as Horovod's do."""
+"""Registers optimizers that reduce their gradients themselves, without a Strategy, as Horovod's do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Reduction(Protocol):
-    """What such an optimizer reduces its gradients with."""
+    """The reduction of such an optimizer."""
 
     @property
     def is_active(self) -> bool:
@@ -19,16 +19,16 @@ _all: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def set_reduction(optimizer: Any, reduction: Reduction) -> None:
-    """Notes what an optimizer reduces with, past Keras's tracking: it is no part that is saved or restored."""
+    """Attaches a reduction to an optimizer, without Keras's tracking, so that it is neither saved nor restored."""
     object.__setattr__(optimizer, _ATTRIBUTE, reduction)
     _all.add(reduction)
 
 
 def reduction_of(optimizer: Any) -> Any:
-    """Returns what an optimizer reduces with, as `set_reduction` has noted it; None: it does not."""
+    """Returns the reduction that `set_reduction` has attached to an optimizer, else None."""
     return getattr(optimizer, "__dict__", {}).get(_ATTRIBUTE)
 
 
 def any_is_active() -> bool:
-    """Whether some optimizer of this process reduces its gradients over several ranks."""
+    """Whether an optimizer of this process reduces its gradients over several ranks."""
     return any(each.is_active for each in _all)

@@ -1,16 +1,16 @@
-"""Gradients of embedding tables that each rank has made from its own rows, reduced over ranks.
+"""Reduces sparse gradients of embedding tables, which each rank has computed from its own rows of the batch.
 
-A gradient lists rows of the table. Where the indices come from the rows of the batch, one process would have listed
-those of all ranks, so they are put one after another: Adam and others square the rows of a token that occurs twice one
-by one. A table that is used in several ways has a gradient in several parts, and each is treated for itself. In eager
-mode, indices that are equal on all ranks are taken for such as do not come from the batch (a table of positions): one
-process would have listed them once, and the values are added up. This is for loops of strategy.run and other front
-ends: a step that sees the global batch is cut, table and all (keras_ddl/cut).
+Such a gradient lists rows of the table. If the indices come from the batch, one process would have listed those of all
+ranks, so they are concatenated: Adam and others square each occurrence of a token separately. A table that is used in
+several ways has a gradient in several parts, and each is reduced by itself. In eager mode, indices that are equal on
+all ranks are assumed not to come from the batch (a table of positions): one process would have listed them once, so the
+values are summed. This is for loops of strategy.run and other front ends: in a step that sees the global batch, tables
+are cut like everything else (keras_ddl/cut).
 
-A table that is both looked up and multiplied (the projection of a model with tied embeddings) has a gradient in a
-sparse and a dense part. TensorFlow adds these up to a dense tensor, which does not come here. What comes are gradients
-of programs that made slices of the dense part, all rows in order ("assumed sparse", Cavdar et al., arXiv 1905.04035):
-such a part is not gathered.
+A table that is both looked up and multiplied (the projection of a model with tied embeddings) has a gradient with a
+sparse and a dense part. TensorFlow adds these to a dense tensor, which is not reduced here. But programs may convert
+the dense part to slices of all rows in order ("assumed sparse", Cavdar et al., arXiv 1905.04035): these are summed, not
+gathered.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def all_reduce_slices(
     """Reduces `slices` over all ranks.
 
     Args:
-        slices: rows of a table of shape [n, ...], the same on all ranks; each rank may have another number of rows.
+        slices: rows of a table of shape [n, ...], equal on all ranks; the number of rows may differ.
         op: "sum" or "mean".
         name: match key, equal on all ranks.
         compare: in eager mode, compare the indices over ranks.
-        comm: the ranks; None: all.
-    Returns: the rows that one process would have listed, see above.
+        comm: the ranks; None for all.
+    Returns: the rows that one process would have listed; see above.
     Raises: as `ops.all_reduce`.
-    Cost: two all-gathers of the rows, or one all-reduce of those with equal indices.
+    Cost: two all-gathers of the rows, or one all-reduce if indices are equal.
     """
     comm = communicator.communicator_of(comm)
     if comm.size == 1:
@@ -79,7 +79,7 @@ def _reduce_part(
 
 
 def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communicator) -> tf.IndexedSlices:
-    """Adds up tables where all ranks have all rows of one, gathers rows otherwise; 4 bytes tell."""
+    """Sums the values if the slices of all ranks are complete tables, else gathers the rows; decided at run time."""
     every_row = tf.range(tf.cast(slices.dense_shape[0], slices.indices.dtype))
     is_table = tf.cond(
         tf.equal(tf.size(slices.indices), tf.size(every_row)),
@@ -88,22 +88,22 @@ def _table_or_rows(slices: tf.IndexedSlices, op: str, name: str, comm: Communica
     )
     all_are = ops.all_reduce(tf.cast(is_table, tf.int32), op="min", name=f"{name}/is_table", comm=comm)
 
-    def added_up() -> tuple[tf.Tensor, tf.Tensor]:
+    def summed() -> tuple[tf.Tensor, tf.Tensor]:
         return ops.all_reduce(slices.values, op=op, name=f"{name}/table", comm=comm), slices.indices
 
     def gathered() -> tuple[tf.Tensor, tf.Tensor]:
         rows = ops.all_reduce(slices, op=op, name=name, comm=comm)
         return rows.values, rows.indices
 
-    values, indices = tf.cond(tf.cast(all_are, tf.bool), added_up, gathered)
+    values, indices = tf.cond(tf.cast(all_are, tf.bool), summed, gathered)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _parts(slices: tf.IndexedSlices, compare: bool, name: str) -> list[tuple[tf.Tensor, tf.Tensor, str]]:
-    """Returns [(values, indices, how)]: a gradient by the ways in which its table is used.
+    """Splits a gradient by the uses of its table: [(values, indices, how)].
 
-    how: "rows", "shared" (the same on all ranks, in eager mode), "table" (all rows, in order); "table or rows" of a
-    tf.cond, in whose branches TensorFlow makes slices of a dense gradient where another branch has slices.
+    how: "rows"; "shared" (equal on all ranks, in eager mode); "table" (all rows, in order); "table or rows" for a
+    tf.cond, in which TensorFlow converts a branch's dense gradient to slices if another branch has slices.
     """
     if tf_compat.is_eager(slices.indices):
         equal = compare and is_equal(slices.indices.numpy().tobytes(), f"{name}/origin")
@@ -124,7 +124,7 @@ def _parts(slices: tf.IndexedSlices, compare: bool, name: str) -> list[tuple[tf.
 
 
 def _components(indices: tf.Tensor) -> Sequence[tf.Tensor]:
-    """The indices that a tape has put one after another, because a table is used several times."""
+    """Returns the indices that a tape has concatenated because a table is used several times."""
     operation = indices.op
     if operation.type in _PASSES_ON:
         return _components(operation.inputs[0]) if operation.inputs[0].op.type == "ConcatV2" else [indices]
@@ -142,7 +142,7 @@ def _origin(indices: tf.Tensor, rows: int | None) -> str:
 
 
 def _static_rows(slices: tf.IndexedSlices) -> int | None:
-    """Returns the rows of the table, None if the graph does not tell; slices of a tf.cond have their shape from it."""
+    """Returns the number of rows of the table, None if the graph does not show it. Looks into branches of a tf.cond."""
     if slices.dense_shape is None:
         return None
     if slices.shape.rank and slices.shape[0]:

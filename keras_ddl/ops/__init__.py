@@ -5,12 +5,12 @@ rows). Ranks match calls by name. Eager calls without a name are matched in prog
 need names. In a tf.function every call has a name of its own by default, and the order in which TensorFlow runs them
 does not matter.
 
-`comm` is a communicator made by `keras_ddl.split`: "all ranks" below are its ranks then, and `root` is one of them.
-None is that of all ranks. A function that was traced with a communicator fails once that is closed.
+`comm` is a communicator made by `keras_ddl.split`: "all ranks" below are then its ranks, and `root` is one of them.
+None means all ranks. A function that was traced with a communicator fails once that is closed.
 
-Failures raise keras_ddl.errors on every rank, at once in eager mode; a tf.function raises TensorFlow's errors, which
-`translate_errors()` turns into ours. Gradients are those of the sum of all ranks' losses. With one rank all of them
-return what they were given.
+Failures raise keras_ddl.errors on every rank, immediately in eager mode; a tf.function raises TensorFlow's errors,
+which `translate_errors()` converts to ours. Gradients are those of the sum of all ranks' losses. With one rank all of
+them return their input.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
     "translate_errors",
 ]
 
-# broadcast_variables keeps a copy of what it sends; bounding one request bounds the memory.
+# broadcast_variables copies the values of a request; bounding one request bounds the memory.
 _REQUEST_BYTES = 256 << 20
 
 
@@ -67,18 +67,18 @@ def all_reduce(
     Args:
         tensor: shape [...], equal on all ranks, as is the dtype; or tf.IndexedSlices, whose rows may differ in number.
         op: "sum", "mean" (or "avg"), "min", "max", "product". The mean of integers is rounded toward zero. Or "adasum",
-            the adaptive sum of floats (Maleki et al., arXiv 2006.02924): the sum of what points different ways, the
-            mean of what is equal; ranks are combined in pairs, a tree that any number of ranks has.
+            the adaptive sum of floats (Maleki et al., arXiv 2006.02924): orthogonal tensors are added, equal ones
+            averaged; ranks are combined in pairs, as a tree over any number of ranks.
         name: match key, equal on all ranks; see the module's text for the default.
         comm: the ranks that take part; None for all.
-        compression: None, "bfloat16" or "float16": what travels between hosts is rounded to it, equal on all ranks; see
+        compression: None, "bfloat16" or "float16", the dtype of the data between hosts, equal on all ranks; see
             `all_reduce_n`. Dense float32, op "sum" or "mean" only.
     Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
     Raises:
-        ConfigError: an op or dtype that does not exist. NotInitializedError: before `keras_ddl.init()`.
-        RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank did not come.
+        ConfigError: an unknown op or dtype. NotInitializedError: before `keras_ddl.init()`.
+        RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank is missing.
     Cost: 2 * (size-1)/size * nbytes sent per rank (Patarasuk & Yuan, 2009); less inside shared memory. "adasum": the
-        same bytes, nbytes of memory beside (of 16-bit floats three times that), and log2(size) small sums.
+        same bytes, nbytes of extra memory (three times that for 16-bit floats), and log2(size) small sums.
     """
     reduction = "adasum" if op == "adasum" else reduction_of(op)
     if compression is not None:
@@ -112,23 +112,23 @@ def all_reduce_n(
     compression: str | None = None,
     feedback: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces a list of tensors over all ranks in one shot, without concatenating them.
+    """Reduces a list of tensors over all ranks in one collective, without concatenating them.
 
     Args:
-        tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. Tensors
-            of one dtype go together.
-        op, name, comm: as in `all_reduce`; "adasum" is of each tensor by itself, all of them in one shot.
+        tensors: any number of tensors of any shapes; their number, shapes and dtypes are equal on all ranks. There is
+            one collective for each dtype.
+        op, name, comm: as in `all_reduce`; "adasum" treats each tensor by itself.
         mpi: use plain MPI_Allreduce instead: the baseline to compare results and times with.
         check: reduce both ways and raise CheckFailedError where |a - b| > check * max(1, |b|), with b the baseline.
-        compression: None, "bfloat16" or "float16": what travels between hosts is rounded to that dtype, half the bytes;
-            inside a host, and where it is added, it is float32. Equal on all ranks; float32, "sum" and "mean" only.
-        feedback: with compression, the key under which each rank keeps what its rounding took away, and adds it to its
-            next call of the same key (error feedback: Seide et al., 2014; Karimireddy et al., arXiv 1901.09847). By
-            default the name of the call; an eager call without a name keeps nothing, as does "".
-    Returns: list of tensors, shaped as given.
+        compression: None, "bfloat16" or "float16": data between hosts is rounded to that dtype, half the bytes; data
+            inside a host and the additions are float32. Equal on all ranks; float32, "sum" and "mean" only.
+        feedback: with compression, the key under which each rank stores its rounding errors, which it adds to the next
+            call of the same key (error feedback: Seide et al., 2014; Karimireddy et al., arXiv 1901.09847). Default:
+            the name of the call; an eager call without a name stores nothing, as does "".
+    Returns: list of tensors, of the same shapes.
     Raises: as `all_reduce`, and CheckFailedError.
     Cost: as one all_reduce of all the bytes; `check` adds the baseline and its copy of the data. Compressed, half the
-        bytes between hosts; what is kept takes the bytes of the tensors on each host, shared out over its ranks.
+        bytes between hosts; rounding errors take the bytes of the tensors on each host, divided among its ranks.
     """
     reduction = "adasum" if op == "adasum" and not mpi and check is None else reduction_of(op)
     if check is not None and not (isinstance(check, (int, float)) and check >= 0):
@@ -137,11 +137,11 @@ def all_reduce_n(
         )
     if mpi and check is not None:
         raise ConfigError(
-            "check compares with the baseline that mpi=True uses, so only one of them makes sense. "
+            "check compares with the baseline that mpi=True selects, so only one of them makes sense. "
             f"Received: mpi=True, check={check!r}. Leave out mpi."
         )
-    check_each = adaptive_sum.floats if reduction == "adasum" else dense_tensor
-    tensors = [check_each(tensor, "all_reduce_n") for tensor in tensors]
+    checked = adaptive_sum.floats if reduction == "adasum" else dense_tensor
+    tensors = [checked(tensor, "all_reduce_n") for tensor in tensors]
     check_compression(compression, feedback, reduction, [each.dtype for each in tensors], "all_reduce_n", mpi=mpi)
     comm = communicator_of(comm)
     if comm.size == 1:
@@ -194,7 +194,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
         name, comm: as in `all_reduce`.
     Returns: shape [sum of n_r, ...]; [size] for scalars.
     Raises: as `all_reduce`.
-    Cost: the result's bytes less the own ones received per rank. Its gradient costs one all_reduce of the result.
+    Cost: the bytes of the other ranks' rows received per rank. Its gradient costs one all_reduce of the result.
     """
     tensor = movable(tensor, "all_gather", tf.string)
     comm = communicator_of(comm)
@@ -213,8 +213,8 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
     """Returns rank `root`'s `tensor` on every rank.
 
     Args:
-        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather` but string); values of other
-            ranks than `root` do not matter.
+        tensor: shape [...], equal on all ranks, as is the dtype (those of `all_gather` but string); only the values of
+            rank `root` matter.
         root: rank, 0 <= root < size.
         name, comm: as in `all_reduce`.
     Returns: shape [...].
@@ -228,7 +228,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
-    """Returns rank `root`'s `tensors` on every rank, sent in one shot; otherwise as `broadcast`."""
+    """Returns rank `root`'s `tensors` on every rank, by one collective for each dtype; otherwise as `broadcast`."""
     return _broadcast(tensors, root, name, communicator_of(comm))
 
 
@@ -237,27 +237,27 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     """Assigns rank `root`'s values to `variables` on every rank.
 
     Args:
-        variables: tf.Variable or keras.Variable, the same ones in the same order on all ranks; dtypes of `broadcast`.
+        variables: tf.Variable or keras.Variable, the same in the same order on all ranks; dtypes as in `broadcast`.
         root, comm: as in `broadcast`.
-    Raises: as `broadcast`; RankMismatchError that names the first variable in which ranks differ.
     Returns: None; in a graph of TensorFlow 1 the tf.Operation that assigns, for a session to run.
+    Raises: as `broadcast`; RankMismatchError names the first variable that differs between ranks.
     Cost: the bytes of all variables received per rank, in requests of at most 256 MiB, or one variable.
     """
     from keras_ddl.ops import variables as variable_lists
 
-    found = variable_lists.unwrap(variables)
+    tf_variables = variable_lists.unwrap(variables)
     comm = communicator_of(comm)
     check_root(root, comm)
-    # There nothing runs that nobody asks for, and calls are in no order that could match them.
+    # A session runs only what it is asked for, in no defined order: names must be unique, and the caller runs the ops.
     of_session = not tf.executing_eagerly() and not tf.inside_function()
     name = tf.compat.v1.get_default_graph().unique_name("broadcast_variables") if of_session else "broadcast_variables"
     if comm.size == 1:
         return tf.group() if of_session else None
     if tf.executing_eagerly():
-        variable_lists.check_equal_on_all_ranks(found, comm)
-    detail, fingerprint = variable_lists.describe(found), variable_lists.fingerprint(found)
+        variable_lists.check_equal_on_all_ranks(tf_variables, comm)
+    detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
     assigned = []
-    for number, group in enumerate(variable_lists.groups(found, _REQUEST_BYTES)):
+    for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES)):
         values = _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint)
         assigned += [variable.assign(value) for variable, value in zip(group, values)]
     return tf.group(*assigned) if of_session else None
@@ -268,12 +268,12 @@ def _broadcast(
 ) -> list[tf.Tensor]:
     check_root(root, comm)
     pairs = [to_wire_dtype(movable(tensor, "broadcast")) for tensor in tensors]
-    moved = [tensor for tensor, _ in pairs]
+    sent = [tensor for tensor, _ in pairs]
     if comm.size == 1:
-        sent = [tf.identity(tensor) for tensor in moved]
+        received = [tf.identity(tensor) for tensor in sent]
     else:
-        sent = by_dtype(moved, name, lambda some, key: raw.broadcast_n(some, root, key, comm, **attrs))
-    return [from_wire_dtype(tensor, dtype) for tensor, (_, dtype) in zip(sent, pairs)]
+        received = by_dtype(sent, name, lambda some, key: raw.broadcast_n(some, root, key, comm, **attrs))
+    return [from_wire_dtype(tensor, dtype) for tensor, (_, dtype) in zip(received, pairs)]
 
 
 def _all_reduce_slices(
@@ -281,7 +281,7 @@ def _all_reduce_slices(
 ) -> tf.IndexedSlices:
     if reduction not in ("sum", "mean"):
         raise ConfigError(
-            "IndexedSlices can be reduced by 'sum' and 'mean', because rows that a rank does not list are zero. "
+            "IndexedSlices can be reduced by 'sum' and 'mean' only, because rows that a rank does not list are zero. "
             f"Received: op={reduction!r}. Use tf.convert_to_tensor first."
         )
     values = all_gather(dense_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)

@@ -1,6 +1,6 @@
-"""The adaptive sum: gradients of several ranks combined by how far they point the same way.
+"""The arguments and the gradient of the adaptive sum (Adasum), which combines gradients by their directions.
 
-The sum itself is the core's (native/core/src/hierarchy/adaptive_sum.cc); here are its arguments and its gradient.
+The sum itself is in native/core/src/hierarchy/adaptive_sum.cc.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def floats(tensor: Any, function: str) -> tf.Tensor:
 def gradients(
     inputs: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor], name: str, comm: Communicator
 ) -> list[tf.Tensor]:
-    """Returns the gradients of the adaptive sums of `inputs`, one for each, given those of the results.
+    """Returns the gradient for each of `inputs`, from the `upstream` gradients of their adaptive sums.
 
-    Differentiates the definition on the tensors of all ranks. Cost: an all_reduce of `upstream`, and of each input
-    size * nbytes received and held by every rank.
+    Differentiates `definition` on the tensors of all ranks. Cost: an all_reduce of `upstream`, and for each input
+    size * nbytes of traffic and memory on every rank.
     """
     totals = raw.all_reduce_n(upstream, "sum", name, comm)
     results = []
@@ -41,11 +41,11 @@ def gradients(
 
 
 def definition(parts: list[tf.Tensor]) -> tf.Tensor:
-    """Combines tensors of one shape as the core combines those of the ranks.
+    """Returns the adaptive sum of tensors of one shape, as the core computes it over the ranks.
 
-    Of two tensors a and b it is (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are orthogonal, their
-    mean where they are equal. Of more it is a tree: neighbours are combined, 0 with 1, 2 with 3 and so on, then their
-    results in the same way; one without a neighbour goes on as it is.
+    For two tensors a and b it is (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum if they are orthogonal, their
+    mean if they are equal. More tensors form a tree: neighbours are combined, 0 with 1, 2 with 3 and so on, then their
+    results in the same way; a tensor without a neighbour passes to the next level.
     """
     dtype = parts[0].dtype
     parts = [tf.cast(part, tf.float64 if dtype == tf.float64 else tf.float32) for part in parts]

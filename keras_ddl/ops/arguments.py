@@ -1,4 +1,4 @@
-"""What collectives take: checks of their arguments, and tensors in the form in which they travel."""
+"""Checks the arguments of collectives, and converts tensors to and from the dtypes that the core transports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from keras_ddl.errors import ConfigError
 _MAX_FEEDBACK_BYTES = 900
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "avg": "mean", "min": "min", "max": "max", "product": "product"}
 _DTYPES = tuple(tf.as_dtype(name) for name in DTYPES)
-# Collectives that only move values take more dtypes. These travel as another dtype of the same bytes, with so many more
-# dimensions of 1: ranks whose dtypes differ have other shapes then, and learn of it. Complex numbers travel in pairs.
+# Collectives that do no arithmetic take more dtypes. These are sent as another dtype of the same size, with extra
+# dimensions of 1, by which ranks with different dtypes have different shapes and get an error. Complex numbers are sent
+# as pairs.
 _WIRE_DTYPES = {
     tf.bool: (tf.uint8, 1),
     tf.int16: (tf.float16, 1),
@@ -28,7 +29,7 @@ _WIRE_DTYPES = {
 
 
 def reduction_of(op: Any) -> str:
-    """Returns the native name of `op`. Raises: ConfigError: there is none."""
+    """Returns the native name of `op`. Raises: ConfigError: unknown."""
     if op not in _REDUCTIONS:
         raise ConfigError(f"op must be one of {', '.join(map(repr, _REDUCTIONS))}. Received: op={op!r}.")
     return _REDUCTIONS[op]
@@ -37,21 +38,21 @@ def reduction_of(op: Any) -> str:
 def check_compression(
     compression: Any, feedback: Any, reduction: str, dtypes: Sequence[tf.DType], function: str, *, mpi: bool = False
 ) -> None:
-    """Raises: ConfigError: a compression that does not exist, or does not fit what is reduced."""
+    """Raises ConfigError if the compression is unknown, or not possible for this reduction."""
     if compression not in COMPRESSIONS:
         raise ConfigError(
             f"{function}: compression must be 'bfloat16', 'float16' or None. Received: compression={compression!r}."
         )
     if feedback is not None and not (isinstance(feedback, str) and len(feedback.encode()) <= _MAX_FEEDBACK_BYTES):
         raise ConfigError(
-            f"{function}: feedback must be a text of at most {_MAX_FEEDBACK_BYTES} bytes. Received: feedback="
+            f"{function}: feedback must be a string of at most {_MAX_FEEDBACK_BYTES} bytes. Received: feedback="
             f"{feedback!r}. Leave it out for the collective's name."
         )
     if compression is None:
         return
     if reduction not in ("sum", "mean"):
         raise ConfigError(
-            f"{function}: compression is for op 'sum' and 'mean', whose rounding errors the next call makes up for. "
+            f"{function}: compression is for op 'sum' and 'mean', whose rounding errors the next call corrects. "
             f"Received: op={reduction!r}, compression={compression!r}. Leave out compression."
         )
     others = sorted({dtype.name for dtype in dtypes if dtype != tf.float32})
@@ -62,19 +63,19 @@ def check_compression(
         )
     if mpi:
         raise ConfigError(
-            f"{function}: plain MPI sends what it is given. Received: mpi=True, compression={compression!r}. Leave out "
-            "one of them."
+            f"{function}: plain MPI does not compress. Received: mpi=True, compression={compression!r}. Leave out one "
+            "of them."
         )
 
 
 def check_root(root: Any, comm: Communicator) -> None:
-    """Raises: ConfigError: `root` is not a rank of `comm`."""
+    """Raises ConfigError if `root` is not a rank of `comm`."""
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
         raise ConfigError(f"root must be a rank, 0 to {comm.size - 1}. Received: root={root!r}, size {comm.size}.")
 
 
 def dense_tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES) -> tf.Tensor:
-    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or of another dtype than `dtypes`."""
+    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or its dtype is not one of `dtypes`."""
     if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
         raise ConfigError(
             f"{function} takes dense tensors. Received: {type(value).__name__}. "
@@ -90,31 +91,31 @@ def dense_tensor(value: Any, function: str, dtypes: Sequence[tf.DType] = _DTYPES
 
 
 def movable(value: Any, function: str, *more: tf.DType) -> tf.Tensor:
-    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or of a dtype that does not move."""
+    """Returns `value` as a tensor. Raises: ConfigError: it is sparse, or of a dtype that cannot be sent."""
     return dense_tensor(value, function, (*_DTYPES, *_WIRE_DTYPES, *more))
 
 
 def to_wire_dtype(tensor: tf.Tensor, *, rows: bool = False) -> tuple[tf.Tensor, tf.DType]:
-    """Returns what is `movable` as it travels, and its own dtype; `rows`: a scalar may become a row."""
+    """Returns a `movable` tensor as it is sent, and its own dtype; `rows`: a scalar may become a row."""
     dtype = tensor.dtype
     if dtype in _WIRE_DTYPES:
-        moved, marks = _WIRE_DTYPES[dtype]
+        wire_dtype, extra_dims = _WIRE_DTYPES[dtype]
         tensor = tf.reshape(tensor, [1]) if rows and tensor.shape.rank == 0 else tensor
         if dtype.is_complex:
-            tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)  # has a gradient, which bitcast has not
+            tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)  # bitcast has no gradient
         else:
-            tensor = tf.cast(tensor, moved) if dtype == tf.bool else tf.bitcast(tensor, moved)
-        for _ in range(marks):
+            tensor = tf.cast(tensor, wire_dtype) if dtype == tf.bool else tf.bitcast(tensor, wire_dtype)
+        for _ in range(extra_dims):
             tensor = tf.expand_dims(tensor, -1)
     return tensor, dtype
 
 
 def from_wire_dtype(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns what `to_wire_dtype` made of a tensor of `dtype` as that dtype again."""
+    """Reverses `to_wire_dtype` for a tensor of `dtype`."""
     if tensor.dtype == dtype:
         return tensor
-    _, marks = _WIRE_DTYPES[dtype]
-    for _ in range(marks):
+    _, extra_dims = _WIRE_DTYPES[dtype]
+    for _ in range(extra_dims):
         tensor = tf.squeeze(tensor, -1)
     if dtype.is_complex:
         return tf.complex(*tf.unstack(tensor, 2, -1))
@@ -124,9 +125,9 @@ def from_wire_dtype(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def by_dtype(
     tensors: list[tf.Tensor], name: str | None, collective: Callable[[list[tf.Tensor], str | None], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the given order.
+    """Calls `collective(tensors of one dtype, name)` for each dtype, and returns the results in the order of `tensors`.
 
-    Names do not tell dtypes and the calls follow each other, so that ranks whose dtypes differ meet, and learn of it.
+    Names do not contain the dtype, and the calls run one after another: so ranks with different dtypes get an error.
     """
     results: list[Any] = [None] * len(tensors)
     before: list[tf.Tensor] = []

@@ -1,4 +1,4 @@
-"""TensorFlow's errors, as far as they come from keras_ddl's ops, turned into keras_ddl's."""
+"""Translates TensorFlow's errors from keras_ddl's ops to keras_ddl's errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from keras_ddl import errors
 from keras_ddl.compat.tensorflow import tf
 
-# native/tf puts "keras_ddl: " before the core's message; TensorFlow wraps it in names of nodes.
+# native/tf puts "keras_ddl: " before the core's message; TensorFlow adds names of nodes around it.
 _OURS = re.compile(r"keras_ddl: (.*?)(?=\s*\[\[|\s*\n\s*\(\d+\) |\s*\[Op:|\s*$)", re.DOTALL)
-# TensorFlow takes UNAVAILABLE from ops of graphs for a failure of its own network, and makes INTERNAL of it.
+# TensorFlow takes UNAVAILABLE from ops of graphs for a failure of its own network, and converts it to INTERNAL.
 _UNAVAILABLE = "originally returned UnavailableError"
 _NOT_INITIALIZED = "collectives need a running"
 _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
@@ -19,10 +19,10 @@ _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raises failures of keras_ddl's ops as keras_ddl errors, chained from TensorFlow's; lets all others through.
+    """Raises failures of keras_ddl's ops as keras_ddl errors, chained from TensorFlow's; others pass unchanged.
 
-    Eager collectives do this themselves. Inside a tf.function an op can only fail with an error of TensorFlow
-    (tf.errors.FailedPreconditionError and others): put the call of the tf.function into this context.
+    Eager collectives do this themselves. An op in a tf.function can only fail with an error of TensorFlow
+    (tf.errors.FailedPreconditionError and others): call the tf.function inside this context.
     """
     try:
         yield
@@ -34,13 +34,13 @@ def translate_errors() -> Iterator[None]:
 
 
 def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
-    """Returns the keras_ddl error that `error` stands for; None when it does not come from keras_ddl's ops."""
+    """Returns the keras_ddl error for `error`; None if it does not come from keras_ddl's ops."""
     text = error.message or ""
     ours = _OURS.search(text)
     if ours is None:
         return jit_compile_error() if _XLA.search(text) else None
     message = ours[1]
-    if "assertion failed: [keras_ddl: " in text:  # what the ranks found out inside a graph, all of them
+    if "assertion failed: [keras_ddl: " in text:  # an assertion in the graph, which fails on all ranks
         return errors.RankMismatchError(message.removesuffix("]"))
     if _NOT_INITIALIZED in message:
         return errors.NotInitializedError(message)

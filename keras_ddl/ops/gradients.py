@@ -1,8 +1,8 @@
-"""Gradients of the collectives: those of the sum of all ranks' losses with respect to this rank's input.
+"""Gradients of the collectives: of the sum of all ranks' losses with respect to this rank's input.
 
-Every rank takes part in every gradient, in the collective named after the forward one. With y a collective of all
-x_s, L_r the loss of rank r and g_r = dL_r/dy_r, rank s gets sum_r (dy_r/dx_s)^T g_r: the collective that is the
-transpose of the forward one, in its communicator.
+Every rank takes part in every gradient, in a collective named after the forward one. With y a collective of all x_s,
+L_r the loss of rank r and g_r = dL_r/dy_r, rank s gets sum_r (dy_r/dx_s)^T g_r: the transpose of the forward
+collective, in the same communicator.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _reduced(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
     if reduction == "product":
         totals = raw.all_reduce_n(gradients, "sum", name, comm)
         return [total * _product_of_others(x, name, comm) for total, x in zip(totals, inputs)]
-    # Ranks that hold the extreme value share its gradient, as equal elements do in tf.reduce_max.
+    # Ranks with the extreme value share its gradient, as equal elements do in tf.reduce_max.
     hits = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs)]
     both = raw.all_reduce_n([*gradients, *hits], "sum", name, comm)
     totals, counts = both[: len(hits)], both[len(hits) :]
@@ -62,10 +62,10 @@ def _reduced(op: Any, gradients: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _product_of_others(tensor: tf.Tensor, name: str, comm: Communicator) -> tf.Tensor:
-    """The product over all other ranks: [...] like `tensor`. Cost: size * nbytes of memory and traffic.
+    """Returns the product over all other ranks, of the shape of `tensor`. Cost: size * nbytes of memory and traffic.
 
-    Dividing the whole product by the own factor would be cheaper, but wrong at zeros and where the product overflows
-    or vanishes.
+    Dividing the product of all ranks by this rank's factor would be cheaper, but wrong at zeros, and where the product
+    overflows or underflows.
     """
     factors, _ = raw.all_gather(tensor[tf.newaxis], names.derived(name, "factors"), comm, all_ranks=True)
     return tf.reduce_prod(tf.concat([factors[: comm.rank], factors[comm.rank + 1 :]], 0), 0)
@@ -75,7 +75,7 @@ def _product_of_others(tensor: tf.Tensor, name: str, comm: Communicator) -> tf.T
 def _broadcast(op: Any, *gradients: Any) -> list[tf.Tensor]:
     comm = _comm(op)
     totals = raw.all_reduce_n(_dense(gradients, op.outputs), "sum", _name(op), comm)
-    # Zeros that still depend on the collective: a rank without that dependency would stay away from its gradient.
+    # The zeros must depend on the collective: without, TensorFlow would not run it on this rank, for which others wait.
     at_root = comm.rank == op.get_attr("root")
     return [tf.where(at_root, total, tf.zeros_like(total)) for total in totals]
 
@@ -99,7 +99,7 @@ def _reduce_scatter(op: Any, gradient: Any) -> tf.Tensor:
 
 @register_gradient("DdlAllGather")
 def _all_gather(op: Any, gradient: Any, _rows_gradient: Any) -> tf.Tensor:
-    # Not reduce_scatter: its rows are spread evenly, those of an all_gather need not be.
+    # Not reduce_scatter, which divides rows evenly: ranks may have different numbers of rows in an all_gather.
     (x,), (_, rows) = op.inputs, op.outputs
     comm = _comm(op)
     total = raw.all_reduce(tf.convert_to_tensor(gradient), "sum", _name(op), comm)

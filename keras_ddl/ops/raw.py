@@ -1,4 +1,4 @@
-"""The native ops as functions: names resolved, errors translated, nothing decided. For this package alone."""
+"""Calls the native ops with resolved names and translated errors. For this package alone."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def _call(kind: str, function: str, name: str | None, comm: Communicator, *args:
     op: Callable[..., Any] = getattr(load_ops(), function)
     if traced_for_xla():
         raise jit_compile_error()
-    # The op's own name in the graph: readable in a profile, and free of what TensorFlow does not allow in names.
     key = names.resolve(name, kind, comm.prefix, comm.id)
     if "feedback" in attrs and attrs["feedback"] is None:
-        # All eager calls without a name share one: what was rounded in one of them is not for the next.
+        # Eager calls without a name share one, so that the rounding errors of one do not belong to the next.
         attrs["feedback"] = "" if name is None and tf.executing_eagerly() else key
+    # The key may contain characters that TensorFlow does not allow in an op's name.
     attrs.update(tensor_name=key, communicator=comm.id, name=f"ddl_{kind}")
     if not tf.executing_eagerly():
         return op(*args, **attrs)
-    # Two main threads that wait in different eager collectives wait in vain, and the core says so within a second.
+    # If main threads wait in different eager collectives, the core detects the deadlock within a second.
     attrs["blocking"] = threading.current_thread() is threading.main_thread()
     with translate_errors():
         return op(*args, **attrs)
@@ -87,8 +87,9 @@ def all_gather(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows of all ranks, [n, ...], and how many each rank had, int64 [size].
 
-    `kind`: what the collective is to the caller, for the name that a graph gives it.
-    `all_ranks`: the rows of every rank are needed, so it fails while some have joined; else these have no rows.
+    Args:
+        kind: its name in a graph if `name` is None.
+        all_ranks: the rows of every rank are needed: fail while some have joined. Otherwise these have no rows.
     """
     rows, counts = _call(kind, "ddl_all_gather", name, comm, tensor, all_ranks=all_ranks)
     return rows, counts

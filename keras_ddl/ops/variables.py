@@ -1,4 +1,4 @@
-"""Lists of variables that must be the same on all ranks."""
+"""Checks and groups lists of variables for `broadcast_variables`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def unwrap(variables: Sequence[Any]) -> list[tf.Variable]:
     """Returns the tf.Variable of each tf.Variable or keras.Variable.
 
     Raises:
-        ConfigError: something else, or a variable that is not built yet.
+        ConfigError: an object of another type, or a variable that is not built yet.
     """
-    found = []
+    inners = []
     for variable in variables:
         inner = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
         if not isinstance(inner, tf.Variable):
@@ -25,8 +25,8 @@ def unwrap(variables: Sequence[Any]) -> list[tf.Variable]:
                 "variables must be tf.Variable or keras.Variable, and built. "
                 f"Received: {type(variable).__name__} {getattr(variable, 'path', '')!r}. Build the model first."
             )
-        found.append(inner)
-    return found
+        inners.append(inner)
+    return inners
 
 
 def _specs(variables: Sequence[tf.Variable]) -> list[str]:
@@ -34,12 +34,12 @@ def _specs(variables: Sequence[tf.Variable]) -> list[str]:
 
 
 def _shapes(variables: Sequence[tf.Variable]) -> list[str]:
-    # Without names: Keras numbers them by process, and a rank may have made another model before.
+    # Without names: Keras numbers them by process, and a rank may have built another model before.
     return [f"{v.dtype.name}{v.shape.as_list()}" for v in variables]
 
 
 def describe(variables: Sequence[tf.Variable]) -> str:
-    """Returns a text for error messages."""
+    """Returns a description for error messages."""
     return f"{len(variables)} variables: " + ", ".join(_specs(variables)[:8])
 
 
@@ -66,18 +66,18 @@ def check_equal_on_all_ranks(variables: Sequence[tf.Variable], comm: Communicato
 
 
 def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[tf.Variable]]:
-    """Yields runs of variables of one dtype and at most `limit_bytes` each, or of one variable."""
+    """Yields groups of variables of one dtype and at most `limit_bytes` together, or of one variable."""
     by_dtype: dict[tf.DType, list[tf.Variable]] = {}
     for variable in variables:
         by_dtype.setdefault(variable.dtype, []).append(variable)
-    for dtype, group in by_dtype.items():
-        run: list[tf.Variable] = []
-        run_bytes = 0
-        for variable in group:
+    for dtype, variables_of_dtype in by_dtype.items():
+        group: list[tf.Variable] = []
+        group_bytes = 0
+        for variable in variables_of_dtype:
             nbytes = (variable.shape.num_elements() or 0) * dtype.size
-            if run and run_bytes + nbytes > limit_bytes:
-                yield run
-                run, run_bytes = [], 0
-            run.append(variable)
-            run_bytes += nbytes
-        yield run
+            if group and group_bytes + nbytes > limit_bytes:
+                yield group
+                group, group_bytes = [], 0
+            group.append(variable)
+            group_bytes += nbytes
+        yield group

@@ -1,10 +1,10 @@
-"""When each collective was submitted, agreed on, run and done, as a picture for chrome://tracing and Perfetto.
+"""Writes timelines: when each collective was submitted, agreed on, started and finished, for chrome://tracing.
 
 KERAS_DDL_TIMELINE=/tmp/timeline.json makes every rank write one from `init` to its end: rank 0 to
-/tmp/timeline.rank0.json, and so on. `start` and `stop` do the same for a part of a program, and `merge` puts the ranks'
-files together. Each rank is a process of the picture, with a line for steps (made by `span`; a Strategy makes one for
-each step of fit) and one for the collectives, above which each collective's waiting is shown. Costs about two
-microseconds per collective, and nothing when no timeline is written.
+/tmp/timeline.rank0.json, and so on. `start` and `stop` do the same for a part of a program, and `merge` combines the
+files of the ranks. chrome://tracing and Perfetto show each rank as a process, with a line for steps (added by `span`; a
+Strategy adds each step of fit) and one for collectives, above which each collective's waiting time is shown. Cost:
+about two microseconds per collective; nothing when no timeline is written.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ __all__ = [
 def start(path: str | os.PathLike[str]) -> Path:
     """Begins this rank's timeline and returns its file: `path` with .rankN before its suffix. Not collective.
 
-    Raises: ConfigError: one is being written already, or the file cannot be made.
+    Raises: ConfigError: one is being written already, or the file cannot be written.
     """
     return recording.start(path, communicator.rank())
 
 
 def keep(capacity: int = 4096) -> None:
-    """Keeps this rank's newest collectives in memory for `take`, with or without a timeline; 0: none any more.
+    """From now on keeps this rank's newest collectives in memory for `take`, with or without a timeline; 0: none.
 
-    Cost: as of a timeline, without the file.
+    Cost: that of a timeline, without the file.
     """
     native_timeline.keep(capacity)
 
 
 def take() -> list[Collective]:
-    """Returns the collectives kept since the last call, in the order in which they ended, without their kind."""
+    """Returns and removes the collectives in memory, in the order in which they finished, without their kind."""
     rank = communicator.rank()
     return [Collective(rank, "", *one) for one in native_timeline.take()]

@@ -1,4 +1,4 @@
-"""Files of timelines: which there are of a job, and the collectives in them."""
+"""Finds, merges and reads timeline files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from keras_ddl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective on one rank. Times in seconds since 1970, by the clock of the rank's host; those that `take`
-    returns in seconds of time.monotonic().
+    """One collective on one rank.
+
+    Times are seconds since 1970 by the clock of the rank's host; from `take`, seconds of time.monotonic().
 
     Attributes:
-        kind: as in "all_reduce".
+        kind: such as "all_reduce".
         bytes: of this rank's input.
-        submitted: this rank had it ready.
-        agreed: all ranks had.
-        started: the communication thread had done what came before.
-        finished: its result was there.
+        submitted: when its input was ready on this rank.
+        agreed: when it was ready on all ranks.
+        started: when the communication thread had finished the collectives before it.
+        finished: when its result was ready.
     """
 
     rank: int
@@ -39,22 +40,22 @@ class Collective:
 
 
 def paths_of_ranks(path: Path) -> list[Path]:
-    """Returns the files of ranks that lie beside `path`, as `path_of_rank` names them."""
+    """Returns the ranks' files beside `path`, named as by `path_of_rank`."""
     pattern = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix or ".json"))
     return sorted(part for part in path.parent.glob("*") if pattern.fullmatch(part.name))
 
 
 def merge(path: str | os.PathLike[str]) -> Path:
-    """Writes to `path` what the ranks' files beside it hold, all ranks in one picture. Call it when they have ended.
+    """Merges the ranks' files beside `path` into `path`. Call it when all ranks have ended.
 
-    Raises: ConfigError: there are no files of ranks.
+    Raises: ConfigError: there are no such files.
     """
     path = Path(path)
     parts = paths_of_ranks(path)
     if not parts:
         raise ConfigError(
-            f"timeline: there must be files of ranks to merge. Received: none like {path_of_rank(path, 0)}. Give the "
-            "path that KERAS_DDL_TIMELINE or timeline.start had; files of other hosts must be copied here first."
+            f"timeline: there must be files of ranks to merge. Received: none like {path_of_rank(path, 0)}. Use the "
+            "path of KERAS_DDL_TIMELINE or timeline.start; files of other hosts must be copied here first."
         )
     events = [event for part in parts for event in read(part)]
     path.write_text("[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n", encoding="utf-8")
@@ -80,7 +81,7 @@ def collectives(path: str | os.PathLike[str]) -> list[Collective]:
 
 
 def collectives_of(events: Iterable[dict[str, Any]]) -> list[Collective]:
-    """As `collectives`, of events that `read` has returned."""
+    """As `collectives`, from the events that `read` returns."""
     result = []
     for event in events:
         arguments = event.get("args", {})

@@ -1,4 +1,4 @@
-"""One HTML file of a job's steps: page.html with its scripts and the data inside, so that it needs no other file."""
+"""Writes one self-contained HTML file of a job's steps: page.html with its scripts and the data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from keras_ddl.timeline.steps import RankSteps, Step
 from keras_ddl.timeline.summary import Summary, lateness, summarize
 from keras_ddl.timeline.words import sentences
 
-# A browser draws so many at once; of longer trainings the collectives of every n-th step are shown.
+# The most that a browser draws well; for longer trainings, the collectives of every n-th step are shown.
 _COLLECTIVES = 200_000
 _SCRIPTS = ("tables.js", "drawing.js", "moving.js")
 
 
 def write(target: Path, ranks: Sequence[RankSteps], title: str) -> None:
-    """Writes the page, whole or not at all. Raises: OSError: it cannot be written."""
+    """Writes the page atomically. Raises: OSError: it cannot be written."""
     text = html(ranks, summarize(ranks), title)
     write_whole(target, lambda part: Path(part).write_text(text, encoding="utf-8"), synced=False)
 
@@ -28,13 +28,13 @@ def html(ranks: Sequence[RankSteps], summary: Summary, title: str) -> str:
     """Returns the page."""
     folder = resources.files(__package__)
     page, *scripts = ((folder / name).read_text(encoding="utf-8") for name in ("page.html", *_SCRIPTS))
-    # "<" begins the end of the script's element, wherever it stands in it.
+    # A "</script" inside the data would end the script.
     data = json.dumps(_data(ranks, summary, title), separators=(",", ":")).replace("<", "\\u003c")
     return page.replace("/*scripts*/", "".join(scripts)).replace("{/*data*/}", data)
 
 
 def _data(ranks: Sequence[RankSteps], summary: Summary, title: str) -> dict[str, Any]:
-    """Returns what the scripts read: times in microseconds, those of steps since the first of all steps began."""
+    """Returns the input of the scripts: times in microseconds, those of steps since the begin of the first step."""
     start = min(each.steps[0].begin for each in ranks)
     count = sum(len(step.collectives) for each in ranks for step in each.steps)
     every = -(-count // _COLLECTIVES) or 1
@@ -62,13 +62,13 @@ def _data(ranks: Sequence[RankSteps], summary: Summary, title: str) -> dict[str,
 
 
 def _step(step: Step, start: float) -> list[Any]:
-    """[begin, then from the begin: batch there, end, next begins, [begin and end of each wait, ...]]"""
+    """[begin, then since the begin: batch ready, end, begin of the next, [begin and end of each wait, ...]]"""
     waits = [_us(moment - step.begin) for wait in step.exposed for moment in wait]
     return [_us(step.begin - start), _us(step.input), _us(step.end - step.begin), _us(step.total), waits]
 
 
 def _collectives(step: Step, names: dict[str, int]) -> list[list[int]]:
-    """[[name, bytes, submitted since the step's begin, then from there: started, finished], ...]"""
+    """[[name, bytes, submitted since the step's begin, then since that: started, finished], ...]"""
     return [
         [
             names.setdefault(one.name, len(names)),

@@ -1,4 +1,4 @@
-"""The steps of all ranks, read from their timelines and put on rank 0's clock."""
+"""Reads the steps of all ranks from their timelines, with all times on rank 0's clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,19 @@ from keras_ddl.timeline.waits import Interval
 _STEP = re.compile(r"step (\d+)")
 _LABEL = re.compile(r"rank \d+ \((.*)\)")
 _OF_A_RANK = re.compile(r"(.*)\.rank\d+(\.\w+)?")
-# Clocks of hosts that differ by less are those of one host, or the collectives cannot tell.
+# Smaller differences between the clocks of hosts are not corrected: collectives do not measure them.
 _CLOCK_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of fit on one rank. Times in seconds since 1970, by the clock of rank 0's host.
+    """One step of fit on one rank. Times are seconds since 1970, by the clock of rank 0's host.
 
     Attributes:
         number: in its epoch; of several steps in one execution, the last.
-        arrived: its batch was there; None where nothing tells (one rank, or a loop without the Strategy).
-        next: the next step of the epoch began, after Keras and the callbacks; the last step of an epoch: its `end`.
-        exposed: it waited for collectives.
+        arrived: when its batch was ready; None if unknown (one rank, or a loop without the Strategy).
+        next: when the next step of the epoch began, after Keras and the callbacks; `end` in the last step of an epoch.
+        exposed: the intervals in which it waited for collectives.
     """
 
     number: int
@@ -45,12 +45,12 @@ class Step:
 
     @property
     def total(self) -> float:
-        """Seconds from its begin to that of the next."""
+        """Seconds from its begin to the begin of the next step."""
         return self.next - self.begin
 
     @property
     def input(self) -> float:
-        """Seconds until its batch was there."""
+        """Seconds until its batch was ready."""
         return 0.0 if self.arrived is None else self.arrived - self.begin
 
     @property
@@ -65,27 +65,27 @@ class Step:
 
     @property
     def compute(self) -> float:
-        """Seconds of the rest."""
+        """The other seconds."""
         return max(0.0, self.total - self.input - self.waiting - self.between)
 
 
 @dataclass(frozen=True)
 class RankSteps:
-    """What one rank did."""
+    """The steps of one rank."""
 
     rank: int
     host: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step]
 
 
 def read(path: str | os.PathLike[str]) -> list[RankSteps]:
-    """Reads timelines, in the order of ranks; the same number of steps on all.
+    """Returns the steps of all ranks, in the order of ranks, the same number of each.
 
     Args:
-        path: what `timeline.merge` wrote, the path that KERAS_DDL_TIMELINE had, one rank's file, or a folder of one
-            job's files.
+        path: a file of `timeline.merge`, the value of KERAS_DDL_TIMELINE, a rank's file, or a folder of one job's
+            files.
     Raises:
-        ConfigError: there is no timeline, a file is none, or it shows no steps.
+        ConfigError: there is no timeline, a file is not a timeline, or a rank has no steps.
     """
     events: dict[int, list[dict[str, Any]]] = {}
     for file in files(Path(path)):
@@ -97,14 +97,14 @@ def read(path: str | os.PathLike[str]) -> list[RankSteps]:
         without = [each.rank for each in ranks if not each.steps]
         raise ConfigError(
             f"trace: there must be steps of fit in the timeline of every rank. Received: {path}, without steps on "
-            f"rank(s) {without}. Steps of a loop of your own are marked by `with timeline.span(f'step {{i}}'):`."
+            f"rank(s) {without}. Mark the steps of your own loop with `with timeline.span(f'step {{i}}'):`."
         )
     ranks = [replace(each, steps=each.steps[:count]) for each in ranks]
-    return [ranks[0], *(_on_the_clock_of(ranks[0], each) for each in ranks[1:])]
+    return [ranks[0], *(_on_clock_of(ranks[0], each) for each in ranks[1:])]
 
 
 def files(path: Path) -> list[Path]:
-    """Returns the files that hold the timelines of a job. Raises: ConfigError: there are none, or of several jobs."""
+    """Returns the timeline files of a job. Raises: ConfigError: there are none, or files of several jobs."""
     if path.is_dir():
         parts = sorted(each for each in path.iterdir() if _OF_A_RANK.fullmatch(each.name) and each.suffix != ".html")
         jobs = sorted({_OF_A_RANK.sub(r"\1\2", each.name) for each in parts})
@@ -119,22 +119,22 @@ def files(path: Path) -> list[Path]:
         parts = timeline_files.paths_of_ranks(path)
     if not parts:
         raise ConfigError(
-            f"trace: there must be timelines of ranks. Received: {path}, where there are none. Train with "
-            "KERAS_DDL_TIMELINE=/tmp/step.json, and name /tmp/step.json."
+            f"trace: there must be timelines of ranks. Received: {path}, without any. Train with "
+            "KERAS_DDL_TIMELINE=/tmp/step.json, and pass /tmp/step.json."
         )
     return parts
 
 
 def _events(file: Path) -> list[dict[str, Any]]:
     try:
-        found, why = timeline_files.read(file), "it holds no event"
-        if found and all("pid" in event and "ph" in event for event in found):
-            return found
+        events, problem = timeline_files.read(file), "it has no events"
+        if events and all("pid" in event and "ph" in event for event in events):
+            return events
     except (ValueError, TypeError) as error:
-        why = str(error)
+        problem = str(error)
     raise ConfigError(
-        "trace: a timeline is a file that KERAS_DDL_TIMELINE or timeline.start has written. Received: "
-        f"{file}, which is none: {why}."
+        "trace: the file must be a timeline, as KERAS_DDL_TIMELINE and timeline.start write it. Received: "
+        f"{file}: {problem}."
     )
 
 
@@ -142,9 +142,9 @@ def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
     label = next((each["args"]["name"] for each in events if each["name"] == "process_name"), "")
     host = _LABEL.fullmatch(label)
     spans = sorted(
-        (event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6, int(found[1]))
+        (event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6, int(match[1]))
         for event in events
-        if event.get("cat") == "step" and event["ph"] == "X" and (found := _STEP.fullmatch(event["name"]))
+        if event.get("cat") == "step" and event["ph"] == "X" and (match := _STEP.fullmatch(event["name"]))
     )
     return RankSteps(rank, host[1] if host else "", of_spans(spans, timeline_files.collectives_of(events)))
 
@@ -152,7 +152,9 @@ def _rank_steps(rank: int, events: Sequence[dict[str, Any]]) -> RankSteps:
 def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Collective]) -> list[Step]:
     """Returns the steps of one rank.
 
-    Args: spans: (begin, end, number) of each, in order. collectives: of that rank, by the same clock.
+    Args:
+        spans: (begin, end, number) of each step, in order.
+        collectives: of the same rank and clock.
     """
     collectives = sorted(collectives, key=lambda one: one.submitted)
     steps, place = [], 0
@@ -169,17 +171,19 @@ def of_spans(spans: Sequence[tuple[float, float, int]], collectives: Iterable[Co
 
 
 def _step(number: int, begin: float, end: float, after: float, collectives: list[Collective]) -> Step:
-    arrived = next((one.submitted for one in collectives if waits.tells_rows(one.name)), None)
+    arrived = next((one.submitted for one in collectives if waits.is_row_exchange(one.name)), None)
     inside = [one for one in collectives if one.submitted <= end]
-    # Between steps it is Python that waits: for every collective from its begin to its end.
-    beside = [(one.submitted, one.finished) for one in collectives if one.submitted > end]
-    exposed = waits.clipped(waits.union([*waits.exposed(inside), *beside]), begin, after)
+    # Between steps Python waits for every collective, from its submission to its end.
+    between = [(one.submitted, one.finished) for one in collectives if one.submitted > end]
+    exposed = waits.clipped(waits.union([*waits.exposed(inside), *between]), begin, after)
     return Step(number, begin, arrived, end, after, exposed, collectives)
 
 
-def _on_the_clock_of(first: RankSteps, other: RankSteps) -> RankSteps:
-    """Moves what another host has recorded by the median difference of the ends of common collectives, which come
-    within a message's time on all ranks.
+def _on_clock_of(first: RankSteps, other: RankSteps) -> RankSteps:
+    """Returns `other` on the clock of `first`, if that is another host's.
+
+    The offset is the median difference between the ends of common collectives, which all ranks reach at almost the same
+    time.
     """
     if first.host == other.host:
         return other
@@ -188,20 +192,20 @@ def _on_the_clock_of(first: RankSteps, other: RankSteps) -> RankSteps:
     ahead = statistics.median(differences) if differences else 0.0
     if abs(ahead) < _CLOCK_SECONDS:
         return other
-    return replace(other, steps=[_moved(each, -ahead) for each in other.steps])
+    return replace(other, steps=[_shifted(each, -ahead) for each in other.steps])
 
 
 def _ends(rank: RankSteps) -> dict[tuple[int, str, int], float]:
-    found = {}
+    ends = {}
     for index, step in enumerate(rank.steps):
         seen: Counter[str] = Counter()
         for one in step.collectives:
-            found[index, one.name, seen[one.name]] = one.finished
+            ends[index, one.name, seen[one.name]] = one.finished
             seen[one.name] += 1
-    return found
+    return ends
 
 
-def _moved(step: Step, by: float) -> Step:
+def _shifted(step: Step, by: float) -> Step:
     times = ("submitted", "agreed", "started", "finished")
     return replace(
         step,

@@ -1,7 +1,7 @@
-"""Where a step's time goes on each rank, which rank the others wait for, and which collectives are slow.
+"""Summarizes timelines: where each rank's time goes in a step, which rank the others wait for, slow collectives.
 
-Parts of a step are means, so that they add up, over all steps but the longest, in which TensorFlow traces or somebody
-waits for a disk. How late a rank is, and how long a collective takes, are medians. Seconds.
+Parts of a step are means, so that they add up, over all steps but unusually long ones, in which TensorFlow traces or
+something waits for a disk. A rank's lateness and the duration of a collective are medians. All times are seconds.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from keras_ddl.timeline import waits
+from keras_ddl.timeline.files import Collective
 from keras_ddl.timeline.steps import RankSteps, Step
 
-# A step that takes so many times the median is not counted in means.
+# A step that takes this many times the median is left out of means.
 _UNUSUAL = 10
-# A rank is called a straggler that is last in more than half of the steps (of few ranks, one often is by chance), by
-# more than so many seconds, and more than this part of a step.
+# A straggler is last in more than this share of the steps (adjusted for few ranks, one of which is often last by
+# chance), by more than these seconds and this share of a step.
 _OFTEN = 0.5
 _LATE_SECONDS = 0.5e-3
-_LATE_PART = 0.02
-# A part of a step is named as the cause when it explains so much of the lateness.
+_LATE_SHARE = 0.02
+# A part of a step is reported as a cause if it explains this share of the lateness.
 _EXPLAINS = 0.3
 PARTS = {"input": "input", "compute": "computing", "between": "time between steps"}
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """A rank's steps.
+    """The times of a rank in a step.
 
     Attributes:
         step: from the begin of a step to that of the next.
-        input: until the batch was there; None where nothing tells.
-        compute: all that is not another part.
-        exposed: communication that the rank waited for; `late_ranks` of it because other ranks came later.
+        input: until the batch was ready; None if unknown.
+        compute: the rest.
+        exposed: waiting for communication.
+        late_ranks: the part of `exposed` that was waiting for later ranks.
         between: in Keras and callbacks between two steps.
-        last: the part of the steps in which this rank came last, and `late` by how much then.
+        last: the share of the steps in which this rank was last.
+        late: by how much then.
     """
 
     rank: int
@@ -55,8 +58,9 @@ class RankTimes:
 class Straggler:
     """A rank that the others wait for.
 
-    Attributes: last: the part of the steps. late: behind the median of the others. causes: part of a step -> how much
-        longer than the median of the others it takes there.
+    Attributes:
+        last, late: as in RankTimes.
+        causes: part of a step -> how much longer it takes than in the median of the others.
     """
 
     rank: int
@@ -68,10 +72,11 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A collective of every step.
+    """A collective of the steps.
 
-    Attributes: seconds: from when the last rank had it ready until the last had its result. ranks_apart: from when the
-        first rank had it ready until the last had.
+    Attributes:
+        seconds: from its submission on the last rank until the last rank has its result.
+        ranks_apart: from its submission on the first rank to that on the last.
     """
 
     name: str
@@ -84,9 +89,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `keras-ddl trace summary` shows.
+    """The figures of `keras-ddl trace summary`.
 
-    Attributes: step, exposed, late_ranks: the mean over ranks of theirs. unusual: steps that are left out of means.
+    Attributes:
+        unusual: number of steps that are left out of means.
+        step, exposed, late_ranks: means over the ranks.
     """
 
     steps: int
@@ -99,12 +106,12 @@ class Summary:
     buckets: list[Bucket]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the figures with names, for json.dumps."""
+        """Returns the figures by name, for json.dumps."""
         return asdict(self)
 
 
 def summarize(ranks: Sequence[RankSteps]) -> Summary:
-    """Returns the figures of what `steps.read` has returned."""
+    """Returns the summary of the steps that `steps.read` returns."""
     late = lateness(ranks)
     usual = _usual(ranks)
     times = [_times(number, ranks, late, usual) for number in range(len(ranks))]
@@ -122,33 +129,34 @@ def summarize(ranks: Sequence[RankSteps]) -> Summary:
 
 
 def lateness(ranks: Sequence[RankSteps]) -> list[list[float]]:
-    """Returns for each step how much later each rank had its collectives ready than the median of the others, summed
-    over the rounds in which it was the last; 0 in the others.
+    """Returns for each step how late each rank was.
+
+    That is the sum, over the rounds that a rank was the last to submit, of its delay to the median of the others.
     """
-    found = []
-    for steps in zip(*(each.steps for each in ranks)):
+    by_step = []
+    for steps in _by_step(ranks):
         late = [0.0] * len(ranks)
         for arrivals in _arrivals(steps).values():
             last = max(range(len(ranks)), key=arrivals.__getitem__)
             others = [moment for number, moment in enumerate(arrivals) if number != last]
             if others:
                 late[last] += arrivals[last] - statistics.median(others)
-        found.append(late)
-    return found
+        by_step.append(late)
+    return by_step
 
 
 def _arrivals(steps: Sequence[Step]) -> dict[str, list[float]]:
-    """Returns round -> when each rank had the last of it ready, of the rounds that all ranks have."""
+    """Returns round -> when each rank submitted the last collective of it, for the rounds that all ranks have."""
     last = [{name: group[-1].submitted for name, group in waits.rounds(_inside(step)).items()} for step in steps]
     return {name: [each[name] for each in last] for name in last[0] if all(name in each for each in last)}
 
 
-def _inside(step: Step) -> list[Any]:
+def _inside(step: Step) -> list[Collective]:
     return [one for one in step.collectives if one.submitted <= step.end]
 
 
 def _usual(ranks: Sequence[RankSteps]) -> list[int]:
-    """Returns which steps are counted in means."""
+    """Returns the indices of the steps that are counted in means."""
     longest = [max(step.total for step in steps) for steps in _by_step(ranks)]
     limit = _UNUSUAL * statistics.median(longest)
     return [index for index, seconds in enumerate(longest) if seconds <= limit]
@@ -158,7 +166,7 @@ def _times(number: int, ranks: Sequence[RankSteps], late: list[list[float]], usu
     own = [ranks[number].steps[index] for index in usual]
     mine = [each[number] for each in late if each[number] > 0 and each[number] == max(each)]
     by_step = _by_step(ranks)
-    waited = [_late_ranks(by_step[index][number], _last_arrivals(by_step[index])) for index in usual]
+    waited = [_late_ranks(by_step[index], number) for index in usual]
 
     def mean(value: Callable[[Step], float]) -> float:
         return statistics.fmean(map(value, own))
@@ -181,19 +189,14 @@ def _by_step(ranks: Sequence[RankSteps]) -> list[tuple[Step, ...]]:
     return list(zip(*(each.steps for each in ranks)))
 
 
-def _last_arrivals(steps: Sequence[Step]) -> dict[str, float]:
-    return {name: max(moments) for name, moments in _arrivals(steps).items()}
-
-
-def _late_ranks(step: Step, last: dict[str, float]) -> float:
-    """Returns the part of a step's exposed communication before the last rank came."""
-    groups = waits.rounds(_inside(step))
-    before = [(group[-1].submitted, last[name]) for name, group in groups.items() if name in last]
-    return waits.seconds(part for wait in step.exposed for part in waits.clipped(waits.union(before), *wait))
+def _late_ranks(steps: Sequence[Step], number: int) -> float:
+    """Returns the part of a rank's exposed communication in a step before the last rank had submitted."""
+    before = waits.union((arrivals[number], max(arrivals)) for arrivals in _arrivals(steps).values())
+    return waits.seconds(part for wait in steps[number].exposed for part in waits.clipped(before, *wait))
 
 
 def _is_straggler(one: RankTimes, ranks: int, step: float) -> bool:
-    return ranks > 1 and one.last > _OFTEN * (1 + 1 / ranks) and one.late > max(_LATE_SECONDS, _LATE_PART * step)
+    return ranks > 1 and one.last > _OFTEN * (1 + 1 / ranks) and one.late > max(_LATE_SECONDS, _LATE_SHARE * step)
 
 
 def _straggler(one: RankTimes, times: Sequence[RankTimes]) -> Straggler:
@@ -208,17 +211,17 @@ def _straggler(one: RankTimes, times: Sequence[RankTimes]) -> Straggler:
 
 
 def _buckets(ranks: Sequence[RankSteps]) -> list[Bucket]:
-    """Returns the collectives that all ranks have, those first that take the most time in all steps together."""
-    found: dict[str, list[tuple[str, int, float, float]]] = {}
+    """Returns the collectives that all ranks have, those with the largest total time first."""
+    samples: dict[str, list[tuple[str, int, float, float]]] = {}
     for steps in _by_step(ranks):
         named = [{one.name: one for one in _inside(step)} for step in steps]
         for name in named[0]:
-            if all(name in each for each in named) and not waits.tells_rows(name):
+            if all(name in each for each in named) and not waits.is_row_exchange(name):
                 every = [each[name] for each in named]
                 ready = [one.submitted for one in every]
                 took = max(one.finished for one in every) - max(ready)
                 largest = max(every, key=lambda one: one.bytes)
-                found.setdefault(name, []).append((largest.kind, largest.bytes, took, max(ready) - min(ready)))
+                samples.setdefault(name, []).append((largest.kind, largest.bytes, took, max(ready) - min(ready)))
     rows = [
         Bucket(
             name,
@@ -228,6 +231,6 @@ def _buckets(ranks: Sequence[RankSteps]) -> list[Bucket]:
             statistics.median(row[3] for row in each),
             len(each),
         )
-        for name, each in found.items()
+        for name, each in samples.items()
     ]
     return sorted(rows, key=lambda row: -row.seconds * row.steps)

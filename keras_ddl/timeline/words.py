@@ -1,4 +1,4 @@
-"""A summary in sentences, for the terminal and the page."""
+"""Words a summary as sentences, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from keras_ddl.timeline.summary import PARTS, Straggler, Summary
 
 
 def sentences(summary: Summary) -> list[str]:
-    """Returns what there is to say, the most important first."""
+    """Returns the sentences, the most important first."""
     hosts = len({each.host for each in summary.ranks})
     ranks = len(summary.ranks)
     lines = [
@@ -15,7 +15,7 @@ def sentences(summary: Summary) -> list[str]:
         + (f", without {summary.unusual} that took more than ten times as long." if summary.unusual else ".")
     ]
     if ranks == 1:
-        return [*lines, "With one rank there is nobody to wait for."]
+        return [*lines, "With one rank there is no other to wait for."]
     lines += [_of_straggler(each) for each in summary.stragglers]
     if not summary.stragglers:
         last = max(summary.ranks, key=lambda each: each.last)
@@ -26,7 +26,7 @@ def sentences(summary: Summary) -> list[str]:
     part = summary.exposed / summary.step if summary.step else 0.0
     lines.append(
         f"Exposed communication: {duration(summary.exposed)} a step ({part:.0%}), of which "
-        f"{duration(summary.late_ranks)} wait for ranks that come later."
+        f"{duration(summary.late_ranks)} are spent waiting for late ranks."
     )
     return lines
 

@@ -13,7 +13,7 @@ from keras_ddl import config
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher that started this process, and what it says about the ranks.
+    """The launcher that started this process, and the rank that it assigned.
 
     Attributes:
         size: number of ranks; None if unknown.

@@ -189,16 +189,16 @@ def check_ranks_that_wait_for_one_that_closed_are_told():
 
 def check_wrong_arguments_are_errors_on_every_rank():
     last = RANK == SIZE - 1
-    with pytest.raises(errors.ConfigError, match=rf"color must be a number, a text.*rank {SIZE - 1}"):
+    with pytest.raises(errors.ConfigError, match=rf"color must be an integer, a string.*rank {SIZE - 1}"):
         keras_ddl.split(1.5 if last else 1)
-    with pytest.raises(errors.ConfigError, match=rf"key must be a number.*rank {SIZE - 1}"):
+    with pytest.raises(errors.ConfigError, match=rf"key must be an integer.*rank {SIZE - 1}"):
         keras_ddl.split(1, key="first" if last else 0)
-    with pytest.raises(errors.ConfigError, match=r"color must be a number"):
+    with pytest.raises(errors.ConfigError, match=r"color must be an integer"):
         keras_ddl.split(True)
     if SIZE > 1:
-        with pytest.raises(errors.ConfigError, match=rf"all texts.*int on rank.*str on rank\(s\) \[{SIZE - 1}\]"):
+        with pytest.raises(errors.ConfigError, match=rf"all strings.*int on rank.*str on rank\(s\) \[{SIZE - 1}\]"):
             keras_ddl.split("a" if last else 1)
-    with pytest.raises(errors.ConfigError, match="name must be a text"):
+    with pytest.raises(errors.ConfigError, match="name must be a string"):
         keras_ddl.split(0, name="n" * 81)
     with pytest.raises(errors.ConfigError, match="comm must be a communicator.*Received: comm=3"):
         keras_ddl.barrier(comm=3)

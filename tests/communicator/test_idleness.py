@@ -23,10 +23,10 @@ def test_only_a_wait_without_an_end_is_one_for_another_thread():
             condition.wait()
 
     try:
-        assert idleness._waits_without_end(frame_of(event.wait))
-        assert idleness._waits_without_end(frame_of(for_condition))
-        assert not idleness._waits_without_end(frame_of(lambda: event.wait(60)))
-        assert not idleness._waits_without_end(frame_of(lambda: time.sleep(1)))
+        assert idleness._waits_without_timeout(frame_of(event.wait))
+        assert idleness._waits_without_timeout(frame_of(for_condition))
+        assert not idleness._waits_without_timeout(frame_of(lambda: event.wait(60)))
+        assert not idleness._waits_without_timeout(frame_of(lambda: time.sleep(1)))
     finally:
         event.set()
         with condition:
@@ -35,7 +35,7 @@ def test_only_a_wait_without_an_end_is_one_for_another_thread():
 
 def test_thread_that_computes_wants_a_core():
     def wanted() -> float:
-        return sum(idleness._wanted_seconds().values())
+        return sum(idleness._runnable_seconds().values())
 
     end = time.monotonic() + 1.0
 

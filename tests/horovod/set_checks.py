@@ -67,7 +67,7 @@ def check_horovod_disagreement_is_failed_precondition_on_every_rank():
         expect(ValueError, fits_not, "multiple")
     for malformed in ([1] * (SIZE + 1), [1.0] * SIZE):
         for error in (tf.errors.InvalidArgumentError, ConfigError):
-            expect(error, lambda splits=malformed: hvd.alltoall(tf.ones([SIZE]), splits=splits), "whole numbers")
+            expect(error, lambda splits=malformed: hvd.alltoall(tf.ones([SIZE]), splits=splits), "integers")
     expect(tf.errors.FailedPreconditionError, lambda: hvd.broadcast_object(1, 1 if LAST else 0, name="o"), "root")
     expect(ValueError, lambda: hvd.broadcast(tf.ones([2]), SIZE), "root_rank")
 

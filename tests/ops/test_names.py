@@ -126,6 +126,6 @@ def test_derived_names_stay_within_what_the_core_takes():
 
 
 @pytest.mark.parametrize("name", ["", "x" * 901, "\N{GREEK SMALL LETTER LAMDA}" * 451, 7])
-def test_names_must_be_short_texts(name):
-    with pytest.raises(ConfigError, match="name must be a text of 1 to 900 bytes"):
+def test_names_must_be_short_strings(name):
+    with pytest.raises(ConfigError, match="name must be a string of 1 to 900 bytes"):
         names.resolve(name, "all_reduce")

@@ -101,10 +101,10 @@ def test_trace_reads_a_folder_a_merged_file_and_one_rank(tmp_path):
 
 
 def test_trace_says_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match="where there are none. Train with"):
+    with pytest.raises(ConfigError, match="without any. Train with"):
         steps.read(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("no [{ timeline")
-    with pytest.raises(ConfigError, match="which is none"):
+    with pytest.raises(ConfigError, match="must be a timeline"):
         steps.read(tmp_path / "text.json")
     Job(ranks=2, steps=0).write(tmp_path / "empty.json")
     with pytest.raises(ConfigError, match=r"without steps on rank\(s\) \[0, 1\]"):
