@@ -245,12 +245,12 @@ DDL_EXPORT void ddl_release(ddl_comm* comm);
 // ddl_close, then ddl_release: for a creator that is the only user.
 DDL_EXPORT void ddl_destroy(ddl_comm* comm);
 
-// Gives the communicator a second way, with a thread and memory of its own, for collectives that follow a plan: they
-// run in its order, and no rank announces them to rank 0. Ranks compare what they run next where they are (in shared
-// memory; between hosts by small messages among neighbours). When they do not do the same, or one has nothing to run
-// for two seconds, the run of the plan goes on as if there were no plan: matched by name, with the same errors. Belongs
-// to the communicator and closes with it. COLLECTIVE over all ranks, with a transport of its own, which it takes over
-// even when it fails; once. Returns a ddl_code.
+// Adds a lane: a thread, connections and memory for collectives that follow a plan. They run in its order, and no rank
+// announces them to rank 0. Ranks compare what they run next (in shared memory; between hosts by small messages among
+// neighbours). If they differ, or one has nothing to run for two seconds, the run of the plan falls back to the
+// coordinator: matched by name, with the same errors as without a plan. The lane belongs to the communicator and closes
+// with it. COLLECTIVE over all ranks, once, with a transport of its own, which it takes over even when it fails.
+// Returns a ddl_code.
 DDL_EXPORT int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, const ddl_options* options, char* error,
                             size_t error_bytes);
 
@@ -312,9 +312,8 @@ DDL_EXPORT void ddl_reply_position(ddl_comm* comm, const char* text);
 // What this communicator runs on: "shared memory: 2 ranks, AVX-512; ...". Valid until the caller's ddl_release.
 DDL_EXPORT const char* ddl_describe(const ddl_comm* comm);
 
-// What this rank's end of a communicator has done since it was made, its lane included. Messages of the control plane
-// are those between a rank and the coordinator (rank 0's end): not the data, heartbeats, or what ranks of one host read
-// in shared memory.
+// Counters of this rank's end of a communicator, its lane included. Control messages are those between a rank and the
+// coordinator (rank 0's end): not data, heartbeats, or what ranks of one host read in shared memory.
 typedef struct ddl_counters {
   uint64_t control_sent;
   uint64_t control_received;
