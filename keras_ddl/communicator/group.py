@@ -248,10 +248,9 @@ class Communicator:
         return self.native().start_barrier(f"{self.prefix}keras_ddl/failed", requests.FLAG_CANCELS)
 
     def come_together(self, obj: Any) -> list[Any]:
-        """Exchanges an object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
+        """Returns every rank's object after a failure. COLLECTIVE, when the alarm is done and nothing else is pending.
 
         Afterwards collectives run as before, also those without a name, of which some ranks may have called fewer.
-        Returns: the objects, by rank.
         """
         with self._lock:
             calls = dict(self._calls)

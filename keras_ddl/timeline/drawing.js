@@ -34,7 +34,7 @@ function drawLate() {
   });
   mark(pen, width);
 }
-function mark(pen, width) {  // which steps are shown below
+function mark(pen, width) {  // the steps that are shown below
   const [first, end] = visible(ranks[0]);
   if (end - first >= count) return;
   const x = LEFT + (width - LEFT) * first / count, wide = Math.max(2, (width - LEFT) * (end - first) / count);
@@ -47,9 +47,9 @@ function quantile(values, part) {
 }
 function visible(rank) {  // the first step that ends after view.from, and the first that begins after view.to
   const find = test => { let a = 0, b = count; while (a < b) { const m = (a + b) >> 1; test(m) ? b = m : a = m + 1; } return a; };
-  return [find(i => rank.steps[i][BEGIN] + rank.steps[i][WHOLE] > view.from), find(i => rank.steps[i][BEGIN] >= view.to)];
+  return [find(i => rank.steps[i][BEGIN] + rank.steps[i][TOTAL] > view.from), find(i => rank.steps[i][BEGIN] >= view.to)];
 }
-let width = 0, boxes = [];  // boxes: what the pointer may be on
+let width = 0, boxes = [];  // boxes: the areas with a tooltip
 const x = time => LEFT + (time - view.from) * (width - LEFT) / (view.to - view.from);
 const top_ = r => AXIS + r * (LANE + ROWS * ROW + GAP);
 function drawSteps() {
@@ -62,7 +62,7 @@ function drawSteps() {
     const y = top_(r), [first, end] = visible(rank);
     pen.save();
     pen.beginPath(); pen.rect(LEFT, y, width - LEFT, LANE + ROWS * ROW + 1); pen.clip();
-    const wide = end > first ? (x(rank.steps[end - 1][BEGIN] + rank.steps[end - 1][WHOLE]) - x(rank.steps[first][BEGIN])) / (end - first) : 9;
+    const wide = end > first ? (x(rank.steps[end - 1][BEGIN] + rank.steps[end - 1][TOTAL]) - x(rank.steps[first][BEGIN])) / (end - first) : 9;
     if (wide < 4) drawShares(pen, rank, first, end, y, paint);
     else for (let i = first; i < end; i++) drawStep(pen, rank, r, i, y, wide, paint);
     pen.restore();
@@ -99,12 +99,12 @@ function drawStep(pen, rank, r, i, y, wide, paint) {
   };
   box(0, step[END], "compute", y, LANE, 0);
   box(0, step[INPUT], "input", y, LANE, 0);
-  box(step[END], step[WHOLE], "between", y, LANE, 0);
+  box(step[END], step[TOTAL], "between", y, LANE, 0);
   for (let k = 0; k < step[WAITS].length; k += 2) box(step[WAITS][k], step[WAITS][k + 1], "exposed", y, LANE, 0.5);
   pen.fillStyle = colour("page");
   pen.fillRect(x(begin), y, 1, LANE);
   if (wide > 46 && few) { pen.fillStyle = "#ffffff"; pen.fillText(data.numbers[i] + 1, x(begin) + 4, y + LANE / 2); }
-  boxes.push({x: x(begin), to: x(begin + step[WHOLE]), y, end: y + LANE, tell: () => tellStep(rank, r, i)});
+  boxes.push({x: x(begin), to: x(begin + step[TOTAL]), y, end: y + LANE, tell: () => tellStep(rank, r, i)});
   if (!ROWS || wide < 24) return;
   const free = Array(ROWS).fill(-Infinity);
   for (const one of rank.collectives[i]) {
@@ -132,7 +132,7 @@ function ruler(pen) {
 function tellStep(rank, r, i) {
   const values = parts(rank.steps[i]), late = data.late[r][i];
   return "rank " + rank.rank + (rank.host && " on " + rank.host) + ", step " + (data.numbers[i] + 1) + " (" + (i + 1) + " of " + count +
-    "): " + duration(rank.steps[i][WHOLE]) + "\n" + PARTS.map(([, words], p) => words + " " + duration(values[p])).join("\n") +
+    "): " + duration(rank.steps[i][TOTAL]) + "\n" + PARTS.map(([, words], p) => words + " " + duration(values[p])).join("\n") +
     (late > 0 ? "\nlater than the others by " + duration(late) : "");
 }
 function tellCollective(rank, i, one) {

@@ -1,4 +1,4 @@
-// What is shown, and what the pointer and keys do.
+// The visible range, and how pointer and keys change it.
 let asked = false;
 function show(from, to) {
   const span = Math.min(last, Math.max(20, to - from));
@@ -13,7 +13,7 @@ function closer(factor, at = (view.from + view.to) / 2) { show(at - (at - view.f
 function showStep(i) {
   i = Math.max(0, Math.min(count - 1, i));
   const from = Math.min(...ranks.map(rank => rank.steps[i][BEGIN]));
-  const to = Math.max(...ranks.map(rank => rank.steps[i][BEGIN] + rank.steps[i][WHOLE]));
+  const to = Math.max(...ranks.map(rank => rank.steps[i][BEGIN] + rank.steps[i][TOTAL]));
   current = i;
   show(from - (to - from) * 0.05, to + (to - from) * 0.05);
 }

@@ -1,15 +1,15 @@
-// Words and tables, of what page.py wrote into `data`, and what the other scripts share.
+// Sentences and tables from `data` (page.py), and what the other scripts share.
 // Times are in microseconds since the first step of all ranks began.
 const $ = id => document.getElementById(id);
 const PARTS = [["input", "input wait"], ["compute", "compute"], ["exposed", "exposed communication"],
                ["between", "between steps (Keras, callbacks)"]];
-const BEGIN = 0, INPUT = 1, END = 2, WHOLE = 3, WAITS = 4;  // of a step
+const BEGIN = 0, INPUT = 1, END = 2, TOTAL = 3, WAITS = 4;  // of a step
 const NAME = 0, BYTES = 1, READY = 2, STARTED = 3, DONE = 4;  // of a collective
 const LEFT = 74, AXIS = 22;  // pixels for the names of ranks, and for the ruler
 const ranks = data.ranks, count = data.numbers.length;
 const few = ranks.length <= 16;
 const LANE = few ? 24 : 10, ROWS = few ? 3 : 0, ROW = 7, GAP = few ? 10 : 2;  // of a rank: step bar, rows of collectives
-const last = Math.max(...ranks.map(rank => rank.steps[count - 1][BEGIN] + rank.steps[count - 1][WHOLE]));
+const last = Math.max(...ranks.map(rank => rank.steps[count - 1][BEGIN] + rank.steps[count - 1][TOTAL]));
 const view = {from: 0, to: last};
 
 function duration(us) {
@@ -40,8 +40,8 @@ const parts = step => {
     exposed += waits[i + 1] - waits[i];
     outside += Math.max(0, waits[i + 1] - Math.max(step[END], waits[i]));
   }
-  const between = step[WHOLE] - step[END] - outside;
-  return [step[INPUT], Math.max(0, step[WHOLE] - step[INPUT] - exposed - between), exposed, between];
+  const between = step[TOTAL] - step[END] - outside;
+  return [step[INPUT], Math.max(0, step[TOTAL] - step[INPUT] - exposed - between), exposed, between];
 };
 
 function fill() {
@@ -56,7 +56,7 @@ function fill() {
   if (data.every > 1) $("thinned").textContent = "Collectives are shown of one step in " + data.every + ".";
   const s = 1e6, longest = Math.max(...data.summary.ranks.map(each => each.step));
   $("ranks").append(row([["rank"], ["host", "left"], ["", "left"], ["step"], ["input wait"], ["compute"], ["exposed"],
-                         ["of it late ranks"], ["between"], ["last in"]], true));
+                         ["late ranks"], ["between"], ["last in"]], true));
   const late = new Set(data.summary.stragglers.map(each => each.rank));
   for (const each of data.summary.ranks) {
     const made = row([[each.rank], [each.host, "left"], ["", "bar-cell"], [duration(each.step * s)],
