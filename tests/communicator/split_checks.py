@@ -191,9 +191,9 @@ def check_wrong_arguments_are_errors_on_every_rank():
     last = RANK == SIZE - 1
     with pytest.raises(errors.ConfigError, match=rf"color must be an integer, a string.*rank {SIZE - 1}"):
         keras_ddl.split(1.5 if last else 1)
-    with pytest.raises(errors.ConfigError, match=rf"key must be a number.*rank {SIZE - 1}"):
+    with pytest.raises(errors.ConfigError, match=rf"key must be an integer.*rank {SIZE - 1}"):
         keras_ddl.split(1, key="first" if last else 0)
-    with pytest.raises(errors.ConfigError, match=r"color must be a number"):
+    with pytest.raises(errors.ConfigError, match=r"color must be an integer"):
         keras_ddl.split(True)
     if SIZE > 1:
         with pytest.raises(errors.ConfigError, match=rf"all strings.*int on rank.*str on rank\(s\) \[{SIZE - 1}\]"):

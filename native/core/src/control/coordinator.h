@@ -141,7 +141,7 @@ class Coordinator {
   bool FailByTombstone(int rank, const std::string& name, uint64_t step, double now);
   // coordinator_deadlock.cc. Ranks that wait for the same collectives and can submit nothing else before one of these
   // ends.
-  struct Camp {
+  struct WaitSet {
     std::vector<std::string> waits_in;  // names
     std::vector<int> ranks;             // the first stands for all
     bool blocked = false;               // the main thread waits in it; else the rank must show that it is idle
@@ -149,9 +149,9 @@ class Coordinator {
   };
   // Fails the collectives of ranks that wait for one another in different ones.
   void FailDeadlocked(double now);
-  std::vector<Camp> Camps(double now) const;
-  // Removes the camps of which a collective may yet complete.
-  void KeepDeadlocked(std::vector<Camp>* camps) const;
+  std::vector<WaitSet> WaitSets(double now) const;
+  // Removes the wait sets of which a collective may yet complete.
+  void KeepDeadlocked(std::vector<WaitSet>* sets) const;
   // Whether the rank is known to do nothing but wait. Asks the rank if necessary.
   bool IsIdle(int rank, double now);
   size_t NumWaiting(int rank) const;

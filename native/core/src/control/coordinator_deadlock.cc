@@ -25,56 +25,56 @@ constexpr double kBlockedGraceSeconds = 1.0;
 constexpr double kIdleSeconds = 4.0;
 constexpr double kSettledSeconds = 1.0;
 constexpr double kAskAgainSeconds = kIdleSeconds + 0.2;
-// Camps looked at, and of each camp the ranks that are asked until one is idle.
-constexpr size_t kMaxCamps = 8;
-constexpr size_t kMaxAskedOfCamp = 2;
+// The number of wait sets examined, and of ranks asked per set until one is idle.
+constexpr size_t kMaxWaitSets = 8;
+constexpr size_t kMaxAskedPerSet = 2;
 
 }  // namespace
 
-std::vector<Coordinator::Camp> Coordinator::Camps(double now) const {
-  std::vector<Camp> by_rank(static_cast<size_t>(size_));
+std::vector<Coordinator::WaitSet> Coordinator::WaitSets(double now) const {
+  std::vector<WaitSet> by_rank(static_cast<size_t>(size_));
   for (const auto& [name, entry] : waiting_) {
     ranks_looked_at_ += static_cast<uint64_t>(size_);
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       const auto& queue = entry.by_rank[rank];
-      Camp& camp = by_rank[rank];
-      if (queue.empty() || camp.blocked) continue;
+      WaitSet& set = by_rank[rank];
+      if (queue.empty() || set.blocked) continue;
       const bool blocked = (queue.front().announcement->flags & DDL_FLAG_BLOCKING) != 0 &&
                            now - queue.front().since > kBlockedGraceSeconds;
-      if (blocked) camp = {{}, {}, true, 0};
-      camp.waits_in.push_back(name);
-      camp.since = std::max(camp.since, queue.back().since);
+      if (blocked) set = {{}, {}, true, 0};
+      set.waits_in.push_back(name);
+      set.since = std::max(set.since, queue.back().since);
     }
   }
   std::map<std::pair<bool, std::vector<std::string>>, size_t> places;
-  std::vector<Camp> camps;
+  std::vector<WaitSet> sets;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    Camp& own = by_rank[rank];
+    WaitSet& own = by_rank[rank];
     if (own.waits_in.empty()) continue;
-    const auto [at, is_new] = places.try_emplace({own.blocked, own.waits_in}, camps.size());
-    if (is_new) camps.push_back(std::move(own));
-    Camp& camp = camps[at->second];
-    if (!is_new) camp.since = std::max(camp.since, own.since);
-    camp.ranks.push_back(static_cast<int>(rank));
+    const auto [at, is_new] = places.try_emplace({own.blocked, own.waits_in}, sets.size());
+    if (is_new) sets.push_back(std::move(own));
+    WaitSet& set = sets[at->second];
+    if (!is_new) set.since = std::max(set.since, own.since);
+    set.ranks.push_back(static_cast<int>(rank));
   }
-  if (camps.size() > kMaxCamps) camps.resize(kMaxCamps);
-  return camps;
+  if (sets.size() > kMaxWaitSets) sets.resize(kMaxWaitSets);
+  return sets;
 }
 
-void Coordinator::KeepDeadlocked(std::vector<Camp>* camps) const {
+void Coordinator::KeepDeadlocked(std::vector<WaitSet>* sets) const {
   const auto may_complete = [&](const std::string& name) {
     const Entry& entry = waiting_.at(name);
-    return std::none_of(camps->begin(), camps->end(), [&](const Camp& other) {
+    return std::none_of(sets->begin(), sets->end(), [&](const WaitSet& other) {
       return entry.by_rank[static_cast<size_t>(other.ranks.front())].empty();
     });
   };
-  const auto may_go_on = [&](const Camp& camp) {
-    return std::any_of(camp.waits_in.begin(), camp.waits_in.end(), may_complete);
+  const auto may_go_on = [&](const WaitSet& set) {
+    return std::any_of(set.waits_in.begin(), set.waits_in.end(), may_complete);
   };
-  for (auto at = camps->begin(); at != camps->end();) {
+  for (auto at = sets->begin(); at != sets->end();) {
     if (may_go_on(*at)) {
-      camps->erase(at);
-      at = camps->begin();  // others may have waited for it alone
+      sets->erase(at);
+      at = sets->begin();  // collectives that only it had not submitted may complete, too
     } else {
       ++at;
     }
@@ -99,33 +99,33 @@ void Coordinator::FailDeadlocked(double now) {
   deadlock_looked_at_ = now;
   const auto old = [&](const auto& named) { return now - named.second.since > kBlockedGraceSeconds; };
   if (std::count_if(waiting_.begin(), waiting_.end(), old) < 2) return;
-  std::vector<Camp> camps = Camps(now);
-  KeepDeadlocked(&camps);
-  const auto proves_nothing = [&](Camp& camp) {
-    if (camp.blocked) return false;
-    if (now - camp.since < kSettledSeconds) return true;
-    for (size_t i = 0; i < std::min(camp.ranks.size(), kMaxAskedOfCamp); ++i) {
-      if (!IsIdle(camp.ranks[i], now) || now - camp.since < kIdleSeconds) continue;
-      std::swap(camp.ranks.front(), camp.ranks[i]);
+  std::vector<WaitSet> sets = WaitSets(now);
+  KeepDeadlocked(&sets);
+  const auto proves_nothing = [&](WaitSet& set) {
+    if (set.blocked) return false;
+    if (now - set.since < kSettledSeconds) return true;
+    for (size_t i = 0; i < std::min(set.ranks.size(), kMaxAskedPerSet); ++i) {
+      if (!IsIdle(set.ranks[i], now) || now - set.since < kIdleSeconds) continue;
+      std::swap(set.ranks.front(), set.ranks[i]);
       return false;
     }
     return true;
   };
-  camps.erase(std::remove_if(camps.begin(), camps.end(), proves_nothing), camps.end());
-  KeepDeadlocked(&camps);
-  if (camps.empty()) return;
+  sets.erase(std::remove_if(sets.begin(), sets.end(), proves_nothing), sets.end());
+  KeepDeadlocked(&sets);
+  if (sets.empty()) return;
   std::string message;
   std::set<std::string> names;
   std::vector<bool> waits(static_cast<size_t>(size_), false);
-  for (Camp& camp : camps) {
-    std::sort(camp.ranks.begin(), camp.ranks.end());
-    for (int rank : camp.ranks) waits[static_cast<size_t>(rank)] = true;
-    const Entry& entry = waiting_.at(camp.waits_in.front());
-    const auto& queue = entry.by_rank[static_cast<size_t>(camp.ranks.front())];
+  for (WaitSet& set : sets) {
+    std::sort(set.ranks.begin(), set.ranks.end());
+    for (int rank : set.ranks) waits[static_cast<size_t>(rank)] = true;
+    const Entry& entry = waiting_.at(set.waits_in.front());
+    const auto& queue = entry.by_rank[static_cast<size_t>(set.ranks.front())];
     message += (message.empty() ? "the ranks run different collectives: rank(s) " : ", rank(s) ") +
-               FormatRanks(camp.ranks) + " in " + Label(*queue.front().announcement);
-    if (camp.waits_in.size() > 1) message += " (and " + std::to_string(camp.waits_in.size() - 1) + " more)";
-    names.insert(camp.waits_in.begin(), camp.waits_in.end());
+               FormatRanks(set.ranks) + " in " + Label(*queue.front().announcement);
+    if (set.waits_in.size() > 1) message += " (and " + std::to_string(set.waits_in.size() - 1) + " more)";
+    names.insert(set.waits_in.begin(), set.waits_in.end());
   }
   message +=
       ". None of these can complete, because each waits for a rank that waits in another. Every rank must run the same "
