@@ -1,12 +1,12 @@
 """The drift check: now and then, while Keras trains, all ranks compare checksums of their weights.
 
-Ranks that train together hold the same bits. What breaks that (a callback that changes weights on one rank, a step that
+Ranks that train together have the same bits. What breaks that (a callback that changes weights on one rank, a step that
 draws numbers of its own, memory that fails) would go unnoticed for ever: gradients are summed all the same.
 
 Between the ends of epochs the weights, the learning rate and the other single numbers of the optimizers are compared,
 as often as the fraction of the training time that is allowed pays for; at the end of each epoch also all state of the
 optimizers. Left out is what differs between ranks by design: statistics of layers, seeds, accumulated gradients,
-and what ranks hold in shards.
+and what is in shards.
 """
 
 from __future__ import annotations

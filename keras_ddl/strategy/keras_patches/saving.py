@@ -31,7 +31,7 @@ _saving: ContextVar[bool] = ContextVar("keras_ddl_saving", default=False)
 
 
 def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of a function that writes `filepath`: the file is complete, and written by one rank of each host."""
+    """Calls a function that writes `filepath` so that one rank of each host writes it, completely or not at all."""
     strategy = strategy_of_ranks(model)
     if strategy is None or not isinstance(filepath, (str, os.PathLike)) or _saving.get():
         return original(model, filepath, *args, **kwargs)
@@ -46,24 +46,24 @@ def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **
 
 
 def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls `original`; what it says of the hidden path is said of the real one."""
-    said = io.StringIO()
+    """Calls `original` with the hidden path; what it prints names the real one."""
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(printed):
             return original(model, staged, *args, **kwargs)
     finally:
-        print(said.getvalue().replace(staged, path), end="")
+        print(printed.getvalue().replace(staged, path), end="")
 
 
 def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -> Any:
-    """With overwrite=False: nobody need be asked about a file that another rank has written in this very call."""
+    """With overwrite=False: asks nobody about a file that another rank has written in this very call."""
     if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
         return True
     return original(filepath)
 
 
 def _call_of(name: str, model: Any) -> str:
-    """What is equal on all ranks when they call the same and hold the same weights."""
+    """Returns a string that is equal on all ranks if they make the same call with the same weights."""
     seen = zlib.crc32(name.encode())
     for variable in model.trainable_variables:
         seen = zlib.crc32(checksum(variable.numpy()).to_bytes(4, "little"), seen)

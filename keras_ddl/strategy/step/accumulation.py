@@ -1,9 +1,9 @@
-"""Gradients that an optimizer accumulates between updates: all of them on every rank, or a part of them on each.
+"""Gradients that an optimizer accumulates over several steps before it updates.
 
-Within an epoch of fit each rank accumulates what comes from its rows, and nothing is summed until the update. Wherever
-the program may look at the accumulators (a callback, the end of an epoch, what fit leaves), the parts have been summed,
-and every rank holds all of it, as one process does; with the next step rank 0 goes on from there, and the others from
-nothing. The next update sums the same either way.
+Within an epoch of fit each rank accumulates the gradients of its own rows, and nothing is summed over ranks until the
+update. Before the program may look at the accumulators (in a callback, at the end of an epoch, after fit) the ranks'
+parts are summed, and every rank has the total, as one process has. In the next step rank 0 continues from the total and
+the others from zero, so that the update sums the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keras_ddl import ops
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 
-_in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks hold parts; the same on all ranks
+_in_parts: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose ranks have parts; the same on all ranks
 
 
 def begin_step(model: Any, rank: int) -> None:
@@ -31,8 +31,8 @@ def begin_step(model: Any, rank: int) -> None:
 
 
 def combine(model: Any) -> None:
-    """Sums the accumulators over ranks, so that every rank holds the total before the program may look. COLLECTIVE if
-    steps have run since the last call and the optimizer is between two updates.
+    """Sums the accumulators over ranks, so that every rank has the total. COLLECTIVE if steps have run since the last
+    call and the optimizer is between two updates.
     """
     if model not in _in_parts:
         return

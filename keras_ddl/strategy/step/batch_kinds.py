@@ -28,7 +28,7 @@ class BatchKind:
 
     def __init__(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> None:
         self.structure, self.specs = structure, specs
-        self.traces: dict[int, Any] = {}
+        self.traces: dict[int, tf.types.experimental.ConcreteFunction] = {}
         self.built: set[tuple[int, bool]] = set()
 
     def serves(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> bool:

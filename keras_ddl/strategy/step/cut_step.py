@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras_ddl import config, cut, ops
 from keras_ddl.communicator import stack_position
@@ -20,6 +20,8 @@ from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
+
+ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
 ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
@@ -44,9 +46,9 @@ class CutStep:
         self.traces = 0  # begun
         self._snapshots: list[cut.Snapshots] = []
         self._copies: list[tuple[Any, tf.Tensor]] = []
-        self._traced: list[Any] = []  # keeps what the ranks' graphs use alive
+        self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
-        self.known: set[Any] = set()  # variables that are equal on all ranks already
+        self._known: set[Any] = set()  # references of variables that are equal on all ranks already
 
     def tables(self) -> list[str]:
         """Returns a table of the collectives of each trace, under the step's name."""
@@ -71,12 +73,12 @@ class CutStep:
 
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
-        self.known.clear()
+        self._known.clear()
         self.reports.clear()
 
     def trace(
         self, step: Callable[..., Any], specs: Sequence[Any], parts: Callable[[], list[tf.Variable]] = list
-    ) -> Any:
+    ) -> ConcreteFunction:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE where it uses variables first.
 
         parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
@@ -89,7 +91,7 @@ class CutStep:
         self._traced.append(concrete)
         return concrete
 
-    def run_without_batch(self, concrete: Any) -> None:
+    def run_without_batch(self, concrete: ConcreteFunction) -> None:
         """Runs what one process runs of a traced step whose batch never comes, because the data has ended."""
         if id(concrete) not in self._without_batch:
             collectives = cut.StepCollectives(f"{self.scope}/end", self.rank, self.size, self._plan)
@@ -176,7 +178,7 @@ class CutStep:
         plan = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
         return [[last - i for i in bucket] for bucket in plan]
 
-    def warn_of_kernels_that_begin_anew(self, concrete: Any) -> None:
+    def warn_of_kernels_that_begin_anew(self, concrete: ConcreteFunction) -> None:
         """Warns where a trace is built into a second graph of this rank, for batches that come in another form: kernels
         that store the state of their random numbers begin anew there, and go on in one process.
         """
@@ -189,7 +191,7 @@ class CutStep:
                 "pass all data in one form."
             )
 
-    def _refuse_collectives(self, concrete: Any) -> None:
+    def _refuse_collectives(self, concrete: ConcreteFunction) -> None:
         own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
         if own is not None:
             raise ConfigError(
@@ -198,13 +200,13 @@ class CutStep:
                 "of strategy.run."
             )
 
-    def _agree_on_variables(self, concrete: Any, parts: list[tf.Variable]) -> None:
+    def _agree_on_variables(self, concrete: ConcreteFunction, parts: list[tf.Variable]) -> None:
         """Gives rank 0's values to variables that this step uses first, however the script made them."""
         by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
         used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
-        self.known.update(each.ref() for each in parts)
-        variables = [each for each in used if each.ref() not in self.known]
-        self.known.update(each.ref() for each in variables)
+        self._known.update(each.ref() for each in parts)
+        variables = [each for each in used if each.ref() not in self._known]
+        self._known.update(each.ref() for each in variables)
         numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
         numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
         with tf.init_scope():
@@ -236,7 +238,7 @@ class CutStep:
 class Outputs:
     """The outputs of a traced step: tensors, and what in its structure is none."""
 
-    def __init__(self, concrete: Any) -> None:
+    def __init__(self, concrete: ConcreteFunction) -> None:
         self._structure = concrete.graph.structured_outputs
         self._leaves = tf.nest.flatten(self._structure, expand_composites=True)
 
@@ -247,7 +249,7 @@ class Outputs:
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
 
 
-def _nodes(concrete: Any) -> list[Any]:
+def _nodes(concrete: ConcreteFunction) -> list[Any]:
     """Returns the nodes of a traced step, those of the functions that it calls included."""
     traced = concrete.graph.as_graph_def()
     return [*traced.node, *(node for function in traced.library.function for node in function.node_def)]

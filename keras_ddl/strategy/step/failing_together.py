@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from keras_ddl import communicator
 from keras_ddl.communicator.started import Started
@@ -92,7 +92,7 @@ def _together(call: Callable[[], _T], caller: Caller) -> _T:
         _calls.remove(under_way)
 
 
-def _manager() -> Any:
+def _manager() -> tf_compat.CancellationManager:
     """Returns this thread's CancellationManager, which TensorFlow cancels when a graph fails; reused until then."""
     manager = getattr(_thread, "manager", None)
     if manager is None or manager.is_cancelled:
@@ -103,7 +103,7 @@ def _manager() -> Any:
 class _Call:
     """A call under way."""
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: tf_compat.CancellationManager) -> None:
         self.manager = manager
         self._lock = threading.Lock()
         self._alarm: Started | None = None

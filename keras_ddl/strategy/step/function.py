@@ -21,7 +21,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
-from keras_ddl.strategy.step.cut_step import ALONE, CutStep, Outputs
+from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.step.tracing import sees_global_batch
 
@@ -215,7 +215,9 @@ class _TracedBatch(NamedTuple):
 class _Traced:
     """The step for arguments of one kind."""
 
-    def __init__(self, owner: StepFunction, concrete: Any, arguments: Arguments, batch: _TracedBatch) -> None:
+    def __init__(
+        self, owner: StepFunction, concrete: ConcreteFunction, arguments: Arguments, batch: _TracedBatch
+    ) -> None:
         self.batch = batch
         program = cut.Program(concrete.graph)
         self._name = owner.__name__
@@ -240,7 +242,7 @@ class _Traced:
 
 
 def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:
-    """Returns `step` with its first argument given, without keeping the object alive."""
+    """Returns `step` bound to the object `instance`, which it does not keep alive."""
     if isinstance(step, tf.types.experimental.PolymorphicFunction):
         return step.__get__(instance, type(instance))
 

@@ -22,7 +22,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
-from keras_ddl.strategy.step.cut_step import CutStep, Outputs
+from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.rows_trained import RowsTrained
 from keras_ddl.strategy.step.tracing import as_one_process, sees_global_batch
@@ -152,7 +152,9 @@ class KerasSteps:
                 self.rows_trained.add(counts)
         return Outputs(concrete).packed(outputs)
 
-    def _traced(self, execution: Execution, step: CutStep, function: Callable[..., Any], arguments: Arguments) -> Any:
+    def _traced(
+        self, execution: Execution, step: CutStep, function: Callable[..., Any], arguments: Arguments
+    ) -> ConcreteFunction:
         """Returns the traced step for the kind of batches of the execution. Traces it unless an earlier call has."""
         specs = arguments.specs(execution.rows.total)
         of_kind = execution.specs_of_step(len(specs))

@@ -1,4 +1,4 @@
-"""How many rows all ranks have trained on together: a sum of what they tell each other at the start of each step."""
+"""How many rows all ranks have trained on together, from the numbers of rows that they exchange in each step."""
 
 from __future__ import annotations
 
