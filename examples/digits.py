@@ -18,7 +18,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
 import keras_ddl
 
@@ -44,6 +43,8 @@ def load_split() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
     The split is the same in every run and on every rank.
     """
+    from sklearn.datasets import load_digits  # here, as those who import the model need none of it
+
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
     order = np.random.default_rng(20).permutation(len(images))

@@ -1,17 +1,25 @@
 """What holds for all tests."""
 
+import gc
+import importlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import rank_program, side_by_side
+from harness import side_by_side
+from harness.launching import TESTS
 from harness.leftovers import leaked_shared_memory, shared_memory
+
+# Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
+START = str(TESTS / "harness" / "start")
+if START not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), START]))
+    importlib.import_module("harness.start.sitecustomize")
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process started here would inherit
 # that: nothing could be interrupted, and what a test says about Ctrl-C would be about the shell.
@@ -62,21 +70,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives TensorFlow the threads that simulated ranks wait in, before any module of tests starts it."""
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # xdist's controller runs no test
-    left_out = [name for name in rank_program.LEFT_OUT if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(left_out))
     try:
         import tensorflow as tf
     except ImportError:  # as for tests/pytorch alone
         return
-    finally:
-        for name in left_out:  # a test may import them
-            del sys.modules[name]
     tf.config.threading.set_inter_op_parallelism_threads(32)
 
 
 @pytest.hookimpl(optionalhook=True)  # also without the plug-in
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> side_by_side.Scheduler:
     return side_by_side.Scheduler(config, log)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay: otherwise every full collection goes through all of them
+    gc.set_threshold(20_000)  # traces make objects by the thousand that stay as long as their graph
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -41,6 +40,8 @@ def test_batch_script_is_one_that_bash_reads():
 
 
 def test_mpijob_follows_the_schema_of_the_operator(mpijob):
+    import jsonschema  # which takes a second to import
+
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(mpijob, SCHEMA)
     wrong = copy.deepcopy(mpijob)

@@ -10,6 +10,7 @@ import pytest
 from examples.translation_parts import divergence, diverging, rows
 
 from harness.examples import EXAMPLES, run
+from harness.launching import python_path
 
 BLIND = 4.7
 FALLING = np.linspace(6.0, 1.0, 100)
@@ -63,7 +64,7 @@ def test_the_command_trains_in_all_ways(tmp_path):
     command = (sys.executable, "-m", "translation.studies.divergence", "--rates", 0.05, "--tokens", 256, "--steps", 14)
     model = ("--layers", 1, "--width", 16, "--inner", 16, "--window", 2, "--grace", 3, "--retries", 1, "--warmup", 5)
     options = ("--json", "rows.json", "--plot", "picture.png")
-    output = run(tmp_path, *command, *model, *options, env={"PYTHONPATH": str(EXAMPLES)})
+    output = run(tmp_path, *command, *model, *options, env={"PYTHONPATH": python_path(EXAMPLES)})
     assert "picture: picture.png" in output and (tmp_path / "picture.png").stat().st_size > 10_000
     found = {each["what"]: each for each in json.loads((tmp_path / "rows.json").read_text())}
     assert list(found) == list(diverging.WAYS)

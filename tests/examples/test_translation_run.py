@@ -28,6 +28,7 @@ from examples.translation_parts import subwords as marks
 
 from harness.commands import keras_ddl
 from harness.examples import EXAMPLES
+from harness.launching import python_path
 from keras_ddl import checkpoint, model_state
 
 CHANGED = {
@@ -127,7 +128,9 @@ def test_the_result_is_exported_and_asked_by_the_commands(trained):
     keras_ddl("export", run.averaged, run.saved_model)
     sentences = [pair.split()[0] for pair in ("seven", "twelve", "March")]
     command = [sys.executable, "-m", "translation", "--scores", "--output", str(run.path), *sentences]
-    asked = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(EXAMPLES)}, capture_output=True, text=True)
+    asked = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": python_path(EXAMPLES)}, capture_output=True, text=True
+    )
     lines = [line.split("\t") for line in asked.stdout.splitlines()]
     model, subwords, _ = run.load()
     assert [text for _, text in lines] == Translator(model, subwords)(sentences), asked.stderr
@@ -170,13 +173,13 @@ def test_averaging_takes_as_many_as_there_are(trained):
 
 
 @pytest.fixture
-def talkative(trained):
-    """A model of which each sentence has another answer, unlike the one that is barely trained, and its subwords."""
-    model, subwords, _ = trained[0].load()
+def talkative(cut):
+    """A model of which each sentence has another answer, unlike one that is barely trained, and its subwords."""
+    model = run_directory.build(SMALL, cut)
     draw = np.random.default_rng(1)
     for variable in model.trainable_variables:
         variable.assign(draw.normal(0, 1, variable.shape))
-    return model, subwords
+    return model, cut
 
 
 def test_sentences_of_different_lengths_keep_their_order(talkative):

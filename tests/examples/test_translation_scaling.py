@@ -10,6 +10,7 @@ import pytest
 from examples.translation_parts import original, scaling, strong_scaling, trainings
 
 from harness.examples import EXAMPLES, run
+from harness.launching import python_path
 from keras_ddl.cost_model import Dimension
 
 
@@ -109,7 +110,7 @@ def test_trainings_are_measured_and_emulated(model, ranks, hosts, tmp_path):
     words = ["--model", model, "--ranks", *ranks, "--hosts", *hosts, "--pairs", 60, "--tokens", 256]
     words += ["--rounds", 1, "--json", tmp_path / "rows.json", "--no-plot"]
     command = [sys.executable, "-m", "translation.studies.scaling", *words]
-    shown = run(tmp_path, *command, env={"PYTHONPATH": str(EXAMPLES)})
+    shown = run(tmp_path, *command, env={"PYTHONPATH": python_path(EXAMPLES)})
     rows = json.loads((tmp_path / "rows.json").read_text())
     here = [row for row in rows if not row["what"].startswith("original")]
     expected = [("measured", 1)]

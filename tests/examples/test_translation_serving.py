@@ -18,6 +18,7 @@ from examples.translation_parts import serving as signature
 from serving.serving import COMMAND, serving
 
 from harness.examples import EXAMPLES, run
+from harness.launching import python_path
 from keras_ddl import export, model_state
 
 SMALL = settings.Settings(width=16, heads=2, inner=32, units=16, layers=1, vocabulary=300, longest=24)
@@ -162,7 +163,7 @@ def command(folder, *words, status=0, text=None):
     done = subprocess.run(
         [sys.executable, "-m", "translation", *map(str, words)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES), "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, "PYTHONPATH": python_path(EXAMPLES), "PYTHONIOENCODING": "utf-8"},
         input=text,
         capture_output=True,
         text=True,

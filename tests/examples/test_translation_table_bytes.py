@@ -7,6 +7,7 @@ import pytest
 from examples.translation_parts import table_bytes
 
 from harness.examples import EXAMPLES, run
+from harness.launching import python_path
 
 
 def test_the_published_figures_follow_from_the_published_sizes():
@@ -22,7 +23,7 @@ def test_the_published_figures_follow_from_the_published_sizes():
 def test_ranks_hold_what_is_computed(tmp_path):
     command = (sys.executable, "-m", "translation.studies.table_bytes", "--ranks", 1, 2, "--rows", 700, "--width", 16)
     options = ("--tokens", 300, "--steps", 2, "--json", "rows.json", "--plot", "picture.png")
-    output = run(tmp_path, *command, *options, env={"PYTHONPATH": str(EXAMPLES)})
+    output = run(tmp_path, *command, *options, env={"PYTHONPATH": python_path(EXAMPLES)})
     assert "picture: picture.png" in output and (tmp_path / "picture.png").stat().st_size > 10_000
     found = json.loads((tmp_path / "rows.json").read_text())
     measured = [each for each in found if each["how"] == "measured"]

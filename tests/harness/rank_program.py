@@ -20,9 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Keras imports these where they are installed, which takes much of the time that it takes; no check needs them.
-LEFT_OUT = ("sklearn", "matplotlib")
-
 
 class SkipCheck(Exception):
     """Raised by `skip`; the check counts as skipped when every rank skips it."""
@@ -52,7 +49,6 @@ def main() -> None:
         os.dup2(os.open(base / f"{rank()}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
     faulthandler.enable()
     sys.argv = [program, *arguments]
-    sys.modules.update(dict.fromkeys(LEFT_OUT))  # None: importing them is an ImportError
     if kind == "script":
         runpy.run_path(program, run_name="__main__")
         return
@@ -84,6 +80,7 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
     if "tensorflow" in sys.modules:
         _leave_datasets_untuned()
     gc.freeze()  # what modules hold: otherwise every full collection goes through all of TensorFlow again
+    gc.set_threshold(20_000)  # traces make objects by the thousand that stay as long as their graph
     for name in names:
         faulthandler.dump_traceback_later(timeout, exit=True)
         start = time.monotonic()

@@ -30,6 +30,7 @@ np=1 is started without mpirun.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import tempfile
@@ -105,11 +106,16 @@ def _is_long(check: ast.FunctionDef) -> bool:
 
 
 def _checks(programs: Sequence[Path]) -> list[ast.FunctionDef]:
-    body = [node for program in programs for node in ast.parse(program.read_text()).body]
-    checks = [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    checks = [check for program in programs for check in _checks_of(program)]
     names = [check.name for check in checks]
     assert len(set(names)) == len(names), f"checks that run together need different names: {sorted(names)}"
     return checks
+
+
+@functools.cache  # a program may be in several launches
+def _checks_of(program: Path) -> list[ast.FunctionDef]:
+    body = ast.parse(program.read_text()).body
+    return [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
 
 
 def _run_checks(programs, names, np, mode, check_timeout, env, seconds, mpi) -> dict[str, tuple[str, str]]:

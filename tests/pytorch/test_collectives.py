@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from pytorch.needs import TORCH
 
 from harness.rank_tests import rank_tests
 
-pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
+pytestmark = TORCH
 
 HERE = Path(__file__).parent
 # No TensorFlow, whose absence a check looks at.

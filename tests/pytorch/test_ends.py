@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from pytorch.needs import TORCH
 
 from launch.launching import Ended, run, write_program
 
-pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
-pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+pytestmark = [TORCH, pytest.mark.parallel, pytest.mark.quiet]
 
 TRAINING = """
 import signal

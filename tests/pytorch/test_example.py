@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pytorch.needs import TORCH
 
 from harness.examples import EXAMPLES, held_out_accuracy, run
 
-pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
-pytestmark = pytest.mark.parallel
+pytestmark = [TORCH, pytest.mark.parallel]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch.md"
 

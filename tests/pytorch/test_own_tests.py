@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from pytorch.needs import TORCH
 
 from launch.launching import run
 
-pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install '.[torch]'")
+pytestmark = TORCH
 pytest.importorskip("expecttest", reason="PyTorch's own tests need it: pip install expecttest")
 
 

@@ -18,12 +18,13 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("exact", "state", "bucket", "few_rows")  # with ranks that have neither the first rows nor the last
+OF_THREE = ("few_rows",)  # with ranks that have neither the first rows nor the last, and ranks without any
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 OF_TWO = (
     *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
     *("callback", "decision", "saving", "drift", "guard", "error", "failing", "deadlock", "plan"),
     *("data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
+    *("exact", "state", "bucket"),
     *PROGRAMS,
 )
 # What differs between two ranks and more: `make test-all`.
