@@ -78,7 +78,7 @@ class Builder(Context):
                     schedule.postpone(node)
             self._end_pass()
             for value, placement in list(missing.items()):
-                if self.is_placed(value) and self._attempt(lambda: self.redistributed(value, placement)):  # noqa: B023
+                if self.is_placed(value) and self.request(value, placement):
                     del missing[value]
             if not schedule.is_waiting and not missing and self._sharding.finish():
                 return
@@ -97,7 +97,7 @@ class Builder(Context):
             while not self.is_placed(value) and value.node.type == "Identity":
                 value = value.node.inputs[0]
             if self.is_placed(value) and isinstance(self.placement(value), Partial) and placement == REPLICATED:
-                self._attempt(lambda: self.replicated(value))  # noqa: B023
+                self.request(value, placement)
 
     def _try(self, node: Node) -> bool:
         self.node, self._last = node, []

@@ -43,7 +43,8 @@ class Extents:
     def follow(self, value: Value) -> None:
         """Infers what is known of a value. Called in program order, it keeps the recursion of later queries shallow."""
         if_certain(self.dims, value)
-        if_certain(self.numbers, value)
+        if value.dtype in _SHAPES:
+            if_certain(self.numbers, value)
 
     def dims(self, value: Value) -> Dims:
         """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""

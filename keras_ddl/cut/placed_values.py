@@ -206,11 +206,19 @@ class PlacedValues(LocalShapes):
         """Returns this rank's part of a sum that `value` is. Raises: Pending."""
         return self.redistributed(value, PARTIAL)
 
+    def request(self, value: Value, placement: Placement) -> bool:
+        """Redistributes a value, or requests the collective that this takes. Returns: whether the result is there."""
+        try:
+            self.redistributed(value, placement)
+        except Pending:
+            return False
+        return True
+
     def all_redistributed(self, values: Sequence[Value], placement: Placement) -> list[tf.Tensor]:
         """Returns values in a placement. Raises: Pending: collectives are to come; all of them are requested."""
         for value in values:
             if isinstance(self.placement(value), (Partial, FlatShard)):
-                self._attempt(lambda: self.redistributed(value, placement))  # noqa: B023
+                self.request(value, placement)
         return [self.redistributed(each, placement) for each in values]
 
     def all_replicated(self, values: Sequence[Value]) -> list[tf.Tensor]:
@@ -332,10 +340,3 @@ class PlacedValues(LocalShapes):
     def outer_number(self, unknown: Unknown) -> tf.Tensor:
         """Returns a number that only the graph around this one knows."""
         raise KeyError(f"{unknown}: no value of this name")
-
-    def _attempt(self, call: Callable[[], tf.Tensor]) -> bool:
-        try:
-            call()
-        except Pending:
-            return False
-        return True
