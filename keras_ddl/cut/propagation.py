@@ -14,6 +14,7 @@ from keras_ddl.cut.factors import Factors, Kind, Linear, LocalOperands, OpSpec, 
 from keras_ddl.cut.placed_values import Materializer
 from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.variable_ops import READ
 
 
 def propagate(b: Context, node: Node) -> PlacedOutputs | None:
@@ -214,7 +215,7 @@ def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) 
 
 def _is_accumulated(b: Context, value: Value) -> bool:
     """Whether a value is read from a variable of which each rank holds a part."""
-    return value.node.type == "ReadVariableOp" and b.placement(value) == PARTIAL
+    return value.node.type == READ and b.placement(value) == PARTIAL
 
 
 def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
