@@ -82,11 +82,11 @@ def build_step(
     """
     if report is not None:
         report.program = program.digest()
-    builder = Builder(program, batch, collectives, report or Report(), seed)
+    builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
     if batch_statistics == "rank":
         calls, others = own_statistics.find(program)
         builder.override = OwnStatistics(calls)
-        builder.report.found_statistics(len(calls), others)
+        builder.report.own_statistics, builder.report.statistics_left = len(calls), others
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)

@@ -12,9 +12,10 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import redistribute
 from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import if_certain
 from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.local_shapes import no_dependencies
-from keras_ddl.cut.placements import Made, PlacedTensor, Replicated, Sharded
+from keras_ddl.cut.placements import PlacedOutputs, PlacedTensor, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
 
 _DEEPEST = 64  # operations that are recomputed rather than gathering their result
@@ -48,7 +49,7 @@ class BothPlacements:
             return 0
         return self._depths.get(b.origin(value), 0) if b.has_replicated(value) else _DEEPEST
 
-    def also_sharded(self, node: Node, made: list[PlacedTensor]) -> Made:
+    def also_sharded(self, node: Node, made: list[PlacedTensor]) -> PlacedOutputs:
         """Shards replicated results that have a row for each row of the batch: each rank continues with its own.
 
         What needs the global tensor uses it as it is. Only values computed from the batch's entries, and only where an
@@ -59,15 +60,16 @@ class BothPlacements:
         b = self._context
         if b.in_loop or not any(map(b.depends_on_batch, node.inputs)):
             return made
-        dims = [b.dims(each) for each in node.inputs]
+        dims = [if_certain(b.dims, each) for each in node.inputs]
         had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
-        if not had_shards and any(each is not None and _is_matrix(each) and b.rows in each for each in dims):
+        if not had_shards and any(each and _is_matrix(each) and b.rows in each for each in dims):
             return made
         return [self._sharded(value, each) for value, each in zip(node.outputs, made)]
 
     def _sharded(self, value: Value, made: PlacedTensor) -> PlacedTensor:
         b, placement = self._context, Sharded(0)
-        if value.dtype in (tf.variant, tf.resource) or not _is_matrix(b.dims(value)):
+        dims = if_certain(b.dims, value)
+        if value.dtype in (tf.variant, tf.resource) or dims is None or not _is_matrix(dims):
             return made
         if not b.can_shard(value, placement):
             return made
@@ -81,5 +83,5 @@ def _is_data(value: Value) -> bool:
     return not (value.dtype.is_integer or value.dtype in (tf.bool, tf.string))
 
 
-def _is_matrix(dims: Dims | None) -> bool:
-    return dims is not None and sum(each != 1 for each in dims) > 1
+def _is_matrix(dims: Dims) -> bool:
+    return sum(each != 1 for each in dims) > 1

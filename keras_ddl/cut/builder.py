@@ -18,24 +18,23 @@ from typing import Protocol
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import first_rank, opaque
 from keras_ddl.cut.both_placements import BothPlacements
-from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives
+from keras_ddl.cut.collectives import COMBINED_DTYPES
 from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import if_certain
 from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.placements import (
     REPLICATED,
-    Batch,
     FlatShard,
-    Made,
     Partial,
     Pending,
+    PlacedOutputs,
     PlacedTensor,
     Placement,
     Replicated,
     Sharded,
 )
-from keras_ddl.cut.program import SHAPE_OPS, Node, Program, Value
+from keras_ddl.cut.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.registry import rule_of
-from keras_ddl.cut.report import Report
 from keras_ddl.cut.schedule import Schedule
 from keras_ddl.cut.sharding import Sharding
 
@@ -43,7 +42,7 @@ from keras_ddl.cut.sharding import Sharding
 class OpOverride(Protocol):
     """Builds some operations otherwise than their types say: rules/own_statistics.py."""
 
-    def make(self, b: Context, node: Node) -> Made | None:
+    def make(self, b: Context, node: Node) -> PlacedOutputs | None:
         """Returns the outputs; None for all other operations. Raises: Pending."""
 
     def before(self, node: Node) -> Node | None:
@@ -51,21 +50,10 @@ class OpOverride(Protocol):
 
 
 class Builder(Context):
-    """Builds one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has.
+    """Builds one rank's graph. Every rank takes the same decisions: none depends on how many rows a rank has."""
 
-    Args: as of `Context`.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        batch: Batch,
-        collectives: Collectives,
-        report: Report,
-        seed: int = 0,
-        scope: str = "",
-    ) -> None:
-        super().__init__(program, batch, collectives, report, seed, scope)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.override: OpOverride | None = None
         self._sharding = Sharding(self, self._apply_rules)
         self._both = BothPlacements(self)
@@ -77,11 +65,11 @@ class Builder(Context):
             self._sharding.hold(value)
         self._done[value.node] = []
 
-    def build(self, wanted: Mapping[Value, Placement] | None = None) -> None:
-        """Builds all nodes, and every wanted value in the placement asked for (default: all outputs, replicated)."""
+    def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
+        """Builds all nodes, and these values in these placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]
         schedule = Schedule(nodes, self.override.before if self.override is not None else lambda node: None)
-        ends = dict.fromkeys(self.program.outputs, REPLICATED) if wanted is None else dict(wanted)
+        missing = dict.fromkeys(self.program.outputs, REPLICATED) if ends is None else dict(ends)
         for rounds in itertools.count():
             for node in schedule:
                 if self._try(node):
@@ -89,29 +77,27 @@ class Builder(Context):
                 else:
                     schedule.postpone(node)
             self._end_pass()
-            for value, placement in list(ends.items()):
-                if self.is_placed(value) and self._attempt(lambda: self.redistributed(value, placement)):  # noqa: B023
-                    del ends[value]
-            if not schedule.is_waiting and not ends and self._sharding.finish():
+            for value, placement in list(missing.items()):
+                if self.is_placed(value) and self.request(value, placement):
+                    del missing[value]
+            if not schedule.is_waiting and not missing and self._sharding.finish():
                 return
-            self._ask_ahead(ends)
-            if self.waits_outside and not self.sums and not self.exchange:
+            self._request_ahead(missing)
+            if self.waits_outside and not self.requests:
                 raise Pending
-            summed = self.sums.make(rounds) if self.sums or not self.exchange else {}
-            self.accept_sums(summed)
-            self.accept_shards(*self.exchange.make(without=summed, rounds=rounds))
+            self.make_requested(rounds)
             schedule.retry()
 
     def _end_pass(self) -> None:
         """Called when all was built that could be."""
 
-    def _ask_ahead(self, ends: Mapping[Value, Placement]) -> None:
+    def _request_ahead(self, missing: Mapping[Value, Placement]) -> None:
         """Requests results that wait for side effects, as those of every tf.function do: they travel with others."""
-        for value, placement in ends.items():
+        for value, placement in missing.items():
             while not self.is_placed(value) and value.node.type == "Identity":
                 value = value.node.inputs[0]
             if self.is_placed(value) and isinstance(self.placement(value), Partial) and placement == REPLICATED:
-                self._attempt(lambda: self.replicated(value))  # noqa: B023
+                self.request(value, placement)
 
     def _try(self, node: Node) -> bool:
         self.node, self._last = node, []
@@ -137,15 +123,13 @@ class Builder(Context):
             self._batch_dependent.add(value)
         if isinstance(placement, Sharded):
             dims = self.dims(value)
-            if dims is None:
-                raise AssertionError(f"{value}: a shard of a tensor whose rank is unknown")
             if tensor.shape.rank is None:  # known by Python when the step was traced, not by the operation
                 shape = tf.TensorShape([each.number for each in dims])
                 tensor.set_shape(self.static_local_shape(shape, placement))
             axis = placement.axis
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
-    def _apply(self, node: Node) -> Made:
+    def _apply(self, node: Node) -> PlacedOutputs:
         reason = node.reason_to_keep()
         if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))
@@ -154,11 +138,11 @@ class Builder(Context):
             made = self._sharding.make(node)
         return self._apply_rules(node) if made is None else made
 
-    def _apply_rules(self, node: Node) -> Made:
+    def _apply_rules(self, node: Node) -> PlacedOutputs:
         """Builds an operation of operands of which none is in flat shards."""
         are_replicated = all(isinstance(self.placement(each), Replicated) for each in node.inputs)
         rule = rule_of(node.type, of_replicated=are_replicated)
-        made = rule(self, node) if rule is not None else None
+        made = if_certain(rule, self, node) if rule is not None else None
         if are_replicated:
             return self._both.also_sharded(node, self.make_replicated(node)) if made is None else made
         if made is None or not all(self._can_be(value, placement) for value, (_, placement) in zip(node.outputs, made)):
@@ -172,5 +156,5 @@ class Builder(Context):
     def _can_be(self, value: Value, placement: Placement) -> bool:
         """Whether `value` can be replicated from `placement`: shards have a known axis, and ranks can combine parts."""
         if isinstance(placement, Sharded):
-            return self.dims(value) is not None
+            return if_certain(self.dims, value) is not None
         return not isinstance(placement, Partial) or value.dtype in (*COMBINED_DTYPES, tf.resource)

@@ -1,4 +1,4 @@
-"""The collectives of a step: sums in buckets, and gathers."""
+"""The collectives of a step, as keras_ddl.ops makes them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Protocol
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import set_numbers, tf
-from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.report import Report
+from keras_ddl.cut.program import Value
 from keras_ddl.cut.weight_gradients import is_weight_gradient
 
 # What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
@@ -38,82 +37,6 @@ class Collectives(Protocol):
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors of so many bytes, in the order in which they become ready."""
-
-
-class Sums:
-    """Requests for sums over ranks, collected until nothing else can be built.
-
-    Two values collected together do not depend on one another's sums, so they may travel in one bucket.
-    """
-
-    def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
-        self._scope = scope
-        self._collectives = collectives
-        self._report = report
-        self._wanted: dict[Value, tuple[tf.Tensor, str, Node | None]] = {}
-        self._count = 0
-
-    def want(self, value: Value, tensor: tf.Tensor, op: str, reader: Node | None) -> None:
-        """Requests the sum of a value, which a later `make` returns."""
-        self._wanted.setdefault(value, (tensor, op, reader))
-
-    def __bool__(self) -> bool:
-        """Whether any value is requested."""
-        return bool(self._wanted)
-
-    def make(self, rounds: int = 0) -> dict[Value, tf.Tensor]:
-        """Makes the collectives for all requests; returns the replicated tensors. COLLECTIVE.
-
-        `rounds`: of collectives that were made before, and that these may wait for.
-        """
-        if not self._wanted:
-            raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
-        done: dict[Value, tf.Tensor] = {}
-        wanted, self._wanted = self._wanted, {}
-        order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position))  # as they become ready
-        with tf.control_dependencies(None):
-            kinds = {value: (op, self._collectives.compresses(value, op)) for value, (_, op, _) in wanted.items()}
-            for op, compressed in dict.fromkeys(kinds[value] for value in order):
-                values = [value for value in order if kinds[value] == (op, compressed)]
-                sizes = [_bytes(value) for value in values]
-                for bucket in self._collectives.buckets(sizes, [_numeric_name(value) for value in values]):
-                    members = [values[i] for i in bucket]
-                    name = f"{self._scope}{after(rounds)}{op}_{self._count}"
-                    self._count += 1
-                    parts = [_numeric(wanted[value][0]) for value in members]
-                    options = {"compressed": True} if compressed else {}
-                    result = self._collectives.reduce(parts, op, name, **options)
-                    for value, tensor in zip(members, result):
-                        tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
-                        tensor.set_shape(wanted[value][0].shape)
-                        done[value] = tensor
-                    self._report.reduced(op, members, [wanted[value][2] for value in members], compressed)
-        return done
-
-
-def after(rounds: int) -> str:
-    """Returns the prefix of names of collectives made after so many rounds.
-
-    It shows in a timeline which of them may have waited for others (keras_ddl/timeline/waits.py).
-    """
-    return f"after_{rounds}/" if rounds else ""
-
-
-def _numeric(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tensor
-
-
-def _numeric_name(value: Value) -> str:
-    return "uint8" if value.dtype == tf.bool else value.dtype.name
-
-
-def _bytes(value: Value) -> int:
-    """Bytes as far as they are known: the plan must not depend on the batch."""
-    elements = 1
-    for extent in value.shape.as_list() if value.rank is not None else []:
-        elements *= extent or 1
-    width: int = value.dtype.size
-    return elements * width
 
 
 class StepCollectives:

@@ -1,4 +1,4 @@
-"""What is known of the elements of a list (a TensorList, an Optional) before the step runs."""
+"""What is known before the step runs of values that enter or leave the graph of a branch or of a loop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.placements import Placement
 
 NONE_YET = "none yet"  # of a list into which nothing was put: it agrees with anything
 Entries = tuple[Dim | None, ...]
@@ -13,7 +14,7 @@ Entries = tuple[Dim | None, ...]
 
 @dataclass(frozen=True)
 class Content:
-    """What holds for every element of a list.
+    """What holds for every element of a list (a TensorList, an Optional).
 
     Attributes:
         declared: the element shape of the list, -1 where it leaves an extent open; None: unknown.
@@ -63,3 +64,23 @@ def joined_entries(one: Entries | None, other: Entries | None) -> Entries | None
     if one is None or other is None or len(one) != len(other):
         return None
     return tuple(a if a is not None and a == b else None for a, b in zip(one, other))
+
+
+@dataclass(frozen=True)
+class AbstractValue:
+    """A value as far as it is known without its entries.
+
+    Attributes:
+        placement: how the ranks hold it.
+        dims: extents of the global tensor; None: unknown, also for one of them.
+        content: of a list. None: unknown, or it is no list.
+    """
+
+    placement: Placement
+    dims: Entries | None
+    content: Content | None
+
+    def joined(self, other: AbstractValue) -> AbstractValue:
+        """Returns what is known of a value that is one or the other, in this one's placement."""
+        dims, content = joined_entries(self.dims, other.dims), joined(self.content, other.content)
+        return AbstractValue(self.placement, dims, content)

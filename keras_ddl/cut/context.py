@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import attributes
 from keras_ddl.cut.attributes import AttrValue
-from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.contents import AbstractValue
+from keras_ddl.cut.dims import if_certain
+from keras_ddl.cut.extents import merged
 from keras_ddl.cut.local_shapes import no_dependencies
 from keras_ddl.cut.placed_values import PlacedValues
-from keras_ddl.cut.placements import REPLICATED, Batch, PlacedTensor
+from keras_ddl.cut.placements import REPLICATED, PlacedTensor
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.report import Report
 from keras_ddl.cut.seeds import agreed_seeds
+from keras_ddl.cut.writes import Writes
 
 # Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
 _create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
 _LARGE = 1024  # bytes of a constant that is not compared with others
 
 
-class PendingWrites(Protocol):
-    """The variables of a step that writes them when it commits: writes.py."""
-
-    def before(self, node: Node) -> list[tf.Operation]:
-        """Returns the operations that a node must wait for."""
-
-    def make(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor] | None:
-        """Returns the outputs of an operation that reads or writes a variable; None: it is built as any other."""
-
-    def value(self, handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Returns what a variable holds at this place of the step."""
-
-    def is_early(self, handle: tf.Tensor) -> bool:
-        """Whether a variable is written when the program says so."""
-
-    def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:
-        """Keeps what a variable is to hold; `kind`: one of variable_ops.ASSIGNS."""
-
-
+@dataclass(kw_only=True, eq=False)
 class Context(PlacedValues):
     """Builds operations of one program in one rank's graph.
 
@@ -54,18 +38,11 @@ class Context(PlacedValues):
         programs, decisions: shared with the graphs inside this one, which are built several times.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        batch: Batch,
-        collectives: Collectives,
-        report: Report,
-        seed: int = 0,
-        scope: str = "",
-    ) -> None:
-        super().__init__(program, batch, collectives, report, scope)
-        self.seed = seed
-        self.writes: PendingWrites | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.writes: Writes | None = None
         self.in_loop = False
         self.is_trial = False
         self.waits_outside = False
@@ -93,25 +70,36 @@ class Context(PlacedValues):
         return self.in_loop, tuple(map(self._knowledge, values))
 
     def _knowledge(self, value: Value) -> Hashable:
-        numbers = self.extents.numbers(value) if value.dtype.is_integer else None
-        content = self.extents.content(value) if value.dtype == tf.variant else None
-        entries = numbers.entries if numbers is not None else None
-        flags = self.has_replicated(value), self.depends_on_batch(value)
-        return self.placement(value), self.dims(value), entries, content, flags
+        numbers = if_certain(self.extents.numbers, value) if value.dtype.is_integer else None
+        return self.abstract(value), numbers, self.has_replicated(value), self.depends_on_batch(value)
+
+    def abstract(self, value: Value) -> AbstractValue:
+        """Returns what is known of a value without its entries."""
+        content = if_certain(self.extents.content, value) if value.dtype == tf.variant else None
+        return AbstractValue(self.placement(value), if_certain(self.dims, value), content)
+
+    def set_abstract(self, output: Value, known: AbstractValue) -> None:
+        """Sets what is known of an output of a branch or a loop, besides what tracing knows."""
+        self.extents.named[output.key] = output
+        self.extents.set_dims(output, merged(output, known.dims))
+        self.extents.set_content(output, known.content)
 
     # ---- operations
 
     def is_only_reshaped(self, value: Value) -> bool:
         """Whether nothing reads `value` but Reshape: then axes of extent 1 do not matter."""
-        return all(each is not None and each.type == "Reshape" for each in self.program.readers(value))
+        return all(each.type == "Reshape" for each in self.program.readers(value))
 
     def make(self, node: Node, inputs: Sequence[tf.Tensor], **attrs: AttrValue) -> list[tf.Tensor]:
         """Builds the operation of `node` with these inputs, after the operations it depends on; returns its outputs.
 
         attrs: attributes in place of the node's.
         """
-        result = self.writes.make(node, inputs, attrs) if self.writes is not None else None
-        return self.create(node, inputs, attrs) if result is None else result
+
+        def create() -> list[tf.Tensor]:
+            return self.create(node, inputs, attrs)
+
+        return create() if self.writes is None else self.writes.make(node, inputs, create)
 
     def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor]:
         """Builds the operation as `make` does, also where it writes a variable."""
@@ -160,8 +148,8 @@ class Context(PlacedValues):
         self.ran(made)
         return made
 
-    def made_now(self) -> list[tf.Operation]:
-        """Returns the operations of the node that is being built, as far as they are there."""
+    def operations_so_far(self) -> list[tf.Operation]:
+        """Returns the operations that the node being built consists of, as far as they are built."""
         return list(self._last)
 
     def ran(self, operation: tf.Operation) -> None:

@@ -9,12 +9,12 @@ accident: where nothing is known, nothing is equal.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 _LONGEST = 200  # characters of a key
 _DEEPEST = 64
 _MOST = 16  # unknowns in a product; of more, the product is an unknown of its own
@@ -202,18 +202,26 @@ def total(dims: Sequence[Dim]) -> Dim:
 
 def number_of(dims: Iterable[Dim | int]) -> int | None:
     """Returns the product if it is known now."""
-    numbers = complete(dim(each).number for each in dims)
-    return None if numbers is None else math.prod(numbers)
+    return product(dims).number
 
 
-def complete(entries: Iterable[_T | None]) -> list[_T] | None:
-    """Returns the entries as a list if none of them is None, which stands for what is not certain."""
-    result = []
-    for each in entries:
-        if each is None:
-            return None
-        result.append(each)
-    return result
+class Uncertain(Exception):
+    """Something about the step is not certain when it is traced. What asks for it lets this pass, and so declines."""
+
+
+def certain(value: _T | None) -> _T:
+    """Returns `value`, where None stands for what is not certain. Raises: Uncertain."""
+    if value is None:
+        raise Uncertain
+    return value
+
+
+def if_certain(query: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+    """Returns what `query` returns, None where it raises Uncertain."""
+    try:
+        return query(*args, **kwargs)
+    except Uncertain:
+        return None
 
 
 ONE = Dim(1)

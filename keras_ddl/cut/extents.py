@@ -2,7 +2,8 @@
 
 Programs compute shapes as tensors (`ops.shape(x)[0] * t`, the shape operand of Reshape). Following these values shows
 that a replicated [rows, d] has the extent of the batch, and along which axis rows are found after a Reshape. What no
-function that is registered here knows is an unknown of its own, equal to nothing else.
+function that is registered here knows is an unknown of its own, equal to nothing else. Those functions ask `Extents`
+about operands; what it raises where an answer is not certain (dims.Uncertain) they let pass.
 """
 
 from __future__ import annotations
@@ -14,28 +15,13 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.contents import Content
-from keras_ddl.cut.dims import ONE, Dim, complete, dim, product
+from keras_ddl.cut.dims import ONE, Dim, Uncertain, certain, dim, if_certain, product
 from keras_ddl.cut.program import Node, Value
 
 Dims = tuple[Dim, ...]
 # Dtypes of shapes, and what their integers must stay below not to wrap around.
 _SHAPES = {tf.int32: 2**31, tf.int64: 2**63}
 MOST_VALUES = 32  # longer integer vectors are data, not shapes
-
-
-class Numbers:
-    """The entries of an integer tensor of rank 0 or 1, as Dims."""
-
-    __slots__ = ("entries", "is_scalar")
-
-    def __init__(self, entries: Iterable[Dim | int], is_scalar: bool = False) -> None:
-        self.entries: Dims = tuple(map(dim, entries))
-        self.is_scalar = is_scalar
-
-    @property
-    def numbers(self) -> list[int] | None:
-        """The entries, if all are known now."""
-        return complete(each.number for each in self.entries)
 
 
 class Extents:
@@ -45,92 +31,99 @@ class Extents:
         self.rows = rows
         self.named: dict[str, Value] = {}  # by the keys that unknowns are made of
         self._dims: dict[Value, Dims | None] = {}
-        self._numbers: dict[Value, Numbers | None] = {}
+        self._numbers: dict[Value, Dims | None] = {}
         self._contents: dict[Value, Content | None] = {}
 
     def set_dims(self, value: Value, dims: Dims | None) -> None:
         self._dims[value] = dims
 
-    def set_numbers(self, value: Value, numbers: Numbers | None) -> None:
+    def set_numbers(self, value: Value, numbers: Dims | None) -> None:
         self._numbers[value] = numbers
 
     def follow(self, value: Value) -> None:
         """Infers what is known of a value. Called in program order, it keeps the recursion of later queries shallow."""
-        self.dims(value)
-        self.numbers(value)
+        if_certain(self.dims, value)
+        if value.dtype in _SHAPES:
+            if_certain(self.numbers, value)
 
-    def dims(self, value: Value) -> Dims | None:
-        """Returns the extents of the global tensor, None if its rank is unknown."""
+    def dims(self, value: Value) -> Dims:
+        """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""
         if value not in self._dims:
             self._infer(value.node)
-        return self._dims[value]
+        return certain(self._dims[value])
 
-    def size(self, value: Value) -> Dim | None:
-        """Returns the number of elements of the global tensor."""
-        dims = self.dims(value)
-        return None if dims is None else product(dims)
+    def size(self, value: Value) -> Dim:
+        """Returns the number of elements of the global tensor. Raises: Uncertain: its rank is unknown."""
+        return product(self.dims(value))
 
     def _infer(self, node: Node) -> None:
         rule = _extents.get(node.type)
-        result = rule(self, node) if rule is not None else None
+        result = if_certain(rule, self, node) if rule is not None else None
         for output in node.outputs:
             self._dims[output] = merged(output, result[output.index] if result is not None else None)
             self.named[output.key] = output
 
-    def numbers(self, value: Value) -> Numbers | None:
-        """Returns the entries of an integer tensor of rank 0 or 1, each at least by name; None for other tensors."""
+    def numbers(self, value: Value) -> Dims:
+        """Returns the entries of an integer tensor of rank 0 or 1, each at least by name.
+
+        Raises: Uncertain: it is another tensor, or a long vector.
+        """
         if value not in self._numbers:
             self.named[value.key] = value
             self._numbers[value] = self._infer_numbers(value)
-        return self._numbers[value]
+        return certain(self._numbers[value])
 
-    def content(self, value: Value) -> Content | None:
-        """Returns what is known of the elements of a list; None: nothing."""
+    def content(self, value: Value) -> Content:
+        """Returns what is known of the elements of a list. Raises: Uncertain: nothing."""
         if value not in self._contents:
             rule = _contents.get(value.node.type)
-            self._contents[value] = rule(self, value.node) if rule is not None else None
-        return self._contents[value]
+            self._contents[value] = if_certain(rule, self, value.node) if rule is not None else None
+        return certain(self._contents[value])
 
     def set_content(self, value: Value, content: Content | None) -> None:
         self._contents[value] = content
 
-    def number(self, value: Value) -> Dim | None:
-        """Returns the entry of an integer scalar (or of a vector of one entry)."""
-        result = self.numbers(value)
-        return result.entries[0] if result is not None and len(result.entries) == 1 else None
+    def vector(self, value: Value) -> Dims:
+        """Returns the entries of an integer vector. Raises: Uncertain: as `numbers`, and for a scalar."""
+        if value.rank != 1:
+            raise Uncertain
+        return self.numbers(value)
 
-    def constants(self, value: Value) -> list[int] | None:
-        """Returns the entries of an integer tensor of rank 0 or 1 if they are known now, else None."""
-        result = self.numbers(value)
-        return None if result is None else result.numbers
+    def number(self, value: Value) -> Dim:
+        """Returns the entry of an integer scalar (or of a vector of one entry). Raises: Uncertain."""
+        numbers = self.numbers(value)
+        if len(numbers) != 1:
+            raise Uncertain
+        return numbers[0]
 
-    def _infer_numbers(self, value: Value) -> Numbers | None:
+    def constants(self, value: Value) -> list[int]:
+        """Returns the entries of an integer tensor of rank 0 or 1. Raises: Uncertain: they are not known now."""
+        return [certain(each.number) for each in self.numbers(value)]
+
+    def _infer_numbers(self, value: Value) -> Dims | None:
         if value.dtype not in _SHAPES or value.rank not in (0, 1):
             return None
         constant = value.constant()
         if constant is not None:
-            constant = np.asarray(constant)
-            return Numbers(constant.ravel().tolist(), constant.ndim == 0) if constant.size <= MOST_VALUES else None
+            return tuple(map(dim, np.ravel(constant).tolist())) if np.size(constant) <= MOST_VALUES else None
         rule = _numbers.get(value.node.type)
-        inferred = rule(self, value.node) if rule is not None else None
-        result = inferred[value.index] if isinstance(inferred, list) else inferred
-        if result is not None and all(abs(each.factor) < _SHAPES[value.dtype] for each in result.entries):
-            entries = [
-                each if each.is_simple else Dim.unknown("entry", value.key, i) for i, each in enumerate(result.entries)
-            ]
-            return Numbers(entries, result.is_scalar)
-        if value.rank == 0:
-            return Numbers([Dim.unknown("entry", value.key, 0)], True)
-        length = value.shape[0]
+        results = if_certain(rule, self, value.node) if rule is not None else None
+        inferred = results[value.index] if results is not None else None
+        if inferred is not None and all(abs(dim(each).factor) < _SHAPES[value.dtype] for each in inferred):
+            known = [dim(each) for each in inferred]
+            return tuple(e if e.is_simple else Dim.unknown("entry", value.key, i) for i, e in enumerate(known))
+        length = 1 if value.rank == 0 else value.shape[0]
         if length is None or length > MOST_VALUES:
             return None
-        return Numbers([Dim.unknown("entry", value.key, i) for i in range(length)])
+        return tuple(Dim.unknown("entry", value.key, i) for i in range(length))
 
 
-ResultExtents = Sequence[Sequence[Dim | None] | None]  # of each output an extent per axis; None: nothing is certain
+# What is certain of each output. Rules raise Uncertain where nothing is.
+ResultExtents = Sequence[Sequence[Dim | None] | None]  # an extent per axis
+ResultNumbers = Sequence[Sequence[Dim | int] | None]  # the entries
 ExtentsRule = Callable[[Extents, Node], ResultExtents]
-NumbersRule = Callable[[Extents, Node], Numbers | None | list[Numbers | None]]
-ContentsRule = Callable[[Extents, Node], Content | None]
+NumbersRule = Callable[[Extents, Node], ResultNumbers]
+ContentsRule = Callable[[Extents, Node], Content]
 _extents: dict[str, ExtentsRule] = {}
 _numbers: dict[str, NumbersRule] = {}
 _contents: dict[str, ContentsRule] = {}
@@ -140,8 +133,7 @@ _Rule = TypeVar("_Rule", ExtentsRule, NumbersRule, ContentsRule)
 def merged(output: Value, inferred: Sequence[Dim | None] | None) -> Dims | None:
     """Returns what a function tells of an output's extents, corrected by what tracing knows for certain."""
     if output.rank is None:
-        known = None if inferred is None else complete(inferred)
-        return None if known is None else tuple(known)
+        return None if inferred is None or None in inferred else tuple(each for each in inferred if each is not None)
     if inferred is None or len(inferred) != output.rank:
         inferred = [None] * output.rank
     result = []
@@ -163,7 +155,7 @@ def extents(*types: str) -> Callable[[ExtentsRule], ExtentsRule]:
 
 
 def numbers(*types: str) -> Callable[[NumbersRule], NumbersRule]:
-    """Registers what gives the entries of the integer outputs of operations; a list where there are several outputs."""
+    """Registers what gives the entries of the integer outputs of operations, of rank 0 or 1."""
     return _registered(_numbers, types)
 
 
@@ -182,27 +174,15 @@ def _registered(table: dict[str, _Rule], types: Sequence[str]) -> Callable[[_Rul
     return register
 
 
-def broadcast(shapes: Sequence[Dims | None]) -> list[Dim | None] | None:
-    """Returns the extents of operands broadcast against each other; None where it is not certain."""
-    known = complete(shapes)
-    if known is None:
-        return None
-    rank = max(map(len, known))
-    padded = [(ONE,) * (rank - len(shape)) + shape for shape in known]
-    result: list[Dim | None] = []
-    for axis in range(rank):
-        here = {shape[axis] for shape in padded if shape[axis] != 1}
-        result.append(ONE if not here else here.pop() if len(here) == 1 else certain(here))
-    return result
+def broadcast_extent(extents: Iterable[Dim]) -> Dim | None:
+    """Returns the extent along which operands of these extents are broadcast against each other; None: not certain."""
+    others = {each for each in extents if each != 1}
+    if len(others) > 1:  # a known number, if there is one: the others may be 1
+        others = {each for each in others if each.number is not None}
+        return others.pop() if len(others) == 1 else None
+    return others.pop() if others else ONE
 
 
-def certain(candidates: set[Dim]) -> Dim | None:
-    """Returns the one of these extents that is a known number, if there is exactly one: the others may be 1."""
-    large = [each for each in candidates if each.number is not None]
-    return large[0] if len(large) == 1 else None
-
-
-def reshaped(known: Extents, node: Node) -> Numbers | None:
+def reshaped(known: Extents, node: Node) -> ResultNumbers:
     """Returns the integers of an operation that changes the shape of its first operand and no entry."""
-    operand, rank = known.numbers(node.inputs[0]), node.outputs[0].rank
-    return None if operand is None or rank not in (0, 1) else Numbers(operand.entries, rank == 0)
+    return [known.numbers(node.inputs[0])]

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, Dim, complete
-from keras_ddl.cut.extents import Dims, Extents, ResultExtents, certain, extents
+from keras_ddl.cut.dims import ONE, Dim, Uncertain, if_certain
+from keras_ddl.cut.extents import Dims, Extents, ResultExtents, broadcast_extent, extents
 from keras_ddl.cut.program import Node
 
 LABELS = string.ascii_lowercase
@@ -89,16 +89,16 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Making:
-    """What is to be built: the operands of this rank, and along which factor they are sharded (None: parts)."""
+class LocalOperands:
+    """The operands of an operation on this rank, and along which factor they are sharded (None: they are parts)."""
 
     tensors: list[tf.Tensor]
     factors: Factors
     label: str | None
 
 
-FactorsOf = Callable[[Extents, Node], Factors | None]
-Make = Callable[[Context, Node, Making], list[tf.Tensor]]
+FactorsOf = Callable[[Extents, Node], Factors]  # raises Uncertain
+Make = Callable[[Context, Node, LocalOperands], list[tf.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class OpSpec:
     """What is known of a type of operation.
 
     Attributes:
-        factors: gives the labels of one operation of the type; None: nothing is certain.
+        factors: gives the labels of one operation of the type; raises Uncertain where they are not certain.
         combine: how the parts of reduced factors combine, as in ops.all_reduce; None: no factor may be reduced.
         linear, kind: see `Linear`, `Kind`.
         never_empty: the kernel fails on an empty tensor: a rank without rows gives it one row of zeros.
@@ -122,6 +122,13 @@ class OpSpec:
 
 
 _specs: dict[str, OpSpec] = {}
+
+
+def _no_factors(known: Extents, node: Node) -> Factors:
+    raise Uncertain
+
+
+_NO_SPEC = OpSpec(_no_factors)
 
 
 def spec(
@@ -144,9 +151,9 @@ def spec(
     return register
 
 
-def spec_of(operation_type: str) -> OpSpec | None:
-    """Returns the spec of a type of operation, or None."""
-    return _specs.get(operation_type)
+def spec_of(node: Node) -> OpSpec:
+    """Returns the spec of an operation's type; where there is none, one of which nothing follows."""
+    return _specs.get(node.type, _NO_SPEC)
 
 
 def specs() -> dict[str, OpSpec]:
@@ -156,42 +163,32 @@ def specs() -> dict[str, OpSpec]:
 
 def kind_of(node: Node) -> Kind:
     """Returns how an operation's results follow from its operands, as far as its spec says."""
-    known = _specs.get(node.type)
-    return known.kind if known is not None else Kind.OTHER
+    return spec_of(node).kind
 
 
 def extents_of(known: Extents, node: Node) -> ResultExtents:
     """Returns the extents of an operation's results: each factor has one extent in all operands."""
     if kind_of(node) is Kind.FORWARD:
-        return [known.dims(each) for each in node.inputs]
+        return [if_certain(known.dims, each) for each in node.inputs]
     factors = _specs[node.type].factors(known, node)
-    if factors is None or factors.only_if_reshaped:
-        return [None] * len(node.outputs)
-    sizes: dict[str, set[Dim]] = {}
+    if factors.only_if_reshaped:
+        raise Uncertain
+    sizes: dict[str, set[Dim]] = {"1": {ONE}}
     for value, labels in zip(node.inputs, factors.operands):
         if isinstance(labels, str):
-            dims = known.dims(value)
-            for label, extent in zip(labels, dims if dims is not None else ()):
+            for label, extent in zip(labels, if_certain(known.dims, value) or ()):
                 sizes.setdefault(label, set()).add(extent)
     for value, labels in zip(node.inputs, factors.operands):
         if isinstance(labels, ShapeOf):
-            numbers = known.numbers(value)
-            for label, extent in zip(labels.labels, numbers.entries if numbers is not None else ()):
-                sizes[label] = {extent}
-    return [[_extent(label, sizes, factors.new) for label in labels] for labels in factors.results]
+            sizes.update((label, {extent}) for label, extent in zip(labels.labels, known.numbers(value)))
+    known_extents = {label: broadcast_extent(extents) for label, extents in sizes.items()} | {NEW: factors.new}
+    return [[known_extents.get(label) for label in labels] for labels in factors.results]
 
 
-def _extent(label: str, sizes: dict[str, set[Dim]], new: Dim | None) -> Dim | None:
-    if label in ("1", NEW):
-        return ONE if label == "1" else new
-    candidates = {each for each in sizes.get(label, ()) if each != 1} or sizes.get(label, set())
-    return next(iter(candidates)) if len(candidates) == 1 else certain(candidates)
-
-
-def labels_of(dims: Dims | None, replicated: Sequence[int] = ()) -> str | None:
-    """Returns a label for each axis, upper case for those that must be replicated; None where the rank is unknown."""
-    if dims is None or len(dims) > len(LABELS):
-        return None
+def labels_of(dims: Dims, replicated: Sequence[int] = ()) -> str:
+    """Returns a label for each axis, upper case for those that must be replicated."""
+    if len(dims) > len(LABELS):
+        raise Uncertain
     taken = {axis % len(dims) for axis in replicated}
     return "".join(each.upper() if axis in taken else each for axis, each in enumerate(LABELS[: len(dims)]))
 
@@ -201,27 +198,18 @@ def without(labels: str, axes: Sequence[int]) -> str:
     return "".join(each for axis, each in enumerate(labels) if axis not in axes)
 
 
-def broadcast_labels(shapes: Sequence[Dims | None]) -> tuple[list[str], str] | None:
+def broadcast_labels(shapes: Sequence[Dims]) -> tuple[list[str], str]:
     """Returns the labels of operands that are broadcast against each other, and of the result.
 
     Where an extent may be 1 or not the axis is replicated: only the global tensors tell.
     """
-    known = complete(shapes)
-    if known is None:
-        return None
-    rank = max(map(len, known), default=0)
+    rank = max(map(len, shapes), default=0)
     if rank > len(LABELS):
-        return None
-    result = ""
-    extent: list[Dim] = []
-    for axis, label in enumerate(LABELS[:rank]):
-        here = {each[axis - rank] for each in known if len(each) >= rank - axis}
-        large = {each for each in here if each != 1}
-        result += label.upper() if len(large) > 1 else label
-        extent.append(next(iter(large)) if large else ONE)
-    operands = []
-    for dims in known:
-        skipped = rank - len(dims)
-        pairs = [(each, extent[axis + skipped], result[axis + skipped]) for axis, each in enumerate(dims)]
-        operands.append("".join("1" if each == 1 and whole != 1 else label for each, whole, label in pairs))
-    return operands, result
+        raise Uncertain
+    aligned = [(ONE,) * (rank - len(dims)) + dims for dims in shapes]
+    larger = [{dims[axis] for dims in aligned if dims[axis] != 1} for axis in range(rank)]
+    result = "".join(label.upper() if len(each) > 1 else label for label, each in zip(LABELS, larger))
+    operands = [
+        "".join("1" if e == 1 and more else label for e, more, label in zip(dims, larger, result)) for dims in aligned
+    ]
+    return [labels[rank - len(dims) :] for labels, dims in zip(operands, shapes)], result

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.program import PYTHON_FUNCTIONS, Node, Value
 from keras_ddl.errors import ConfigError
 
-PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
 FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts")
 _SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
 EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))

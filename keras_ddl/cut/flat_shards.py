@@ -8,20 +8,18 @@ reduce-scatter, weights leave by all-gather, and together that is as many bytes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import Collectives, after
+from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.report import Report
 from keras_ddl.errors import ConfigError
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
-_ALONE = 4 << 20  # bytes from which a tensor travels by itself: putting it beside others would be a copy
 
 
 @dataclass(frozen=True)
@@ -62,96 +60,44 @@ class Layout:
         return flat[first : first + count]
 
 
-_Request = tuple[tf.Tensor, Node | None]  # what this rank has, and which node needs it
+def layout_of(value: Value, size: int) -> Layout:
+    """Returns which of `size` ranks holds which entries of a value."""
+    return Layout(tuple(value.shape.as_list()), size)
 
 
-class Exchange:
-    """Requests for reduce-scatters of parts, and for all-gathers of flat shards, which are made in buckets."""
+def reduce_scatter(
+    collectives: Collectives, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str
+) -> list[tf.Tensor]:
+    """Returns this rank's chunks of sums, of which every rank has parts. COLLECTIVE."""
+    rank = collectives.rank
+    if len(parts) == 1:
+        rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
+        result = tf.reshape(collectives.reduce_scatter(rows, name), [-1])
+        result.set_shape([layouts[0].chunk(rank)[1]])
+        return [result]
+    # A row for each rank, in which its chunks lie one after the other, filled up to the longest.
+    table = tf.concat([_by_rank(part, layout) for part, layout in zip(parts, layouts)], axis=1)
+    mine = tf.reshape(collectives.reduce_scatter(table, name), [-1])
+    mine.set_shape([sum(_longest(each) for each in layouts)])
+    ends = tf.split(mine, [_longest(each) for each in layouts])
+    assert table.shape[0] == collectives.size
+    return [each[: layout.chunk(rank)[1]] for each, layout in zip(ends, layouts)]
 
-    def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
-        self._collectives, self._report, self._scope = collectives, report, scope
-        self._scatters: dict[Value, _Request] = {}
-        self._gathers: dict[Value, _Request] = {}
-        self._count = 0
 
-    def want_scatter(self, value: Value, part: tf.Tensor, reader: Node | None) -> None:
-        """Requests this rank's chunk of a sum of which every rank has a part."""
-        self._scatters.setdefault(value, (part, reader))
-
-    def want_gather(self, value: Value, chunk: tf.Tensor, reader: Node | None) -> None:
-        """Requests the global tensor of which every rank has a chunk."""
-        self._gathers.setdefault(value, (chunk, reader))
-
-    def __bool__(self) -> bool:
-        """Whether anything is requested."""
-        return bool(self._scatters or self._gathers)
-
-    def layout(self, value: Value) -> Layout:
-        """Returns which rank holds which entries of a value."""
-        return Layout(tuple(value.shape.as_list()), self._collectives.size)
-
-    def make(
-        self, without: Mapping[Value, tf.Tensor], rounds: int = 0
-    ) -> tuple[dict[Value, tf.Tensor], dict[Value, tf.Tensor]]:
-        """Makes the collectives; returns (chunks of sums, gathered tensors). COLLECTIVE.
-
-        without: sums that are replicated by now. rounds: as in `Sums.make`.
-        """
-        scatters = {value: each for value, each in self._scatters.items() if value not in without}
-        gathers, self._scatters, self._gathers = self._gathers, {}, {}
-        with tf.control_dependencies(None):
-            chunks = self._move(scatters, "reduce_scatter", rounds)
-            return chunks, self._move(gathers, "all_gather", rounds)
-
-    def _move(self, wanted: Mapping[Value, _Request], kind: str, rounds: int) -> dict[Value, tf.Tensor]:
-        done: dict[Value, tf.Tensor] = {}
-        for bucket in self._buckets(wanted):
-            name = f"{self._scope}{after(rounds)}{kind}_{self._count}"
-            self._count += 1
-            layouts = [self.layout(value) for value in bucket]
-            tensors = [wanted[value][0] for value in bucket]
-            move = self._scatter if kind == "reduce_scatter" else self._gather
-            done.update(zip(bucket, move(tensors, layouts, name)))
-            self._report.moved_shards(kind, bucket, [wanted[value][1] for value in bucket])
-        return done
-
-    def _buckets(self, wanted: Mapping[Value, _Request]) -> list[list[Value]]:
-        """As the values become ready; large ones alone."""
-        order = sorted(wanted, key=lambda value: (value.node.depth, value.node.position, value.index))
-        sizes = {value: value.shape.num_elements() * value.dtype.size for value in order}
-        small = [value for value in order if sizes[value] < _ALONE]
-        result = [[value] for value in order if sizes[value] >= _ALONE]
-        plan = self._collectives.buckets([sizes[v] for v in small], [v.dtype.name for v in small]) if small else []
-        result += [[small[i] for i in bucket] for bucket in plan]
-        return sorted(result, key=lambda bucket: (bucket[-1].node.depth, bucket[-1].node.position))
-
-    def _scatter(self, parts: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str) -> list[tf.Tensor]:
-        rank, size = self._collectives.rank, self._collectives.size
-        if len(parts) == 1:
-            rows = tf.reshape(parts[0], [layouts[0].rows, layouts[0].unit])
-            result = tf.reshape(self._collectives.reduce_scatter(rows, name), [-1])
-            result.set_shape([layouts[0].chunk(rank)[1]])
-            return [result]
-        # A row for each rank, in which its chunks lie one after the other, filled up to the longest.
-        table = tf.concat([_by_rank(part, layout) for part, layout in zip(parts, layouts)], axis=1)
-        mine = tf.reshape(self._collectives.reduce_scatter(table, name), [-1])
-        mine.set_shape([sum(_longest(each) for each in layouts)])
-        ends = tf.split(mine, [_longest(each) for each in layouts])
-        assert table.shape[0] == size
-        return [each[: layout.chunk(rank)[1]] for each, layout in zip(ends, layouts)]
-
-    def _gather(self, chunks: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str) -> list[tf.Tensor]:
-        if len(chunks) == 1:
-            layout = layouts[0]
-            rows = tf.reshape(chunks[0], [layout.rows_of(self._collectives.rank)[1], layout.unit])
-            return [tf.reshape(self._collectives.gather(rows, name), layout.shape)]
-        size = self._collectives.size
-        lengths = [layout.chunk(rank)[1] for rank in range(size) for layout in layouts]
-        result = self._collectives.gather(tf.concat(chunks, axis=0), name)
-        result.set_shape([sum(lengths)])
-        placed = tf.split(result, lengths)
-        count = len(layouts)
-        return [tf.reshape(tf.concat(placed[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
+def all_gather(
+    collectives: Collectives, chunks: Sequence[tf.Tensor], layouts: Sequence[Layout], name: str
+) -> list[tf.Tensor]:
+    """Returns the global tensors, of which every rank has chunks. COLLECTIVE."""
+    if len(chunks) == 1:
+        layout = layouts[0]
+        rows = tf.reshape(chunks[0], [layout.rows_of(collectives.rank)[1], layout.unit])
+        return [tf.reshape(collectives.gather(rows, name), layout.shape)]
+    lengths = [layout.chunk(rank)[1] for rank in range(collectives.size) for layout in layouts]
+    result = collectives.gather(tf.concat(chunks, axis=0), name)
+    result.set_shape([sum(lengths)])
+    placed = tf.split(result, lengths)
+    count = len(layouts)
+    return [tf.reshape(tf.concat(placed[i::count], axis=0), layout.shape) for i, layout in enumerate(layouts)]
 
 
 def _longest(layout: Layout) -> int:

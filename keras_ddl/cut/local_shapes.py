@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim, Unknown, dim
 from keras_ddl.cut.placements import Batch, Placement, Sharded
 
-Scalar: TypeAlias = (
-    int | tf.Tensor
-)  # an int where it is known when the step is traced, else an int64 scalar of the graph
+# An int where it is known when the step is traced, else an int64 scalar of the graph.
+Scalar: TypeAlias = int | tf.Tensor
 Vector: TypeAlias = list[int] | tf.Tensor
 
 
+@dataclass(kw_only=True, eq=False)
 class LocalShapes:
     """Computes extents in the graph that is being built, each once.
 
-    Attributes: batch: the rows of all ranks and of this one. rows: the extent of the global batch.
+    Args: batch: the rows of all ranks and of this one.
+    Attributes: rows: the extent of the global batch.
     """
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.rows = Dim(batch.total) if isinstance(batch.total, int) else Dim.unknown("rows")
+    batch: Batch
+
+    def __post_init__(self) -> None:
+        total = self.batch.total
+        self.rows = Dim(total) if isinstance(total, int) else Dim.unknown("rows")
         self._integers: dict[Hashable, tf.Tensor] = {}
 
     def extent(self, placement: Sharded) -> Dim:
@@ -52,86 +58,78 @@ class LocalShapes:
 
     def number(self, value: Dim | int) -> Scalar:
         """Returns an extent. Raises: Pending: it depends on a collective to come."""
-        wanted = dim(value)
-        if wanted.number is not None:
-            return wanted.number
-        key = tf.compat.v1.get_default_graph(), wanted
-        if key not in self._integers:
-            factors = [self._unknown(each) for each in wanted.unknowns]
-            with tf.control_dependencies(None):
-                result = factors[0]
-                for each in factors[1:]:
-                    result = result * each
-                self._integers[key] = result if wanted.factor == 1 else result * wanted.factor
-        return self._integers[key]
+        extent = dim(value)
+        if extent.number is not None:
+            return extent.number
+        return self._once(extent, lambda: self._product(extent))
+
+    def _product(self, extent: Dim) -> Scalar:
+        factors = [self._unknown(each) for each in extent.unknowns]
+        return functools.reduce(operator.mul, factors if extent.factor == 1 else [*factors, extent.factor])
 
     def _unknown(self, unknown: Unknown) -> Scalar:
         if unknown.kind == "rows":
             return self.batch.total
         if unknown.kind in ("extent", "entry"):
-            key = tf.compat.v1.get_default_graph(), unknown
-            if key not in self._integers:
-                self._integers[key] = self._look_up(unknown)
-            return self._integers[key]
-        with tf.control_dependencies(None):
-            a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.dims)
-            if unknown.kind == "sum":
-                return a + b
-            if unknown.kind == "product":
-                return a * b
-            if unknown.kind == "quotient":
-                return a // b
-            return tf.maximum(a, b) if unknown.kind == "larger" else tf.minimum(a, b)
+            return self._once(unknown, lambda: self._look_up(unknown))
+        a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.dims)
+        return _COMPUTED[unknown.kind](a, b)
 
     def _look_up(self, unknown: Unknown) -> tf.Tensor:
         """Returns an unknown that names an extent of a tensor, or an entry of one."""
         raise NotImplementedError
 
     def vector(self, entries: Sequence[Dim | Scalar], dtype: tf.DType | None = None) -> Vector:
-        """Returns integers as a vector of the graph; without a dtype, those known now as a list, others as int64.
-
-        The same tensor when asked again: a step names the shapes of a few tensors thousands of times.
-        """
+        """Returns integers as a vector of the graph; without a dtype, those known now as a list, others as int64."""
         scalars = [self.number(each) if isinstance(each, Dim) else each for each in entries]
         are_known = all(isinstance(each, int) for each in scalars)
         if are_known and dtype is None:
             return scalars
         dtype = dtype or tf.int64
-        key = tf.compat.v1.get_default_graph(), dtype, tuple(map(_key, scalars))
-        if key not in self._integers:
-            with tf.control_dependencies(None):
-                if are_known:
-                    made = tf.constant(scalars, dtype)
-                elif dtype == tf.int64:
-                    made = tf.stack([self.scalar(each) for each in scalars])
-                else:
-                    made = tf.cast(self.vector(scalars), dtype)
-            self._integers[key] = made
-        return self._integers[key]
+
+        def make() -> tf.Tensor:
+            if are_known:
+                return tf.constant(scalars, dtype)
+            if dtype == tf.int64:
+                return tf.stack([self.scalar(each) for each in scalars])
+            return tf.cast(self.vector(scalars), dtype)
+
+        return self._once((dtype, *map(_key, scalars)), make)
 
     def scalar(self, number: Dim | Scalar, dtype: tf.DType = tf.int64) -> tf.Tensor:
-        """Returns an integer as a scalar of the graph; the same tensor when asked again."""
+        """Returns an integer as a scalar of the graph."""
         number = self.number(number) if isinstance(number, Dim) else number
-        if not isinstance(number, int) and dtype == tf.int64:
+        if isinstance(number, int):
+            return self._once((dtype, "scalar", number), lambda: tf.constant(number, dtype))
+        if dtype == tf.int64:
             return number
-        key = tf.compat.v1.get_default_graph(), dtype, "scalar", _key(number)
-        if key not in self._integers:
-            with tf.control_dependencies(None):
-                made = tf.constant(number, dtype) if isinstance(number, int) else tf.cast(number, dtype)
-            self._integers[key] = made
-        return self._integers[key]
+        return self._once((dtype, "scalar", number.ref()), lambda: tf.cast(number, dtype))
 
     def times(self, a: Scalar, b: Scalar) -> Scalar:
-        """Returns a product; the same tensor when asked again, and no operation where one factor is 1."""
+        """Returns a product; no operation where one factor is 1."""
         if isinstance(a, int) and (a == 1 or isinstance(b, int)):
             return b if a == 1 else a * b
         if isinstance(b, int) and b == 1:
             return a
-        key = tf.compat.v1.get_default_graph(), "times", _key(a), _key(b)
+        return self._once(("times", _key(a), _key(b)), lambda: a * b)
+
+    def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the same tensor when asked again: a step names the shapes of a few tensors thousands of times."""
+        key = tf.compat.v1.get_default_graph(), key
         if key not in self._integers:
-            with tf.control_dependencies(None):
-                self._integers[key] = a * b
+            with no_dependencies():
+                self._integers[key] = make()
         return self._integers[key]
+
+
+# How an unknown is computed of two others, by its kind (dims.py).
+_COMPUTED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "sum": operator.add,
+    "product": operator.mul,
+    "quotient": operator.floordiv,
+    "larger": tf.maximum,
+    "smaller": tf.minimum,
+}
 
 
 def _key(entry: Scalar) -> Hashable:

@@ -27,7 +27,7 @@ def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
     if not draws:
         return made
     written = _written(node)
-    with tf.control_dependencies(b.made_now()):
+    with tf.control_dependencies(b.operations_so_far()):
         for value in written:
             _agree_on(b, b.replicated(value), *tf_compat.variable_kind(value.tensor))
         made = [

@@ -1,67 +1,83 @@
 """Finds BatchNormalization's statistics, and their gradients, in a traced step (batch_statistics="rank").
 
-With statistics of its own a rank computes what one process computes whose batch is the rank's rows. Here the program
-is searched for the calls of layers for which that can be done throughout, forward and backward. What is not provably
-safe is left as it is, which is right for one process. Three kinds of values matter, seen from one call:
-
-    rows   has the shape of the layer's input x, and is sharded as x is.
-    own    computed from a rank's own moments: mean, variance, 1/deviation. To the rest of the step its value is the
-           mean over ranks, weighted by rows.
-    sums   the loss's gradient for an own value, or this rank's part of that for gamma or beta: a sum over the rank's
-           rows. To the rest of the step its value is the sum over ranks.
+With statistics of its own a rank computes what one process computes whose batch is the rank's rows. The program is
+searched for the calls of layers for which every operation can be built so, forward and backward (`Role`). To each call
+a value is of one of four kinds (`ValueKind`). A call of which an operation is not understood keeps the statistics of
+the global batch: that is right, and it makes a further gradient, a loop, a branch, or own code that uses the moments
+safe.
 
 How a call is found: a Mean that Keras's `BatchNormalization._moments` made, as the traceback of the operation says, of
 which another Mean, of squared deviations, is the variance. Names tell where its other operations are: in the layer's
 scope around the moments, and in "gradient_tape/" before that scope, where tf.GradientTape puts the gradients of the
-scope's operations. Names are only compared with one another, as ranks may number layers differently. Then all that
-reads an own value has to be understood, or the call is left as it is: that is what makes a further gradient, a loop, a
-branch, or own code that uses the moments safe.
+scope's operations. Names are only compared with one another, as ranks may number layers differently.
 
-Every operation of the backward pass is a part of the gradient of one forward operation of these values. So if it is
-made from a rank's rows and a rank's own values, it is what one process makes whose batch is these rows; but for the
-number of rows by which the gradient of a mean is divided: see `SPREAD`.
+Why this is right: every operation of the backward pass is a part of the gradient of one forward operation of these
+values. Built of a rank's rows and a rank's own values, it is what one process builds whose batch is these rows, but for
+the number of rows by which the gradient of a mean is divided: see `Role.SPREAD`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.dims import complete
 from keras_ddl.cut.factors import Kind, kind_of, spec_of
 from keras_ddl.cut.program import SHAPE_OPS, Node, Program, Value
 
 _TAPE = "gradient_tape/"
 _RESHAPES = ("Squeeze", "Reshape", "ExpandDims")
 
-ROWS, OWN, SUMS, REPLICATED = "rows", "own", "sums", "replicated"
 
-# Parts that an operation can have in a call.
-MEAN, VARIANCE = "mean", "variance"  # of the rank's rows
-VALUE = "value"  # an own value of own and replicated ones
-SUM = "sum"  # over the rank's rows
-TERM = "term"  # a sum of sums, or of a sum and own and replicated values
-ROW = "row"  # rows of rows and own and replicated values
-UPDATE = "update"  # the mean over ranks, times a constant: the new part of a moving statistic
-SPREAD = "spread"  # the gradient of a mean, before it is divided by the number of all rows: rows of a sum
+class ValueKind(enum.Enum):
+    """What a value is to a call, and how it is placed for the rest of the step."""
+
+    ROWS = "has the shape of the layer's input x, and is sharded as x is"
+    OWN = "computed from a rank's own moments: mean, variance, 1/deviation. Partial: the mean over ranks, by rows"
+    SUM = "over the rank's rows: the gradient of an own value, of gamma or beta. Partial: the sum over ranks"
+    REPLICATED = "anything else"
+
+
+ROWS, OWN, SUM, REPLICATED = ValueKind
+
+
+class Role(enum.Enum):
+    """How an operation of a call is built on a rank."""
+
+    MOMENT = "the mean or the variance of the rank's rows"
+    SUM = "a sum over the rank's rows"
+    SPREAD = "the gradient of a mean, before it is divided by the number of all rows: a sum repeated for each row"
+    UPDATE = "the new part of a moving statistic: the mean over ranks, times a constant"
+    SAME = "the same operation of the rank's operands"
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of a layer. `kinds`: of the values that are not replicated; `parts`: what its operations are."""
+    """One call of a layer.
+
+    Attributes:
+        x: what it normalises. mean, variance: the operations that make its moments.
+        scope, backward: prefixes of the names of its operations, and of those of their gradients.
+        layer: the handle of the layer's moving mean; None: not found yet.
+        kinds: of values of which the shape does not tell. roles: of its operations.
+    """
 
     x: Value
     mean: Node
     variance: Node
     scope: str
     backward: str
-    layer: Value | None = None  # the handle of the layer's moving mean
-    kinds: dict[Value, str] = field(default_factory=dict)
-    parts: dict[Node, str] = field(default_factory=dict)
+    layer: Value | None = None
+    kinds: dict[Value, ValueKind] = field(default_factory=dict)
+    roles: dict[Node, Role] = field(default_factory=dict)
 
-    def kind(self, value: Value) -> str | None:
+    @property
+    def moment(self) -> Value:
+        return self.mean.outputs[0]
+
+    def kind(self, value: Value) -> ValueKind | None:
         """Returns what a value is to this call; None where its shape does not tell."""
         if value in self.kinds:
             return self.kinds[value]
@@ -75,11 +91,11 @@ class Call:
     def is_statistic(self, value: Value) -> bool:
         """Whether a value has one entry for each of the mean's."""
         is_known: bool = value.shape.is_fully_defined()
-        return is_known and bool(value.shape.num_elements() == _moment(self).shape.num_elements())
+        return is_known and bool(value.shape.num_elements() == self.moment.shape.num_elements())
 
     def is_repeated_along_rows(self, value: Value) -> bool:
         """Whether broadcasting against x repeats a value along every axis that the moments are taken over."""
-        mean = _moment(self).shape.as_list()
+        mean = self.moment.shape.as_list()
         own = value.shape.as_list()
         shape = [1] * (len(mean) - len(own)) + own
         return len(shape) == len(mean) and all(mine == 1 for mine, entry in zip(shape, mean) if entry == 1)
@@ -98,10 +114,6 @@ def find(program: Program) -> tuple[list[Call], int]:
         layers.setdefault(call.layer, []).append(call)
     result = [call for call in calls if call.layer is not None and understood.issuperset(layers[call.layer])]
     return result, len(calls) - len(result)
-
-
-def _moment(call: Call) -> Value:
-    return call.mean.outputs[0]
 
 
 def _call_of(program: Program, mean: Node) -> Call | None:
@@ -129,7 +141,7 @@ def _call_of(program: Program, mean: Node) -> Call | None:
 
 
 def _readers(program: Program, value: Value, of_type: str) -> list[Node]:
-    return [node for node in program.readers(value) if node is not None and node.type == of_type]
+    return [node for node in program.readers(value) if node.type == of_type]
 
 
 def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node]]:
@@ -153,47 +165,51 @@ def _candidates(program: Program, calls: Sequence[Call]) -> dict[Call, list[Node
 
 
 def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> bool:
-    """Says in `call` what its operations are. Returns: whether all that have to do with own values are understood."""
-    call.kinds[_moment(call)] = call.kinds[call.variance.outputs[0]] = OWN
-    call.parts.update({call.mean: MEAN, call.variance: VARIANCE})
+    """Sets the roles of a call's operations. Returns: whether all that have to do with own values have one."""
+    variance = call.variance.outputs[0]
+    call.kinds[call.moment] = call.kinds[variance] = OWN
+    call.roles[call.mean] = call.roles[call.variance] = Role.MOMENT
     updates: set[Node] = set()
     for node in candidates:
-        if node in call.parts or node in updates or node.type in SHAPE_OPS:
+        if node in call.roles or node in updates or node.type in SHAPE_OPS:
             continue
         update = _moving_average(program, call, node)
         if update:
-            call.parts[node] = UPDATE
+            call.roles[node] = Role.UPDATE
             updates.update(update)
             continue
         kinds = [call.kind(value) for value in node.inputs]
-        if not {OWN, SUMS}.intersection(kinds):
+        if OWN not in kinds and SUM not in kinds:
             is_sum = node.type == "Sum" and kinds[0] == ROWS and node.key.startswith(call.backward)
             if is_sum and not _understand_sum(program, call, node):
                 return False
-            continue
-        if node.type == "AddN" and not _is_read_in(program, node, call.backward):
-            continue  # a gradient of gamma, say: a sum that the rest of the step cares for
-        if node.type == "Cast" and kinds == [SUMS] and node.outputs[0].dtype.size < node.inputs[0].dtype.size:
-            continue  # the gradient of a gamma in float16, rounded when it has been summed
-        part = _part(program, call, node, kinds)
-        if part is None:
-            return False
-        call.parts[node] = part
-        if part in (VALUE, TERM):
-            call.kinds[node.outputs[0]] = OWN if part == VALUE else SUMS
+        elif not _is_for_the_step(program, call, node, kinds):
+            result = _result_kind(program, call, node, kinds)
+            if result is None:
+                return False
+            is_spread = node.type in ("Tile", "BroadcastTo")
+            call.roles[node], call.kinds[node.outputs[0]] = Role.SPREAD if is_spread else Role.SAME, result
     if call.layer is None:
         return False
-    known = {*call.parts, *updates}
+    known = {*call.roles, *updates}
     return all(
-        reader is not None and (reader in known or reader.type in SHAPE_OPS)
+        reader in known or reader.type in SHAPE_OPS
         for value, kind in call.kinds.items()
         if kind == OWN
         for reader in program.readers(value)
     )
 
 
+def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
+    """Whether an operation takes sums as the rest of the step knows them: summed over ranks."""
+    if node.type == "AddN":  # of gradients of gamma, say
+        return not _is_read_in(program, node, call.backward)
+    # The gradient of a gamma in float16 is rounded when it has been summed.
+    return node.type == "Cast" and kinds == [SUM] and node.outputs[0].dtype.size < node.inputs[0].dtype.size
+
+
 def _is_read_in(program: Program, node: Node, scope: str) -> bool:
-    return any(each is not None and each.key.startswith(scope) for each in program.readers(node.outputs[0]))
+    return any(each.key.startswith(scope) for each in program.readers(node.outputs[0]))
 
 
 def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | None:
@@ -208,7 +224,7 @@ def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | No
     result = [node]
     for place, kind in enumerate(("AddV2", "Cast", "AssignVariableOp")):
         readers = program.readers(result[-1].outputs[0])
-        if len(readers) != 1 or readers[0] is None:
+        if len(readers) != 1:
             return None
         if readers[0].type != kind:
             if kind == "Cast":
@@ -218,7 +234,7 @@ def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | No
         if place == 0 and any(each in call.kinds for each in readers[0].inputs):
             return None
     handle = result[-1].inputs[0]
-    if node.inputs[0] is _moment(call) or _is_same_entries(node.inputs[0], _moment(call)):
+    if node.inputs[0] is call.moment or _is_same_entries(node.inputs[0], call.moment):
         call.layer = handle
     return result
 
@@ -242,7 +258,7 @@ def _understand_sum(program: Program, call: Call, node: Node) -> bool:
     if output.shape.is_fully_defined():
         results = [output]
     else:
-        readers = complete(program.readers(output))
+        readers = program.readers(output)
         if not readers or any(each.type != "Reshape" for each in readers):
             return False
         results = [each.outputs[0] for each in readers]
@@ -250,56 +266,51 @@ def _understand_sum(program: Program, call: Call, node: Node) -> bool:
             return True  # a sum along no axis: rows, by themselves
     if not all(call.is_statistic(each) for each in results):
         return False
-    call.kinds[output] = SUMS
-    call.parts[node] = SUM
+    call.kinds[output], call.roles[node] = SUM, Role.SUM
     return True
 
 
-def _part(program: Program, call: Call, node: Node, kinds: Sequence[str | None]) -> str | None:
-    if None in kinds or len(node.outputs) != 1:
+def _result_kind(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> ValueKind | None:
+    """Returns the kind of an operation's result, if the rank's operands give the rank's result; otherwise None."""
+    if None in kinds or len(node.outputs) != 1 or not node.outputs[0].dtype.is_floating:
         return None
     output = node.outputs[0]
-    if not output.dtype.is_floating:
-        return None
     if node.type in ("Tile", "BroadcastTo"):
-        return SPREAD if _is_gradient_of_mean(program, call, node, kinds) else None
+        return ROWS if _is_gradient_of_mean(program, call, node, kinds) else None
     if _keeps_entries(node):
         others_are_replicated = all(each == REPLICATED for each in kinds[1:])
-        if kinds[0] not in (OWN, SUMS) or not call.is_statistic(output) or not others_are_replicated:
-            return None
-        return VALUE if kinds[0] == OWN else TERM
+        is_same = kinds[0] in (OWN, SUM) and call.is_statistic(output) and others_are_replicated
+        return kinds[0] if is_same else None
     if kind_of(node) is not Kind.ENTRYWISE:
         return None
     if ROWS in kinds:
         others = [value for value, kind in zip(node.inputs, kinds) if kind != ROWS]
-        if SUMS in kinds or not call.is_like_rows(output):
-            return None
-        return ROW if all(map(call.is_repeated_along_rows, others)) else None
+        is_by_row = SUM not in kinds and call.is_like_rows(output) and all(map(call.is_repeated_along_rows, others))
+        return ROWS if is_by_row else None
     if not call.is_statistic(output):
         return None
-    if SUMS not in kinds:
-        return VALUE
-    return TERM if _is_linear(node, [place for place, kind in enumerate(kinds) if kind == SUMS]) else None
+    if SUM not in kinds:
+        return OWN
+    return SUM if _is_linear(node, [place for place, kind in enumerate(kinds) if kind == SUM]) else None
 
 
 def _is_linear(node: Node, places: Sequence[int]) -> bool:
     """Whether an operation is linear in the operands at these places, the others being given."""
-    spec = spec_of(node.type)
-    assert spec is not None
+    spec = spec_of(node)
     if spec.linear.together:
         return len(places) == len(node.inputs)
     is_rounded = any(each.dtype != node.outputs[0].dtype for each in node.inputs)
     return len(places) == 1 and places[0] in spec.linear.at and not is_rounded
 
 
-def _is_gradient_of_mean(program: Program, call: Call, node: Node, kinds: Sequence[str | None]) -> bool:
+def _is_gradient_of_mean(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
     """Whether a sum is repeated for every row, and then divided by the number of rows of the global batch."""
-    if kinds != [SUMS, REPLICATED] or not call.is_like_rows(node.outputs[0]) or not node.key.startswith(call.backward):
+    if kinds != [SUM, REPLICATED] or not call.is_like_rows(node.outputs[0]) or not node.key.startswith(call.backward):
         return False
     if not call.is_repeated_along_rows(node.inputs[0]):
         return False
     readers = program.readers(node.outputs[0])
-    if len(readers) != 1 or readers[0] is None or readers[0].type != "RealDiv":
+    if len(readers) != 1 or readers[0].type != "RealDiv":
         return False
     divided, count = readers[0].inputs
     return divided is node.outputs[0] and _is_count(call, count)
@@ -310,7 +321,7 @@ def _is_count(call: Call, value: Value) -> bool:
     constant = value.constant()
     if constant is not None:
         entries = call.x.shape.num_elements()
-        return entries is not None and constant == entries / max(_moment(call).shape.num_elements(), 1)
+        return entries is not None and constant == entries / max(call.moment.shape.num_elements(), 1)
     for kind in ("Cast", "Prod", "GatherV2"):  # of the extents along the axes
         if value.node.type != kind:
             return False

@@ -7,18 +7,18 @@ bucketed (a sum, a scatter, a gather of flat shards) is requested and delivered 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import flat_shards, redistribute
-from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives, Sums
-from keras_ddl.cut.dims import Unknown
+from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives
+from keras_ddl.cut.dims import Uncertain, Unknown, certain, if_certain
 from keras_ddl.cut.extents import Dims, Extents
 from keras_ddl.cut.local_shapes import LocalShapes, no_dependencies
 from keras_ddl.cut.placements import (
     FLAT_SHARD,
     PARTIAL,
     REPLICATED,
-    Batch,
     FlatShard,
     Partial,
     Pending,
@@ -30,31 +30,33 @@ from keras_ddl.cut.placements import (
 )
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.report import Report
+from keras_ddl.cut.requests import ALL_GATHER, REDUCE_SCATTER, Requests
 from keras_ddl.errors import ConfigError
 
-Materializer = Callable[[Placement], tf.Tensor | None]
+Materializer = Callable[[Sharded | TensorList], tf.Tensor]
 
 
+@dataclass(kw_only=True, eq=False)
 class PlacedValues(LocalShapes):
     """The placement and the local tensor of each value of a program. Placements are the same on all ranks.
 
     Args:
-        program: the step of one process.
         batch: the rows, see `Batch`.
+        program: the step of one process, or the graph of a branch or a loop in it.
         collectives: sums and gathers.
         report: records every collective.
         scope: prefix of the names of collectives; the same on all ranks.
     """
 
-    def __init__(self, program: Program, batch: Batch, collectives: Collectives, report: Report, scope: str) -> None:
-        super().__init__(batch)
-        self.program = program
-        self.collectives = collectives
-        self.report = report
-        self.scope = scope
+    program: Program
+    collectives: Collectives
+    report: Report
+    scope: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.extents = Extents(self.rows)
-        self.sums = Sums(collectives, report, scope)
-        self.exchange = flat_shards.Exchange(collectives, report, scope)
+        self.requests = Requests(self.collectives, self.report, self.scope)
         self.node: Node | None = None  # which is being built
         self._placed: dict[Value, PlacedTensor] = {}
         self._redistributed: dict[tuple[Value, Placement], tf.Tensor] = {}  # in further placements
@@ -67,13 +69,9 @@ class PlacedValues(LocalShapes):
 
     # ---- what is known of a value
 
-    def dims(self, value: Value) -> Dims | None:
-        """Returns the extents of the global tensor; None if its rank is unknown."""
+    def dims(self, value: Value) -> Dims:
+        """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""
         return self.extents.dims(value)
-
-    def constants(self, value: Value) -> list[int] | None:
-        """Returns the entries of an integer tensor of rank 0 or 1 if they are certain, else None."""
-        return self.extents.constants(value)
 
     def is_placed(self, value: Value) -> bool:
         """Whether a value is in the graph already; the same on all ranks."""
@@ -99,9 +97,13 @@ class PlacedValues(LocalShapes):
         """Marks replicated values that are computed from the batch's entries."""
         self._batch_dependent.update(values)
 
+    def layout(self, value: Value) -> flat_shards.Layout:
+        """Returns which rank holds which entries of a value in flat shards."""
+        return flat_shards.layout_of(value, self.collectives.size)
+
     def can_shard(self, value: Value, placement: Sharded) -> bool:
         """Whether `value` certainly has the extent of this placement along its axis."""
-        dims = self.dims(value)
+        dims = if_certain(self.dims, value)
         return dims is not None and dims[placement.axis] == self.extent(placement)
 
     def has_replicated(self, value: Value) -> bool:
@@ -152,19 +154,20 @@ class PlacedValues(LocalShapes):
     def register_materializer(self, value: Value, materializer: Materializer) -> None:
         """Lets a rank build its shard of a replicated value alone. The global tensor then runs only if it is read.
 
-        materializer: given a placement that fits the value, returns the local tensor; None where it cannot build it.
+        materializer: given a placement that fits the value, returns the local tensor. Raises: Uncertain: it cannot.
         """
         self._materializers[value] = materializer
 
-    def accept_sums(self, sums: Mapping[Value, tf.Tensor]) -> None:
-        """Replicates these values from now on, and those that forward them: no part of them is summed again."""
-        self._replace({value: PlacedTensor(tensor, REPLICATED) for value, tensor in sums.items()})
+    def make_requested(self, rounds: int) -> None:
+        """Makes what is requested. COLLECTIVE. `rounds`: see `Requests.make`.
 
-    def accept_shards(self, chunks: Mapping[Value, tf.Tensor], gathered: Mapping[Value, tf.Tensor]) -> None:
-        """Holds these sums in flat shards from now on; gathered flat shards are also available replicated."""
-        for value in chunks:
-            self._redistributed[value, PARTIAL] = self._placed[value].tensor
-        self._replace({value: PlacedTensor(tensor, FLAT_SHARD) for value, tensor in chunks.items()})
+        Parts have their new placement from now on, and what forwards them too: no part is summed again.
+        """
+        placed, gathered = self.requests.make(rounds)
+        for value, (_, placement) in placed.items():
+            if isinstance(placement, FlatShard):
+                self._redistributed[value, PARTIAL] = self._placed[value].tensor
+        self._replace(placed)
         self._redistributed.update({(value, REPLICATED): tensor for value, tensor in gathered.items()})
 
     def _replace(self, placed: Mapping[Value, PlacedTensor]) -> None:
@@ -175,19 +178,100 @@ class PlacedValues(LocalShapes):
 
     # ---- redistribution
 
+    def redistributed(self, value: Value, placement: Placement) -> tf.Tensor:
+        """Returns what this rank has of a value in a placement.
+
+        Raises: Pending: a collective is to come. Uncertain: it is a list that cannot be placed so.
+        """
+        if self.placement(value) == placement:
+            return self.local(value)
+        key = self.origin(value), placement
+        if key not in self._redistributed:
+            self._redistributed[key] = self._redistribute(*key)
+        return self._redistributed[key]
+
     def replicated(self, value: Value) -> tf.Tensor:
-        """Returns the global tensor. Raises: Pending: a collective is to come."""
-        tensor, placement = self._placed[value]
+        """Returns the global tensor. Raises: Pending."""
+        return self.redistributed(value, REPLICATED)
+
+    def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
+        """Returns this rank's shard of `value`. Raises: Pending."""
+        return self.redistributed(value, placement)
+
+    def flat_shard(self, value: Value) -> tf.Tensor:
+        """Returns this rank's flat shard of `value`. Raises: Pending."""
+        return self.redistributed(value, FLAT_SHARD)
+
+    def partial(self, value: Value) -> tf.Tensor:
+        """Returns this rank's part of a sum that `value` is. Raises: Pending."""
+        return self.redistributed(value, PARTIAL)
+
+    def request(self, value: Value, placement: Placement) -> bool:
+        """Redistributes a value, or requests the collective that this takes. Returns: whether the result is there."""
+        try:
+            self.redistributed(value, placement)
+        except Pending:
+            return False
+        return True
+
+    def all_redistributed(self, values: Sequence[Value], placement: Placement) -> list[tf.Tensor]:
+        """Returns values in a placement. Raises: Pending: collectives are to come; all of them are requested."""
+        for value in values:
+            if isinstance(self.placement(value), (Partial, FlatShard)):
+                self.request(value, placement)
+        return [self.redistributed(each, placement) for each in values]
+
+    def all_replicated(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        """Returns the global tensors. Raises: Pending, as `all_redistributed` does."""
+        return self.all_redistributed(values, REPLICATED)
+
+    def _redistribute(self, value: Value, placement: Placement) -> tf.Tensor:
+        """Builds a value in a placement that it does not have."""
         if isinstance(placement, Replicated):
-            return tensor
-        value = self.origin(value)
-        result = self._redistributed.get((value, REPLICATED))
-        if result is not None:
-            return result
+            return self._replicate(value)
+        if isinstance(placement, (Sharded, TensorList)):
+            return self._shard(value, placement)
+        if isinstance(placement, FlatShard):
+            return self._shard_flat(value)
+        assert placement == PARTIAL, f"{value} cannot become {placement}"
+        if isinstance(self.placement(value), FlatShard):
+            with no_dependencies():
+                return flat_shards.partial(self.local(value), self.layout(value), self.collectives.rank)
+        tensor = self.replicated(value)
+        with no_dependencies():
+            return redistribute.partial(tensor, self.collectives.rank)
+
+    def _shard(self, value: Value, placement: Sharded | TensorList) -> tf.Tensor:
+        shard = if_certain(self._materialized, value, placement)
+        if shard is not None:
+            return shard
+        if isinstance(placement, TensorList):
+            raise Uncertain
+        tensor = self.replicated(value)
+        with no_dependencies():
+            return redistribute.shard(self, tensor, placement)
+
+    def _shard_flat(self, value: Value) -> tf.Tensor:
+        if self.placement(value) == PARTIAL and value.dtype in COMBINED_DTYPES and value.dtype != tf.bool:
+            self.requests.add(REDUCE_SCATTER, value, self.local(value), self.node)
+            raise Pending
+        tensor = self.replicated(value)
+        with no_dependencies():
+            return self.layout(value).cut(tensor, self.collectives.rank)
+
+    def _materialized(self, value: Value, placement: Sharded | TensorList) -> tf.Tensor:
+        materializer = certain(self._materializers.get(value))
+        if isinstance(placement, Sharded) and not self.can_shard(value, placement):
+            raise Uncertain
+        with no_dependencies():
+            return materializer(placement)
+
+    def _replicate(self, value: Value) -> tf.Tensor:
+        tensor, placement = self._placed[value]
         if isinstance(placement, FlatShard):
             if value.dtype == tf.resource:
                 raise flat_shards.refusal(self.node, self.collectives.rank)
-            self.exchange.want_gather(value, tensor, self.node)
+            self.requests.add(ALL_GATHER, value, tensor, self.node)
             raise Pending
         if isinstance(placement, Partial):
             if value.dtype == tf.resource:
@@ -195,45 +279,34 @@ class PlacedValues(LocalShapes):
                     "A variable that accumulates gradients between updates may only be read, assigned and added to, "
                     f"nothing else. Received: {self.node} (rank {self.collectives.rank}). Use a separate variable."
                 )
-            self.sums.want(value, tensor, placement.op, self.node)
+            self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
+        assert not isinstance(placement, Replicated)
         with no_dependencies():
             if value in self._replicators:
-                result = self._replicators[value]()
-            else:
-                result = self._gathered(value, tensor, placement)
-                self.report.gathered(value, self.node)
-        self._redistributed[value, REPLICATED] = result
+                return self._replicators[value]()
+            result = self._all_gather(value, tensor, placement)
+        self.report.gathered(value, self.node)
         return result
 
-    def _gathered(self, value: Value, tensor: tf.Tensor, placement: Sharded | TensorList) -> tf.Tensor:
+    def _all_gather(self, value: Value, tensor: tf.Tensor, placement: Sharded | TensorList) -> tf.Tensor:
         name = self.next_name("gather")
         if isinstance(placement, Sharded):
             dims = self.dims(value)
-            assert dims is not None, f"{value}: a shard of a tensor whose rank is unknown"
             extent = lambda axis: self.number(dims[axis])  # noqa: E731
             result = redistribute.all_gather(self, self.collectives, name, tensor, placement, extent)
             result.set_shape([each.number for each in dims])
             return result
-        content = self.extents.content(value)
+        content = if_certain(self.extents.content, value)
         gather = redistribute.all_gather_optional if placement.optional else redistribute.all_gather_list
         elements = content.known_dims() if content is not None else None
         return gather(self, self.collectives, name, tensor, placement, elements)
 
-    def all_replicated(self, values: Sequence[Value]) -> list[tf.Tensor]:
-        """Returns the global tensors. Raises: Pending: collectives are to come; all of them are requested."""
-        for value in values:
-            if isinstance(self.placement(value), (Partial, FlatShard)):
-                self._attempt(lambda: self.replicated(value))  # noqa: B023
-        return [self.replicated(each) for each in values]
-
-    def replicate(self, value: Value) -> None:
+    def keep_replicated(self, value: Value) -> None:
         """Replicates a value that was in flat shards from now on. Raises: Pending."""
-        tensor, chunk = self.replicated(value), self.local(value)
-        origin = self.origin(value)
+        tensor, chunk, origin = self.replicated(value), self.local(value), self.origin(value)
         self._redistributed[origin, FLAT_SHARD] = chunk
-        self._placed[value] = PlacedTensor(tensor, REPLICATED)
-        self._replace({origin: PlacedTensor(tensor, REPLICATED)})
+        self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
 
     def sum_over_ranks(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a sum that is no value of the program, for the rule of `node`. Raises: Pending.
@@ -244,94 +317,6 @@ class PlacedValues(LocalShapes):
             tensor = part()
             self._sums_of_rules[node] = self.new_value(node, tensor, tensor, PARTIAL)
         return self.replicated(self._sums_of_rules[node])
-
-    def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
-        """Returns this rank's shard of `value`. Raises: Pending."""
-        if self.placement(value) == placement:
-            return self.local(value)
-        value = self.origin(value)
-        key = value, placement
-        if key not in self._redistributed:
-            shard = self._materialized(value, placement) if self.can_shard(value, placement) else None
-            if shard is None:
-                tensor = self.replicated(value)
-                with no_dependencies():
-                    shard = redistribute.shard(self, tensor, placement)
-            self._redistributed[key] = shard
-        return self._redistributed[key]
-
-    def flat_shard(self, value: Value) -> tf.Tensor:
-        """Returns this rank's flat shard of `value`. Raises: Pending."""
-        tensor, placement = self._placed[value]
-        if isinstance(placement, FlatShard):
-            return tensor
-        value = self.origin(value)
-        key = value, FLAT_SHARD
-        if key not in self._redistributed:
-            if placement == PARTIAL and value.dtype in COMBINED_DTYPES and value.dtype != tf.bool:
-                self.exchange.want_scatter(value, tensor, self.node)
-                raise Pending
-            tensor = self.replicated(value)
-            with no_dependencies():
-                self._redistributed[key] = self.exchange.layout(value).cut(tensor, self.collectives.rank)
-        return self._redistributed[key]
-
-    def flat_shards(self, values: Sequence[Value]) -> list[tf.Tensor]:
-        """Returns this rank's flat shards. Raises: Pending: collectives are to come; all of them are requested."""
-        for value in values:
-            self._attempt(lambda: self.flat_shard(value))  # noqa: B023
-        return [self.flat_shard(each) for each in values]
-
-    def partial(self, value: Value) -> tf.Tensor:
-        """Returns this rank's part of a sum that `value` is. Raises: Pending."""
-        if self.placement(value) == PARTIAL:
-            return self.local(value)
-        key = self.origin(value), PARTIAL
-        if key not in self._redistributed:
-            if isinstance(self.placement(value), FlatShard):
-                layout, chunk = self.exchange.layout(value), self.local(value)
-                with no_dependencies():
-                    self._redistributed[key] = flat_shards.partial(chunk, layout, self.collectives.rank)
-            else:
-                tensor = self.replicated(value)
-                with no_dependencies():
-                    self._redistributed[key] = redistribute.partial(tensor, self.collectives.rank)
-        return self._redistributed[key]
-
-    def tensor_list(self, value: Value, placement: TensorList) -> tf.Tensor | None:
-        """Returns a list in this placement; None where that is not possible."""
-        if self.placement(value) == placement:
-            return self.local(value)
-        value = self.origin(value)
-        key = value, placement
-        if key not in self._redistributed:
-            result = self._materialized(value, placement)
-            if result is None:
-                return None
-            self._redistributed[key] = result
-        return self._redistributed[key]
-
-    def _materialized(self, value: Value, placement: Placement) -> tf.Tensor | None:
-        materializer = self._materializers.get(value)
-        with no_dependencies():
-            return materializer(placement) if materializer is not None else None
-
-    def redistributed(self, value: Value, placement: Placement) -> tf.Tensor:
-        """Returns a value in a placement. Raises: Pending."""
-        if self.placement(value) == placement:
-            return self.local(value)
-        if isinstance(placement, Sharded):
-            return self.sharded(value, placement)
-        if isinstance(placement, Replicated):
-            return self.replicated(value)
-        if isinstance(placement, FlatShard):
-            return self.flat_shard(value)
-        result = self.tensor_list(value, placement) if isinstance(placement, TensorList) else None
-        if placement == PARTIAL:
-            result = self.partial(value)
-        if result is None:
-            raise AssertionError(f"{value} cannot become {placement}")
-        return result
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""
@@ -355,10 +340,3 @@ class PlacedValues(LocalShapes):
     def outer_number(self, unknown: Unknown) -> tf.Tensor:
         """Returns a number that only the graph around this one knows."""
         raise KeyError(f"{unknown}: no value of this name")
-
-    def _attempt(self, call: Callable[[], tf.Tensor]) -> bool:
-        try:
-            call()
-        except Pending:
-            return False
-        return True

@@ -74,7 +74,7 @@ class PlacedTensor(NamedTuple):
     placement: Placement
 
 
-Made = Sequence[tuple[tf.Tensor, Placement]]  # what a rule gives for the outputs of a node
+PlacedOutputs = Sequence[tuple[tf.Tensor, Placement]]  # of a node: what a rule returns
 
 
 class Batch(NamedTuple):

@@ -18,6 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import attributes
 
 SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")  # they read nothing of a tensor but its extents
+PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _T = TypeVar("_T")
 
@@ -130,6 +131,16 @@ class Node:
         return f"<{self.type} {self.key}>"
 
 
+class Return(Node):
+    """What reads the outputs of a function."""
+
+    __slots__ = ()
+    type = "Return"  # as in no operation of TensorFlow
+
+    def __init__(self, outputs: list[Value]) -> None:
+        self.inputs, self.outputs, self.after, self.key = outputs, [], [], ""
+
+
 class Program:
     """A traced function as nodes in an order in which they can run. `prefix`: begins the key of every node.
 
@@ -149,17 +160,21 @@ class Program:
         self.inputs = [value for tensor, value in pairs if tensor.name not in outers]
         self.outputs = [inner.value(each) for each in graph.outputs]
         self.effects = [node for each in inner.in_order(graph.control_outputs) for node in inner.nodes_of(each)]
-        self._readers: dict[Value, list[Node | None]] = {}
-        self.nodes = list(self._needed())
-        for position, node in enumerate(self.nodes):
-            node.position = position
+        self._index()
 
     def keep_only(self, effects: Sequence[Node]) -> None:
         """Leaves of the program what these nodes need, without outputs."""
-        self.outputs, self.effects, self._readers = [], list(effects), {}
+        self.outputs, self.effects = [], list(effects)
+        self._index()
+
+    def _index(self) -> None:
         self.nodes = list(self._needed())
         for position, node in enumerate(self.nodes):
             node.position = position
+        self._readers: dict[Value, list[Node]] = {}
+        for node in [*self.nodes, Return(self.outputs)]:
+            for each in node.inputs:
+                self._readers.setdefault(each, []).append(node)
 
     def digest(self) -> bytes:
         """Returns a digest that is equal wherever the same program was traced, whatever its names there."""
@@ -174,14 +189,8 @@ class Program:
         calls = [_digest_of_called(node) for node in self.nodes if node.type in tf_compat.CALLS]
         return hashlib.sha256(repr((text, shapes, constants, calls)).encode()).digest()
 
-    def readers(self, value: Value) -> list[Node | None]:
-        """Returns the nodes that read a value; None among them stands for the function's outputs."""
-        if not self._readers:
-            for node in self.nodes:
-                for each in node.inputs:
-                    self._readers.setdefault(each, []).append(node)
-            for each in self.outputs:
-                self._readers.setdefault(each, []).append(None)
+    def readers(self, value: Value) -> list[Node]:
+        """Returns the nodes that read a value, each as often as it does; a `Return` for each output that it is."""
         return self._readers.get(value, [])
 
     def _needed(self) -> Iterator[Node]:

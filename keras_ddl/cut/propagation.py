@@ -9,39 +9,31 @@ import numpy as np
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import empty_shards
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.factors import Factors, Kind, Making, OpSpec, ShapeOf, spec_of
-from keras_ddl.cut.placements import PARTIAL, Made, Partial, Placement, Replicated, Sharded
+from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain
+from keras_ddl.cut.factors import Factors, Kind, Linear, LocalOperands, OpSpec, ShapeOf, spec_of
+from keras_ddl.cut.placed_values import Materializer
+from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.variable_ops import READ
 
 
-def propagate(b: Context, node: Node) -> Made | None:
-    """Builds an operation of parts, or of shards along one factor; None where its spec allows neither."""
-    spec = spec_of(node.type)
-    assert spec is not None
+def propagate(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds an operation of parts, or of shards along one factor; None where its spec allows neither.
+
+    Raises: Uncertain.
+    """
+    spec = spec_of(node)
     if spec.kind is Kind.FORWARD:
         return _forward(b, node)
-    made = of_parts(b, node)
+    made = if_certain(of_parts, b, node)
     if made is not None:
         return made
     factors = _factors(b, node, spec)
-    chosen = _factor_to_shard(b, node, factors) if factors is not None else None
-    if factors is None or chosen is None:
-        return None
-    label, placement = chosen
-    if any(label not in each for each in factors.results) and not _may_be_reduced(spec, factors, label):
-        return None
-    wanted = [
-        placement.at(labels.index(label)) if isinstance(labels, str) and label in labels else None
-        for labels in factors.operands
-    ]
-    for value, shard in zip(node.inputs, wanted):
-        if shard is not None and b.placement(value) != shard and not b.can_shard(value, shard):
-            return None
-    return _of_shards(b, node, spec, factors, label, wanted, placement)
+    choice = _factor_to_shard(b, node, factors)
+    return None if choice is None else _of_shards(b, node, spec, factors, *choice)
 
 
-def materialize(b: Context, node: Node) -> Made:
+def materialize(b: Context, node: Node) -> PlacedOutputs:
     """Builds an entrywise operation of replicated operands; where this rank's shard of one can be built alone, as of a
     random draw, so can the shard of the result.
     """
@@ -52,30 +44,35 @@ def materialize(b: Context, node: Node) -> Made:
     return made
 
 
-def sharded_only(build: Callable[[Sharded], tf.Tensor | None]) -> Callable[[Placement], tf.Tensor | None]:
+def sharded_only(build: Callable[[Sharded], tf.Tensor]) -> Materializer:
     """Returns a materializer that builds shards along an axis."""
-    return lambda placement: build(placement) if isinstance(placement, Sharded) else None
+
+    def materializer(placement: Sharded | TensorList) -> tf.Tensor:
+        if not isinstance(placement, Sharded):
+            raise Uncertain
+        return build(placement)
+
+    return materializer
 
 
-def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
-    spec = spec_of(node.type)
-    factors = spec.factors(b.extents, node) if spec is not None else None
-    label = factors.results[0][placement.axis] if factors is not None else "1"
-    if factors is None or not label.islower():
-        return None
+def _materialized(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
+    factors = spec_of(node).factors(b.extents, node)
+    label = factors.results[0][placement.axis]
+    if not label.islower():
+        raise Uncertain
     tensors = []
     for value, labels in zip(node.inputs, factors.operands):
         if isinstance(labels, str) and label in labels:
             shard = placement.at(labels.index(label))
             if not b.can_shard(value, shard):
-                return None
+                raise Uncertain
             tensors.append(b.sharded(value, shard))
         else:
             tensors.append(b.replicated(value))
     return b.make(node, tensors)[0]
 
 
-def _forward(b: Context, node: Node) -> Made:
+def _forward(b: Context, node: Node) -> PlacedOutputs:
     if not node.after:
         return b.forward(node)
     # Kept apart where it stands for having waited for something.
@@ -83,17 +80,11 @@ def _forward(b: Context, node: Node) -> Made:
     return [(tensor, b.placement(value)) for tensor, value in zip(outputs, node.inputs)]
 
 
-def _factors(b: Context, node: Node, spec: OpSpec) -> Factors | None:
+def _factors(b: Context, node: Node, spec: OpSpec) -> Factors:
     factors = spec.factors(b.extents, node)
-    if factors is not None and factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
-        return None
+    if factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+        raise Uncertain
     return factors
-
-
-def _may_be_reduced(spec: OpSpec, factors: Factors, label: str) -> bool:
-    # Rows of only one operand would be summed before they meet the other: if that holds an inf, a part of 0 gives NaN.
-    everywhere = all(label in labels for labels in factors.operands if isinstance(labels, str) and labels)
-    return spec.combine is not None and everywhere
 
 
 def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sharded] | None:
@@ -112,93 +103,105 @@ def _factor_to_shard(b: Context, node: Node, factors: Factors) -> tuple[str, Sha
     return choices[0][:2] if choices else None
 
 
-def _size(entries: Dim | None) -> tuple[int, int]:
-    return (len(entries.unknowns), entries.factor) if entries is not None else (0, 0)
+def _size(entries: Dim) -> tuple[int, int]:
+    return len(entries.unknowns), entries.factor
 
 
-def _of_shards(
-    b: Context,
-    node: Node,
-    spec: OpSpec,
-    factors: Factors,
-    label: str,
-    wanted: Sequence[Sharded | None],
-    placement: Sharded,
-) -> Made | None:
-    operands = list(zip(node.inputs, factors.operands, wanted))
-    shapes: dict[Value, tf.Tensor] = {}
-    for value, labels, _ in operands:
-        if isinstance(labels, ShapeOf):
-            shape = _local_shape(b, value, labels, label, placement)
-            if shape is None:
-                return None
-            shapes[value] = tf.maximum(shape, 1) if spec.never_empty else shape
-    late = [each for each, _, shard in operands if shard is None or isinstance(b.placement(each), Partial)]
+def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: str, placement: Sharded) -> PlacedOutputs:
+    """Builds an operation of operands that are sharded along one factor, all that have it."""
+    combine = _combine(spec, factors, label)
+    shards = [
+        placement.at(labels.index(label)) if isinstance(labels, str) and label in labels else None
+        for labels in factors.operands
+    ]
+    for value, shard in zip(node.inputs, shards):
+        if shard is not None and not b.can_shard(value, shard):
+            raise Uncertain
+    shapes = {
+        value: _local_shape(b, value, labels, label, placement)
+        for value, labels in zip(node.inputs, factors.operands)
+        if isinstance(labels, ShapeOf)
+    }
+    late = [v for v, shard in zip(node.inputs, shards) if shard is None or isinstance(b.placement(v), Partial)]
     b.all_replicated([each for each in late if each not in shapes])
     tensors = []
-    for value, _, shard in operands:
-        if shard is not None:
+    for value, shard in zip(node.inputs, shards):
+        if value in shapes:
+            tensors.append(tf.maximum(shapes[value], 1) if spec.never_empty else shapes[value])
+        elif shard is None:
+            tensors.append(b.replicated(value))
+        else:
             tensor = b.sharded(value, shard)
             tensors.append(empty_shards.pad(b, tensor, shard.axis) if spec.never_empty else tensor)
-        else:
-            tensors.append(shapes[value] if value in shapes else b.replicated(value))
-    made = spec.make(b, node, Making(tensors, factors, label)) if spec.make is not None else b.make(node, tensors)
     results: list[tuple[tf.Tensor, Placement]] = []
-    for tensor, labels in zip(made, factors.results):
+    for tensor, labels in zip(_make(b, node, spec, LocalOperands(tensors, factors, label)), factors.results):
         if label in labels:
             shard = placement.at(labels.index(label))
             results.append((empty_shards.trim(b, tensor, shard.axis) if spec.never_empty else tensor, shard))
         else:
-            results.append((tensor, Partial(factors.combine or spec.combine or "sum")))
+            results.append((tensor, Partial(combine)))
     return results
 
 
-def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor | None:
+def _combine(spec: OpSpec, factors: Factors, label: str) -> str:
+    """Returns how parts of results combine that lack the factor. Raises: Uncertain: it may not be reduced."""
+    if all(label in each for each in factors.results):
+        return "sum"
+    # Rows of only one operand would be summed before they meet the other: if that holds an inf, a part of 0 gives NaN.
+    if any(label not in labels for labels in factors.operands if isinstance(labels, str) and labels):
+        raise Uncertain
+    return factors.combine or certain(spec.combine)
+
+
+def _make(b: Context, node: Node, spec: OpSpec, operands: LocalOperands) -> list[tf.Tensor]:
+    return b.make(node, operands.tensors) if spec.make is None else spec.make(b, node, operands)
+
+
+def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor:
     """Returns the extents of this rank's shard, where the global tensor's are certain."""
-    numbers = b.extents.numbers(value)
-    if numbers is None or len(numbers.entries) != len(labels.labels):
-        return None
+    entries = b.extents.numbers(value)
     if label not in labels.labels:
         return b.replicated(value)
     axis = labels.labels.index(label)
-    if numbers.entries[axis] != b.extent(placement):
-        return None
-    return b.local_shape(numbers.entries, placement.at(axis), value.dtype)
+    if len(entries) != len(labels.labels) or entries[axis] != b.extent(placement):
+        raise Uncertain
+    return b.local_shape(entries, placement.at(axis), value.dtype)
 
 
-def of_parts(b: Context, node: Node) -> Made | None:
-    """Builds an operation of parts where that gives parts, as its spec says; requests no sum. Otherwise None."""
-    spec = spec_of(node.type)
-    if spec is None:
-        return None
+def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds an operation of parts where that gives parts, as its spec says; requests no sum. Otherwise None.
+
+    Raises: Uncertain: it may give parts or not.
+    """
+    spec = spec_of(node)
     placements = [b.placement(each) for each in node.inputs]
     parts = [index for index, placement in enumerate(placements) if isinstance(placement, Partial)]
     if not parts:
         return None
-    linear, placement = spec.linear, placements[parts[0]]
-    if linear.adds and _continues_partial(b, node, placements):
+    if spec.linear.adds and _continues_partial(b, node, placements):
         tensors = [b.partial(each) for each in node.inputs]
-    elif placement != PARTIAL and not linear.moves:
-        return None
-    elif linear.together:
-        if any(each != placement for each in placements) or linear.adds and _is_repeated(b, node, parts):
-            return None
+    elif _gives_parts(b, node, spec.linear, placements, parts):
         tensors = [b.local(each) for each in node.inputs]
     else:
-        others = [each for index, each in enumerate(placements) if index != parts[0]]
-        if parts[0] not in linear.at or any(not isinstance(each, Replicated) for each in others):
-            return None
-        if linear.when is not None and not linear.when(b, node, parts[0]):
-            return None
-        tensors = [b.local(each) for each in node.inputs]
-    if spec.make is None:
+        return None
+    if spec.make is None:  # parts need no factors
         made = b.make(node, tensors)
     else:
-        factors = _factors(b, node, spec)
-        if factors is None:
-            return None
-        made = spec.make(b, node, Making(tensors, factors, None))
-    return [(tensor, placement) for tensor in made]
+        made = spec.make(b, node, LocalOperands(tensors, _factors(b, node, spec), None))
+    return [(tensor, placements[parts[0]]) for tensor in made]
+
+
+def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Placement], parts: Sequence[int]) -> bool:
+    """Whether an operation of these parts gives parts that combine as they do."""
+    first, placement = parts[0], placements[parts[0]]
+    if placement != PARTIAL and not linear.moves:
+        return False
+    if linear.together:
+        return all(each == placement for each in placements) and not (linear.adds and _is_repeated(b, node, parts))
+    others = [each for index, each in enumerate(placements) if index != first]
+    if first not in linear.at or not all(isinstance(each, Replicated) for each in others):
+        return False
+    return linear.when is None or linear.when(b, node, first)
 
 
 def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) -> bool:
@@ -212,13 +215,12 @@ def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) 
 
 def _is_accumulated(b: Context, value: Value) -> bool:
     """Whether a value is read from a variable of which each rank holds a part."""
-    return value.node.type == "ReadVariableOp" and b.placement(value) == PARTIAL
+    return value.node.type == READ and b.placement(value) == PARTIAL
 
 
 def _is_repeated(b: Context, node: Node, operands: Sequence[int]) -> bool:
     """Whether one of these operands may be repeated: there is less of it, so it is summed before."""
-    shapes = [b.dims(node.inputs[each]) for each in operands]
-    return any(each is None or each != b.dims(node.outputs[0]) for each in shapes)
+    return any(b.dims(node.inputs[each]) != b.dims(node.outputs[0]) for each in operands)
 
 
 # ---- conditions of specs: Linear.when
@@ -269,4 +271,4 @@ def _is_finite(b: Context, value: Value) -> bool:
             return False
         value = value.node.inputs[0]
     number = b.extents.number(value)
-    return number is not None and number.factor != 0 and all(each.kind == "rows" for each in number.unknowns)
+    return number.factor != 0 and all(each.kind == "rows" for each in number.unknowns)

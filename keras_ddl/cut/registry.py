@@ -1,10 +1,11 @@
 """Rules by type of operation: how a rank builds it from operands in their placements.
 
 A rule is called with the context and a node of which some operand is not replicated, and returns a (tensor, placement)
-for each output, or None: then the operation is built from replicated operands. It must be right for every operand that
-it does not decline, also on ranks without rows, and must decide alike on every rank: from global extents, never from
-the number of a rank's own rows. A rule registered with `of_replicated=True` is called where all operands are
-replicated: random numbers, of which a rank draws its own rows only.
+for each output. It declines by returning None, or by letting Uncertain pass (dims.py): then the operation is built from
+replicated operands. It must be right for every operand that it does not decline, also on ranks without rows, and must
+decide alike on every rank: from global extents, never from the number of a rank's own rows. A rule registered with
+`of_replicated=True` is called where all operands are replicated: random numbers, of which a rank draws its own rows
+only.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.placements import Made
+from keras_ddl.cut.placements import PlacedOutputs
 from keras_ddl.cut.program import Node
 
-Rule = Callable[[Context, Node], Made | None]
+Rule = Callable[[Context, Node], PlacedOutputs | None]
 _rules: dict[tuple[str, bool], Rule] = {}
 
 

@@ -15,6 +15,11 @@ from keras_ddl.cut.program import Node, Value
 FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
 FROM_RANK_0 = "from rank 0"  # results of a function of the host
 
+_PURPOSES = {
+    "reduce_scatter": ("in shards for", "the next step"),
+    "all_gather": ("of shards for", "the next step"),
+}
+
 
 @dataclass
 class Entry:
@@ -92,18 +97,6 @@ class Report:
         """The rule of `node` has its operands gathered because that is the best that can be done."""
         self._intended[node.position] = why
 
-    def copied(self, why: str) -> None:
-        """A variable is copied, because it must be written before the step commits."""
-        self.copies[why] += 1
-
-    def not_undone(self, kind: str) -> None:
-        """An operation does what is not undone when the step fails."""
-        self.lasting[kind] += 1
-
-    def found_statistics(self, own: int, left: int) -> None:
-        """In `own` calls of BatchNormalization each rank uses its own statistics, in `left` calls it does not."""
-        self.own_statistics, self.statistics_left = own, left
-
     def gathered(self, value: Value, reader: Node | None) -> None:
         """A value's shards were gathered because `reader` needs all rows."""
         why = self._intended.get(reader.position) if reader is not None else None
@@ -113,18 +106,16 @@ class Report:
         entry.of_few_rows = _bytes_of_few_rows(value)
         self.entries.append(entry)
 
-    def reduced(
-        self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    def bucketed(
+        self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
-        """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts."""
-        kinds = sorted({"results" if each is None else each.type for each in readers})
-        reason = "for " + ", ".join(kinds) + (", 16 bits between hosts" if compressed else "")
-        self.entries.append(Entry(op, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
+        """Values were combined in one collective; `compressed`: rounded to 16 bits between hosts.
 
-    def moved_shards(self, kind: str, values: Sequence[Value], readers: Sequence[Node | None]) -> None:
-        """Sums were scattered into flat shards, or flat shards gathered, in one collective."""
-        kinds = sorted({"the next step" if each is None else each.type for each in readers})
-        reason = ("in shards for " if kind == "reduce_scatter" else "of shards for ") + ", ".join(kinds)
+        kind: the op of a reduction, "reduce_scatter" into flat shards, or "all_gather" of flat shards.
+        """
+        purpose, results = _PURPOSES.get(kind, ("for", "results"))
+        kinds = sorted({results if each is None else each.type for each in readers})
+        reason = f"{purpose} {', '.join(kinds)}" + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(kind, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:

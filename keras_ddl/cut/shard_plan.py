@@ -61,10 +61,8 @@ class Plan:
                 derived.update(node.outputs)
         return result
 
-    def _takes(self, reader: Node | None, value: Value) -> bool:
+    def _takes(self, reader: Node, value: Value) -> bool:
         """Whether a reader makes do with a shard of `value`."""
-        if reader is None:
-            return False
         if kind_of(reader) is Kind.REDUCTION:
             return reduces_all(reader)
         if reader.type in ASSIGNS:

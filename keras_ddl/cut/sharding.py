@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import first_rank
 from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import certain, if_certain
 from keras_ddl.cut.factors import Kind, kind_of, spec_of
 from keras_ddl.cut.flat_shards import Layout, refusal
-from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Made, Partial, Pending
-from keras_ddl.cut.program import BRANCHES, SHAPE_OPS, Node, Value
+from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs
+from keras_ddl.cut.program import BRANCHES, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import of_parts
 from keras_ddl.cut.shard_plan import Plan, is_operand, reduces_all
 from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
@@ -37,7 +37,7 @@ class Sharding:
     apply_rules: builds an operation of which no operand is in flat shards.
     """
 
-    def __init__(self, context: Context, apply_rules: Callable[[Node], Made]) -> None:
+    def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
         self._b = context
         self._apply_rules = apply_rules
         self._handles: set[Value] = set()
@@ -62,7 +62,7 @@ class Sharding:
 
     # ---- one operation
 
-    def make(self, node: Node) -> Made | None:
+    def make(self, node: Node) -> PlacedOutputs | None:
         """Builds an operation of flat shards; None for all others, which then have none among their operands.
 
         Raises: Pending.
@@ -78,7 +78,7 @@ class Sharding:
             return []
         if node.type in (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE) and b.placement(node.inputs[0]) == FLAT_SHARD:
             return self._scatter(node)
-        sees_all = node.type in first_rank.PYTHON_FUNCTIONS
+        sees_all = node.type in PYTHON_FUNCTIONS
         keys = [*self._new, *self._written] if sees_all else [self._key(each) for each in handles]
         self._write([each for each in keys if each in self._new])
         written = [self._written[each] for each in keys if each in self._written]
@@ -92,7 +92,7 @@ class Sharding:
             # Built here, where it waits for what was written.
             return self._apply_rules(node) if written else None
 
-    def _read(self, node: Node) -> Made:
+    def _read(self, node: Node) -> PlacedOutputs:
         b, handle = self._b, node.inputs[0]
         new = self._new.get(self._key(handle))
         return [(b.make(node, [b.local(handle)])[0] if new is None else b.local(new.value), FLAT_SHARD)]
@@ -121,7 +121,7 @@ class Sharding:
             old = b.local(self._new[key].value) if key in self._new else self._own_chunk(node)
             chunk = old + change if node.type == ASSIGN_ADD else old - change
         written = [self._written[key]] if key in self._written else []
-        before = [*b.before, *b.made_now(), *written]
+        before = [*b.before, *b.operations_so_far(), *written]
         self._new[key] = NewWeight(b.new_value(node, value.tensor, chunk, FLAT_SHARD), b.local(handle), before)
         return True
 
@@ -136,21 +136,21 @@ class Sharding:
                 tensor = tf.raw_ops.ReadVariableOp(resource=b.local(handle), dtype=value.dtype)
             b.ran(tensor.op)
         tensor.set_shape(value.shape)
-        return b.exchange.layout(value).cut(tensor, b.collectives.rank)
+        return b.layout(value).cut(tensor, b.collectives.rank)
 
-    def _of_chunks(self, node: Node) -> Made | None:
+    def _of_chunks(self, node: Node) -> PlacedOutputs | None:
         b = self._b
         placements = [b.placement(each) for each in node.inputs]
         has_shards = FLAT_SHARD in placements
         parts = [each for each in node.inputs if b.placement(each) == PARTIAL and each in self.plan.towards]
-        kind, spec = kind_of(node), spec_of(node.type)
-        if kind is Kind.REDUCTION and (has_shards or parts and not (spec and spec.linear.at)):
+        kind = kind_of(node)
+        if kind is Kind.REDUCTION and (has_shards or parts and not spec_of(node).linear.at):
             return self._reduced(node) if reduces_all(node) else None
         output = node.outputs[0] if len(node.outputs) == 1 else None
         if output is None or not has_shards and output not in self.plan.towards and not parts:
             return None
         if node.type == "Fill" and output in self.plan.only:
-            count = b.exchange.layout(output).chunk(b.collectives.rank)[1]
+            count = b.layout(output).chunk(b.collectives.rank)[1]
             return [(tf.fill([count], b.replicated(node.inputs[1])), FLAT_SHARD)]
         if kind is not Kind.ENTRYWISE or not _is_entrywise(node):
             return None
@@ -158,7 +158,7 @@ class Sharding:
         if not has_shards and not parts and not (output in self.plan.only and are_replicated):
             return None
         if PARTIAL in placements and not has_shards and self._goes_on_as_part(node):
-            result = of_parts(b, node)
+            result = if_certain(of_parts, b, node)
             if result is not None:
                 return result
         return [(self._entrywise(node), FLAT_SHARD)]
@@ -171,12 +171,12 @@ class Sharding:
     def _entrywise(self, node: Node) -> tf.Tensor:
         b = self._b
         operands = [each for each in node.inputs if is_operand(each, node)]
-        shards = dict(zip(operands, b.flat_shards(operands)))
+        shards = dict(zip(operands, b.all_redistributed(operands, FLAT_SHARD)))
         numbers = [each for each in node.inputs if each not in shards]
         shards.update((each, tf.reshape(tensor, [])) for each, tensor in zip(numbers, b.all_replicated(numbers)))
         return b.make(node, [shards[each] for each in node.inputs])[0]
 
-    def _reduced(self, node: Node) -> Made:
+    def _reduced(self, node: Node) -> PlacedOutputs:
         b, value = self._b, node.inputs[0]
         chunk, output = b.flat_shard(value), node.outputs[0]
         if node.type == "L2Loss":
@@ -185,12 +185,9 @@ class Sharding:
             result = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
         else:
             result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
-        spec = spec_of(node.type)
-        return [
-            (tf.reshape(result, output.shape), Partial(spec.combine if spec is not None and spec.combine else "sum"))
-        ]
+        return [(tf.reshape(result, output.shape), Partial(certain(spec_of(node).combine)))]
 
-    def _scatter(self, node: Node) -> Made:
+    def _scatter(self, node: Node) -> PlacedOutputs:
         """Scatters rows into the entries of a table that lie on this rank."""
         b = self._b
         handle, indices, updates = node.inputs
@@ -214,11 +211,11 @@ class Sharding:
         for value in node.inputs:
             if b.placement(value) == FLAT_SHARD and value.dtype == tf.resource:
                 raise refusal(node, b.collectives.rank)
-        wanted = [each for each in node.inputs if b.placement(each) == FLAT_SHARD]
+        sharded = [each for each in node.inputs if b.placement(each) == FLAT_SHARD]
         if kind_of(node) is not Kind.FORWARD:
-            b.all_replicated(wanted)
-            for value in wanted:
-                b.replicate(value)
+            b.all_replicated(sharded)
+            for value in sharded:
+                b.keep_replicated(value)
 
     # ---- weights
 

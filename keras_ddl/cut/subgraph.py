@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
-from keras_ddl.cut.contents import Content, Entries
+from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, Unknown
+from keras_ddl.cut.dims import Dim, Unknown, if_certain
 from keras_ddl.cut.extents import merged
-from keras_ddl.cut.placements import Partial, Pending, Placement, Replicated, Sharded, TensorList
+from keras_ddl.cut.placements import FlatShard, Partial, Pending, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.report import Report
 
@@ -87,7 +87,9 @@ class SubgraphBuilder(Builder):
         if is_loop and not parent.in_loop:
             collectives = NoCollectives(collectives.rank, collectives.size)
         program = parent.program_of(node, graph, label)
-        super().__init__(program, parent.batch, collectives, Report(), seed, scope)
+        super().__init__(
+            program=program, batch=parent.batch, collectives=collectives, report=Report(), seed=seed, scope=scope
+        )
         self.programs, self.decisions = parent.programs, parent.decisions
         self.in_loop = is_loop or parent.in_loop
         self.is_trial = is_trial or parent.is_trial
@@ -99,29 +101,24 @@ class SubgraphBuilder(Builder):
     def lend(self, value: Value, outer: Value) -> None:
         """Lets a placeholder stand for a value of the parent."""
         self._lent[value] = outer
-        known = self.parent.extents
-        self._place(value, self.parent.local(outer), self.parent.placement(outer), known.dims(outer))
+        self._place(value, self.parent.local(outer), self.parent.abstract(outer))
         if self.parent.depends_on_batch(outer):
             self.mark_batch_dependent([value])
         if value.dtype.is_integer:
-            self.extents.set_numbers(value, known.numbers(outer))
-        if value.dtype == tf.variant:
-            self.extents.set_content(value, known.content(outer))
+            self.extents.set_numbers(value, if_certain(self.parent.extents.numbers, outer))
 
-    def carry(
-        self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Entries | None, content: Content | None
-    ) -> None:
+    def carry(self, value: Value, tensor: tf.Tensor, known: AbstractValue) -> None:
         """Lets a placeholder stand for what a loop carries from round to round."""
         self._carried.add(value)
-        self._place(value, tensor, placement, dims)
-        self.extents.set_content(value, content)
+        self._place(value, tensor, known)
 
-    def _place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Entries | None) -> None:
-        self.extents.named[value.key] = value
-        known = merged(value, dims)
-        if isinstance(placement, Sharded) and known is not None:
-            known = (*known[: placement.axis], self.extent(placement), *known[placement.axis + 1 :])
-        self.place(value, tensor, placement, known)
+    def _place(self, value: Value, tensor: tf.Tensor, known: AbstractValue) -> None:
+        placement = known.placement
+        self.set_abstract(value, known)
+        dims = merged(value, known.dims)
+        if isinstance(placement, Sharded) and dims is not None:
+            dims = (*dims[: placement.axis], self.extent(placement), *dims[placement.axis + 1 :])
+        self.place(value, tensor, placement, dims)
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
@@ -135,40 +132,22 @@ class SubgraphBuilder(Builder):
     def _lender(self, value: Value) -> Value | None:
         return self._lent.get(self.origin(value))
 
-    def replicated(self, value: Value) -> tf.Tensor:
-        lender, placement = self._lender(value), self.placement(value)
-        if lender is None or isinstance(placement, Replicated):
-            return super().replicated(value)
-        if self.in_loop or isinstance(placement, Partial) or self.parent.has_replicated(lender):
+    def _redistribute(self, value: Value, placement: Placement) -> tf.Tensor:
+        lender, source = self._lent.get(value), self.placement(value)
+        if lender is not None and self._is_built_outside(lender, source, placement):
             with self._outside():
-                return self.parent.replicated(lender)
-        return super().replicated(value)
-
-    def flat_shard(self, value: Value) -> tf.Tensor:
-        lender = self._lender(value)
-        if lender is not None and isinstance(self.placement(value), Partial) and value.dtype != tf.resource:
-            with self._outside():
-                return self.parent.flat_shard(lender)
-        return super().flat_shard(value)
-
-    def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
-        lender = self._lender(value)
-        if lender is not None and isinstance(self.placement(value), Replicated):
-            with self._outside():
-                return self.parent.sharded(lender, placement)
-        return super().sharded(value, placement)
-
-    def tensor_list(self, value: Value, placement: TensorList) -> tf.Tensor | None:
-        if self.placement(value) == placement:
-            return self.local(value)
-        lender = self._lender(value)
-        if lender is not None:
-            with self._outside():
-                return self.parent.tensor_list(lender, placement)
-        value = self.origin(value)
-        if value in self._carried and isinstance(self.placement(value), Replicated):
+                return self.parent.redistributed(lender, placement)
+        if value in self._carried and isinstance(placement, TensorList) and isinstance(source, Replicated):
             raise ShardLists({value: placement})
-        return super().tensor_list(value, placement)
+        return super()._redistribute(value, placement)
+
+    def _is_built_outside(self, lender: Value, source: Placement, placement: Placement) -> bool:
+        """Whether a value of the parent is redistributed in the parent's graph."""
+        if isinstance(placement, Replicated):
+            return self.in_loop or isinstance(source, Partial) or self.parent.has_replicated(lender)
+        if isinstance(placement, FlatShard):
+            return isinstance(source, Partial) and lender.dtype != tf.resource
+        return isinstance(placement, TensorList) or isinstance(placement, Sharded) and isinstance(source, Replicated)
 
     def has_replicated(self, value: Value) -> bool:
         lender = self._lender(value)
@@ -195,15 +174,12 @@ class SubgraphBuilder(Builder):
 
     # ---- what is known of its outputs in the graph around it
 
-    def dims_outside(self, value: Value) -> Entries | None:
-        """Returns the extents of a value as far as they are known outside of this graph."""
-        dims = self.dims(value)
-        return None if dims is None else tuple(map(self._visible, dims))
-
-    def content_outside(self, value: Value) -> Content | None:
-        """Returns what is known of a list's elements outside of this graph."""
-        content = self.extents.content(value) if value.dtype == tf.variant else None
-        return None if content is None else content.mapped(self._visible)
+    def abstract_outside(self, value: Value) -> AbstractValue:
+        """Returns what is known of a value outside of this graph."""
+        known = self.abstract(value)
+        dims = None if known.dims is None else tuple(map(self._visible, known.dims))
+        content = None if known.content is None else known.content.mapped(self._visible)
+        return AbstractValue(known.placement, dims, content)
 
     def _visible(self, number: Dim | None) -> Dim | None:
         """Returns an integer if it means the same outside of this graph, else None."""

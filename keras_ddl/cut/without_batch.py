@@ -33,7 +33,7 @@ def writes_without_batch(graph: tf.Graph, collectives: Collectives) -> Callable[
 
     def write() -> None:
         batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))
-        builder = Builder(program, batch, collectives, Report())
+        builder = Builder(program=program, batch=batch, collectives=collectives, report=Report())
         for value, outer in program.captured:
             builder.place(value, outer, REPLICATED)
         builder.build()

@@ -10,15 +10,13 @@ at once), the variable is written when the program says so, and copied before: `
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.collectives import Collectives
-from keras_ddl.cut.context import Context
-from keras_ddl.cut.first_rank import PYTHON_FUNCTIONS
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.placed_values import PlacedValues
+from keras_ddl.cut.program import PYTHON_FUNCTIONS, Node, Value
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, ASSIGNS, READ, SCATTERS
 
@@ -32,19 +30,19 @@ class Writes:
     """The variables that one step writes.
 
     Args:
-        context: builds the step. snapshots: where variables are copied that have to be written early.
+        values: of the step. snapshots: where variables are copied that have to be written early.
     """
 
-    def __init__(self, context: Context, snapshots: Snapshots) -> None:
-        self._b = context
+    def __init__(self, values: PlacedValues, snapshots: Snapshots) -> None:
+        self._b = values
         self.snapshots = snapshots
-        self.report = context.report
+        self.report = values.report
         self._read: dict[Hashable, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
         self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # and what it is to hold: handle, value
-        self._late: list[tuple[Node, list[tf.Tensor], Mapping[str, AttrValue]]] = []
+        self._late: list[tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]] = []  # operands, and what builds it
         self._deferred: set[Node] = set()
         # They may read and write variables of which the graph shows nothing.
-        self._hosts = [node.position for node in context.program.nodes if _has_host_function(node.operation)]
+        self._hosts = [node.position for node in values.program.nodes if _has_host_function(node.operation)]
         self._early: dict[Hashable, str] = {}  # why, by handle
         self._plan()
         self.saved = self.snapshots.close()
@@ -60,11 +58,10 @@ class Writes:
                 if value in handles:
                     users.setdefault(value, []).append(node)
             if node.type in _RANDOM:
-                b.report.not_undone(node.type)
+                b.report.lasting[node.type] += 1
             elif node.position in self._hosts:
-                b.report.not_undone(
-                    "Python functions" if node.type in PYTHON_FUNCTIONS else f"Python functions in {node.type}"
-                )
+                inside = "" if node.type in PYTHON_FUNCTIONS else f" in {node.type}"
+                b.report.lasting[f"Python functions{inside}"] += 1
         for value, nodes in users.items():
             key = b.local(value).ref()
             for place, node in enumerate(nodes):
@@ -78,7 +75,7 @@ class Writes:
                     if value in written:
                         self._early.setdefault(key, f"{node.type} reads it after it was assigned")
                 elif tf_compat.variable_dtype(value.tensor) is None:
-                    b.report.not_undone(node.type)
+                    b.report.lasting[node.type] += 1
                 elif node.type in SCATTERS and place == len(nodes) - 1:
                     # It has no result, so it may as well run later: nothing reads the variable meanwhile.
                     self._deferred.add(node)
@@ -88,7 +85,7 @@ class Writes:
             key = b.local(value).ref()
             if key in self._early:
                 self.snapshots.copy(b.local(value), tf_compat.variable_dtype(value.tensor))
-                b.report.copied(self._early[key])
+                b.report.copies[self._early[key]] += 1
 
     def before(self, node: Node) -> list[tf.Operation]:
         """What a node must wait for: it may write a variable that is copied first."""
@@ -97,16 +94,16 @@ class Writes:
         keys = (self._b.local(each).ref() for each in node.inputs if each.dtype == tf.resource)
         return [self.saved] if any(key in self._early for key in keys) else []
 
-    def make(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor] | None:
-        """Returns the outputs of an operation that reads or writes a variable; None for any other operation."""
+    def make(self, node: Node, inputs: Sequence[tf.Tensor], create: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Returns the outputs of an operation. `create` builds it; if it writes a variable, after the commit."""
         if node in self._deferred:
-            self._late.append((node, list(inputs), attrs))
+            self._late.append((list(inputs), create))
             return []
         if node.type != READ and node.type not in ASSIGNS or inputs[0].ref() in self._early:
-            return None
+            return create()
         if node.type == READ:
             if self._hosts and inputs[0].ref() not in self._new:
-                return None
+                return create()
             return [self.value(inputs[0], node.attr("dtype", tf.DType))]
         self.assign(node.type, inputs[0], inputs[1])
         return []
@@ -137,7 +134,7 @@ class Writes:
 
     def needed(self) -> list[tf.Tensor]:
         """Returns what must have been computed before the commit."""
-        late = [each for _, inputs, _ in self._late for each in inputs]
+        late = [each for inputs, _ in self._late for each in inputs]
         return [*(value for _, value in self._new.values()), *late]
 
     def make_all(self, committed: tf.Operation) -> None:
@@ -147,10 +144,10 @@ class Writes:
                 key: tf.raw_ops.AssignVariableOp(resource=handle, value=value)
                 for key, (handle, value) in self._new.items()
             }
-            for node, inputs, attrs in self._late:
+            for inputs, create in self._late:
                 before = [written[key] for key in (inputs[0].ref(),) if key in written]
                 with tf.control_dependencies(before):
-                    self._b.create(node, inputs, attrs)
+                    create()
             self.snapshots.forget(committed)
 
 

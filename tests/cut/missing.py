@@ -223,8 +223,8 @@ class _Moved(Report):
     def gathered(self, value: Value, reader: Node | None) -> None:
         self.values += [value] if reader is not None else []
 
-    def reduced(
-        self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    def bucketed(
+        self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
         self.values += [each for each, reader in zip(values, readers) if reader is not None]
 
@@ -286,10 +286,10 @@ class _Costs(Report):
         super().__init__()
         self.combined: Counter[str] = Counter()
 
-    def reduced(
-        self, op: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    def bucketed(
+        self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
-        super().reduced(op, values, readers, compressed)
+        super().bucketed(kind, values, readers, compressed)
         for value, reader in zip(values, readers):
             if reader is not None:
                 self.combined[reader.type] += (value.shape.num_elements() or 0) * value.dtype.size

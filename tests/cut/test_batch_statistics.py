@@ -380,6 +380,6 @@ def test_statistics_are_found_whatever_layers_are_called() -> None:
         x, y = data(training.model)
         calls, left = own_statistics.find(Program(tf.function(training.step).get_concrete_function(x, y).graph))
         assert left == 0
-        return [list(call.parts.values()) for call in calls]
+        return [list(call.roles.values()) for call in calls]
 
     assert named("a", "b") == named("a_1", "a") == named("moments", "gradient_tape") != []

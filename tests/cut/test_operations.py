@@ -18,7 +18,7 @@ from cut.operations import (  # noqa: F401  (they register)
     texts,
 )
 from cut.operations.cases import CASES, types_to_try
-from cut.test_rows import TOPICS
+from cut.test_specs import TOPICS
 from cut.together import Together
 
 from keras_ddl.compat.tensorflow import tf

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.contents import joined, joined_entries
+from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import complete
-from keras_ddl.cut.extents import merged
+from keras_ddl.cut.dims import certain
 from keras_ddl.cut.placements import (
     PARTIAL,
     REPLICATED,
     FlatShard,
-    Made,
+    PlacedOutputs,
     Placement,
     Replicated,
     Sharded,
@@ -33,12 +33,12 @@ class _Stale(Exception):
 
 
 @rule(*BRANCHES)
-def branch(b: Context, node: Node) -> Made | None:
+def branch(b: Context, node: Node) -> PlacedOutputs | None:
     choice, arguments = node.inputs[0], node.inputs[1:]
     if not node.type.endswith("Case") and choice.dtype != tf.bool or choice.rank != 0:
         return None
-    graphs = complete(node.branch_graphs())
-    if graphs is None or any(len(each.inputs) != len(arguments) for each in graphs):
+    graphs = [certain(each) for each in node.branch_graphs()]
+    if any(len(each.inputs) != len(arguments) for each in graphs):
         return None
     branches = _Branches(b, node, graphs)
     key = ("branch", node.key, b.knowledge_of(arguments))
@@ -135,15 +135,8 @@ def _placeholders(
 def _set_known(b: Context, node: Node, inners: Sequence[SubgraphBuilder]) -> None:
     """What all branches agree in is known of the outputs."""
     for i, output in enumerate(node.outputs):
-        b.extents.named[output.key] = output
-        ends = [(inner, inner.program.outputs[i]) for inner in inners]
-        dims = [inner.dims_outside(value) for inner, value in ends]
-        contents = [inner.content_outside(value) for inner, value in ends]
-        common, content = dims[0], contents[0]
-        for other, more in zip(dims[1:], contents[1:]):
-            common, content = joined_entries(common, other), joined(content, more)
-        b.extents.set_dims(output, merged(output, common))
-        b.extents.set_content(output, content)
+        ends = [inner.abstract_outside(inner.program.outputs[i]) for inner in inners]
+        b.set_abstract(output, functools.reduce(AbstractValue.joined, ends))
 
 
 def _common(inners: Sequence[SubgraphBuilder], index: int) -> Placement:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from keras_ddl.cut import first_rank
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.placements import REPLICATED, Made
+from keras_ddl.cut.placements import REPLICATED, PlacedOutputs
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
 
 
-def _effect(b: Context, node: Node) -> Made:
+def _effect(b: Context, node: Node) -> PlacedOutputs:
     """Only rank 0 prints and writes; what it writes is replicated."""
     inputs = b.all_replicated(node.inputs)
     if b.collectives.rank == 0:
@@ -17,7 +17,7 @@ def _effect(b: Context, node: Node) -> Made:
     return []
 
 
-def _function(b: Context, node: Node) -> Made:
+def _function(b: Context, node: Node) -> PlacedOutputs:
     """Rank 0's results go to all: the program's function is called once, and may do what it likes."""
     first_rank.check_sendable(
         b, node, "A host function in a step runs on rank 0", "Return numbers, or call it outside the step."

@@ -6,9 +6,9 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import COMBINED_DTYPES
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, number_of
+from keras_ddl.cut.dims import Dim, if_certain, number_of
 from keras_ddl.cut.extents import Dims
-from keras_ddl.cut.placements import PARTIAL, Made, Partial, Replicated, Sharded
+from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD, SCATTER_SUB
@@ -18,26 +18,26 @@ _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 
 @rule("UnsortedSegmentSum")
-def segment_sum(b: Context, node: Node) -> Made | None:
+def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
     """Each rank adds up its own rows by index, which gives parts; the rows are gathered where that is fewer bytes."""
     data, ids, count = node.inputs
     placement, dims = _sharding_of(b, ids, data), b.dims(data)
-    if placement is None or dims is None or not isinstance(b.placement(count), Replicated):
+    if placement is None or not isinstance(b.placement(count), Replicated):
         return None
     table = node.outputs[0]
-    if not _is_cheaper_summed(dims, b.dims(table), data.dtype) and not _is_added_to_a_part(b, table):
+    if not _is_cheaper_summed(dims, if_certain(b.dims, table), data.dtype) and not _is_added_to_a_part(b, table):
         b.report.intends_gather(node, _FEWER_BYTES)
         return None
     return [(b.make(node, [b.sharded(data, placement), b.sharded(ids, placement), b.replicated(count)])[0], PARTIAL)]
 
 
 @rule(SCATTER_ADD, SCATTER_SUB)
-def scatter(b: Context, node: Node) -> Made | None:
+def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     """Adds rows to those of a variable: as a table of sums, which ranks sum, where that is fewer bytes."""
     variable, indices, updates = node.inputs
     placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)
-    if placement is None or dims is None or at is None or shape is None or not shape.is_fully_defined() or b.in_loop:
+    if placement is None or shape is None or not shape.is_fully_defined() or b.in_loop:
         return None
     if len(dims) != len(at) + shape.rank - 1 or updates.dtype not in COMBINED_DTYPES:
         return None
@@ -57,11 +57,10 @@ def scatter(b: Context, node: Node) -> Made | None:
 
 def _sharding_of(b: Context, indices: Value, rows: Value) -> Sharded | None:
     """Returns how indices and the rows that they are of can be sharded alike; None where they cannot."""
-    at = b.dims(indices)
     for value in (indices, rows):
         placement = b.placement(value)
         if isinstance(placement, Sharded):
-            if at is None or placement.axis >= len(at):
+            if placement.axis >= len(b.dims(indices)):
                 return None
             return placement if b.can_shard(rows, placement) and b.can_shard(indices, placement) else None
     return None
@@ -81,7 +80,7 @@ def _is_added_to_a_part(b: Context, value: Value) -> bool:
     others = [
         each
         for reader in b.program.readers(value)
-        if reader is not None and reader.type in ("AddN", "AddV2")
+        if reader.type in ("AddN", "AddV2")
         for each in reader.inputs
         if each is not value
     ]

@@ -1,302 +1,247 @@
-"""Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element."""
+"""Lists of tensors, which loops read and write: elements of a sharded list are the rank's shards of each element.
+
+An Optional is a list of at most one element. Each type of operation has a signature, a letter for each operand and
+result, which says how it is built (`of_lists`) and what is known of its results:
+
+    L  a list    E  one of its elements    T  all of them, along a new axis 0    S  the shape of an element    n  other
+"""
 
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.contents import NONE_YET, Content, Entries, joined
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import complete
-from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, contents, extents, numbers
+from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain
+from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, contents, extents, numbers
 from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import REPLICATED, Made, Placement, Replicated, Sharded, TensorList
+from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Placement, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.propagation import propagate
 from keras_ddl.cut.registry import rule
+
+# Built of replicated operands they give a list that can be sharded later, when a shard is put into it.
+_NEW = {
+    "TensorListReserve": "Sn->L",
+    "EmptyTensorList": "Sn->L",
+    "TensorListFromTensor": "TS->L",
+    "OptionalNone": "->L",
+}
+_SIGNATURES = {
+    **_NEW,
+    "TensorListSetItem": "LnE->L",
+    "TensorListPushBack": "LE->L",
+    "TensorListPopBack": "LS->LE",
+    "TensorListResize": "Ln->L",
+    "TensorListGetItem": "LnS->E",
+    "TensorListStack": "LS->T",
+    "TensorListGather": "LnS->T",
+    "TensorListLength": "L->n",
+    "TensorListScatterV2": "TnSn->L",
+    "OptionalFromValue": "E->L",
+    "OptionalGetValue": "L->E",
+    "OptionalHasValue": "L->n",
+}
+
+
+def _signature(node: Node) -> tuple[str, str]:
+    """Returns the letters of operands and of results."""
+    operands, results = _SIGNATURES[node.type].split("->")
+    if (len(operands), len(results)) != (len(node.inputs), len(node.outputs)):
+        raise Uncertain  # an Optional of several tensors
+    return operands, results
+
+
+def _types(letter: str) -> list[str]:
+    """Returns the types that have this letter among their results."""
+    return [each for each, signature in _SIGNATURES.items() if letter in signature.split("->")[1]]
+
+
+# ---- how they are built
+
+
+@rule(*_SIGNATURES.keys() - {"TensorListScatterV2"})
+def of_lists(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds an operation on a list that is sharded, or becomes so because one of its elements is."""
+    operands, results = _signature(node)
+    return _of_lists(b, node, operands, results)
+
+
+@rule("AddN", "ZerosLike")
+def entrywise(b: Context, node: Node) -> PlacedOutputs | None:
+    """Builds it for lists in one placement, and for tensors as their specs (specs/entrywise.py) say."""
+    if any(isinstance(b.placement(each), TensorList) for each in node.inputs):
+        return _of_lists(b, node, "L" * len(node.inputs), "L")
+    return propagate(b, node)
+
+
+def _of_lists(b: Context, node: Node, operands: str, results: str) -> PlacedOutputs | None:
+    placement = _list_placement(b, node, operands)
+    if placement is None:
+        return None
+    for value, letter in zip(node.outputs, results):
+        if letter in "ET":
+            b.dims(value)  # raises Uncertain: its rank is unknown
+    made = _make(b, node, operands, placement)
+    of: dict[str, Placement] = {
+        "L": placement,
+        "E": placement.element,
+        "T": _stacked(placement.element),
+        "n": REPLICATED,
+    }
+    return [(tensor, of[letter]) for tensor, letter in zip(made, results)]
+
+
+def _stacked(element: Sharded) -> Sharded:
+    return element.at(element.axis + 1)
+
+
+def _list_placement(b: Context, node: Node, operands: str) -> TensorList | None:
+    """Returns the placement of an operation's list: its own, or the one that its elements ask for."""
+    pairs: list[tuple[Value, Placement, str]] = [
+        (value, b.placement(value), letter) for value, letter in zip(node.inputs, operands)
+    ]
+    for _, placement, _ in pairs:
+        if isinstance(placement, TensorList):
+            return placement
+    for value, placement, letter in pairs:
+        axis = {"E": 0, "T": 1}.get(letter)
+        if isinstance(placement, Sharded) and axis is not None and placement.axis >= axis:
+            is_optional = node.type.startswith("Optional")
+            return TensorList(placement.at(placement.axis - axis), value.dtype.name, is_optional)
+    return None
+
+
+def _make(b: Context, node: Node, operands: str, placement: TensorList) -> list[tf.Tensor]:
+    """Builds an operation whose list is in this placement."""
+    element = placement.element
+    tensors = []
+    for value, letter in zip(node.inputs, operands):
+        if letter == "L":
+            tensors.append(b.redistributed(value, placement))
+        elif letter in "ET":
+            shard = element if letter == "E" else _stacked(element)
+            if not b.can_shard(value, shard):
+                raise Uncertain
+            tensors.append(b.sharded(value, shard))
+        else:
+            tensors.append(_local_element_shape(b, value, element) if letter == "S" else b.replicated(value))
+    attrs: dict[str, AttrValue] = {}
+    if node.type == "OptionalGetValue":
+        shape = b.static_local_shape(node.outputs[0].shape, element)
+        attrs["output_shapes"] = AttrValue(list=AttrValue.ListValue(shape=[shape.as_proto()]))
+    return b.make(node, tensors, **attrs)
 
 
 def _local_element_shape(b: Context, operand: Value, element: Sharded) -> tf.Tensor:
     """Returns the shape of a rank's elements from that of the global ones; what is left open (-1) stays so."""
     if operand.rank == 0:
         return b.replicated(operand)
-    known = b.extents.numbers(operand)
-    extents = complete(each.number for each in known.entries) if known is not None else None
-    if extents is not None:
-        entries: list[Scalar] = [*extents]
+    known = if_certain(b.extents.constants, operand)
+    if known is not None:
+        entries: list[Scalar] = [*known]
         entries[element.axis] = -1 if entries[element.axis] == -1 else b.local_extent(element)
         return b.vector(entries, operand.dtype)
     shape = tf.cast(b.replicated(operand), tf.int64)
     local = tf.where(shape < 0, shape, tf.cast(b.local_extent(element), tf.int64))
-    here = tf.equal(tf.range(tf.size(shape)), element.axis)  # not ==, which compares objects in graphs of TensorFlow 1
-    return tf.cast(tf.where(here, local, shape), operand.dtype)
+    is_sharded = tf.equal(tf.range(tf.size(shape)), element.axis)  # not ==, which compares objects in TensorFlow 1
+    return tf.cast(tf.where(is_sharded, local, shape), operand.dtype)
 
 
-def _list_placement(b: Context, value: Value) -> TensorList | None:
-    placement = b.placement(value)
-    return placement if isinstance(placement, TensorList) else None
+@rule(*_NEW, of_replicated=True)
+def new_list(b: Context, node: Node) -> PlacedOutputs:
+    """A list of replicated elements, of which each rank can build the list of its shards."""
+    operands, _ = _signature(node)
+    is_optional = node.type == "OptionalNone"
 
-
-# ---- new lists
-
-
-@rule("TensorListReserve", "EmptyTensorList", of_replicated=True)
-def new_list(b: Context, node: Node) -> Made:
-    made = b.make_replicated(node)
-    shape, number = node.inputs
-
-    def materializer(placement: Placement) -> tf.Tensor | None:
-        known = b.extents.numbers(shape)
-        if known is None or not isinstance(placement, TensorList) or placement.optional:
-            return None
-        if node.attr("element_dtype", tf.DType).name != placement.dtype:
-            return None
-        entries, element = known.entries, placement.element
-        if not known.is_scalar and (
-            element.axis >= len(entries) or entries[element.axis] not in (-1, b.extent(element))
-        ):
-            return None
-        return b.make(node, [_local_element_shape(b, shape, element), b.replicated(number)])[0]
+    def materializer(placement: Sharded | TensorList) -> tf.Tensor:
+        if not isinstance(placement, TensorList) or placement.optional != is_optional:
+            raise Uncertain
+        if not is_optional and not _can_hold(b, node, operands, placement):
+            raise Uncertain
+        return _make(b, node, operands, placement)[0]
 
     b.register_materializer(node.outputs[0], materializer)
-    return made
+    return b.make_replicated(node)
 
 
-@contents("TensorListReserve", "EmptyTensorList")
-def _new(known: Extents, node: Node) -> Content:
-    # Elements that were never set are zeros: nothing is known of their numbers.
-    reserved = node.type == "TensorListReserve"
-    return Content(_declared(known, node.inputs[0]), NONE_YET, None if reserved else NONE_YET)
-
-
-def _declared(known: Extents, shape: Value) -> Entries | None:
-    result = known.numbers(shape)
-    return None if result is None or result.is_scalar else result.entries
-
-
-@rule("TensorListFromTensor", of_replicated=True)
-def from_replicated_tensor(b: Context, node: Node) -> Made:
-    made = b.make_replicated(node)
-    value, shape = node.inputs
-
-    def materializer(placement: Placement) -> tf.Tensor | None:
-        if not isinstance(placement, TensorList) or placement.optional or value.dtype.name != placement.dtype:
-            return None
-        element = placement.element
-        shard = element.at(element.axis + 1)
-        if value.rank is None or shard.axis >= value.rank or not b.can_shard(value, shard):
-            return None
-        return b.make(node, [b.sharded(value, shard), _local_element_shape(b, shape, element)])[0]
-
-    b.register_materializer(node.outputs[0], materializer)
-    return made
-
-
-@rule("TensorListFromTensor")
-def from_tensor(b: Context, node: Node) -> Made | None:
-    value, shape = node.inputs
-    placement = b.placement(value)
-    if not isinstance(placement, Sharded) or placement.axis == 0 or not isinstance(b.placement(shape), Replicated):
-        return None
-    element = placement.at(placement.axis - 1)
-    made = b.make(node, [b.local(value), _local_element_shape(b, shape, element)])[0]
-    return [(made, TensorList(element, value.dtype.name))]
-
-
-@contents("TensorListFromTensor", "TensorListScatterV2")
-def _from_tensor(known: Extents, node: Node) -> Content:
-    dims = known.dims(node.inputs[0])
-    shape = node.inputs[1 if node.type == "TensorListFromTensor" else 2]
-    return Content(_declared(known, shape), None if dims is None else dims[1:], None)
-
-
-# ---- writing
-
-
-@rule("TensorListSetItem", "TensorListPushBack")
-def put(b: Context, node: Node) -> Made | None:
-    values, item = node.inputs[0], node.inputs[-1]
-    placement, of_item = _list_placement(b, values), b.placement(item)
-    if placement is None:
-        if not isinstance(of_item, Sharded):
-            return None
-        placement = TensorList(of_item, item.dtype.name)
-    if of_item != placement.element and not b.can_shard(item, placement.element):
-        return None
-    tensor = b.tensor_list(values, placement)
-    if tensor is None:
-        return None
-    between = [b.replicated(each) for each in node.inputs[1:-1]]
-    return [(b.make(node, [tensor, *between, b.sharded(item, placement.element)])[0], placement)]
-
-
-@contents("TensorListSetItem", "TensorListPushBack")
-def _put(known: Extents, node: Node) -> Content | None:
-    before, item = known.content(node.inputs[0]), node.inputs[-1]
-    return None if before is None else joined(before, _of_element(known, before.declared, item))
-
-
-def _of_element(known: Extents, declared: Entries | None, value: Value) -> Content:
-    result = known.numbers(value)
-    return Content(declared, known.dims(value), None if result is None else result.entries)
-
-
-@rule("TensorListResize")
-def resize(b: Context, node: Node) -> Made | None:
-    values, size = node.inputs
-    placement = _list_placement(b, values)
-    return None if placement is None else [(b.make(node, [b.local(values), b.replicated(size)])[0], placement)]
-
-
-@contents("TensorListPopBack", "TensorListResize")
-def _same(known: Extents, node: Node) -> Content | None:
-    return known.content(node.inputs[0])
-
-
-# ---- reading
-
-
-@rule("TensorListGetItem", "TensorListStack", "TensorListGather")
-def get(b: Context, node: Node) -> Made | None:
-    values, shape = node.inputs[0], node.inputs[-1]
-    placement = _list_placement(b, values)
-    if placement is None or b.dims(node.outputs[0]) is None:
-        return None
+def _can_hold(b: Context, node: Node, operands: str, placement: TensorList) -> bool:
+    """Whether elements of a new list can be the shards of this placement."""
     element = placement.element
-    between = [b.replicated(each) for each in node.inputs[1:-1]]
-    made = b.make(node, [b.local(values), *between, _local_element_shape(b, shape, element)])[0]
-    return [(made, element.at(element.axis + (node.type != "TensorListGetItem")))]
+    if node.attr("element_dtype", tf.DType).name != placement.dtype:
+        return False
+    if "T" in operands:
+        rank = node.inputs[0].rank
+        return rank is not None and element.axis + 1 < rank
+    if node.inputs[0].rank == 0:
+        return True
+    shape = b.extents.vector(node.inputs[0])
+    return element.axis < len(shape) and shape[element.axis] in (-1, b.extent(element))
 
 
-@rule("TensorListPopBack")
-def pop_back(b: Context, node: Node) -> Made | None:
-    values, shape = node.inputs
-    placement = _list_placement(b, values)
-    if placement is None or b.dims(node.outputs[1]) is None:
-        return None
-    rest, element = b.make(node, [b.local(values), _local_element_shape(b, shape, placement.element)])
-    return [(rest, placement), (element, placement.element)]
+@rule("TensorListElementShape")
+def element_shape(b: Context, node: Node) -> PlacedOutputs:
+    """The element shape with which the list of global elements was declared."""
+    return [(b.vector(_declared(b.extents, node), node.outputs[0].dtype), REPLICATED)]
 
 
-@extents("TensorListGetItem")
-def _got(known: Extents, node: Node) -> ResultExtents:
-    return [_element_dims(known, node, node.inputs[2])]
+# ---- what is known of them
 
 
-@extents("TensorListStack", "TensorListGather")
-def _stacked(known: Extents, node: Node) -> ResultExtents:
-    dims = _element_dims(known, node, node.inputs[-1])
-    return [None if dims is None else (None, *dims)]
+@contents(*_types("L"))
+def _content(known: Extents, node: Node) -> Content:
+    """What holds for the elements of the operand, if it is a list, and for what is put into it."""
+    operands, _ = _signature(node)
+    values = dict(zip(operands, node.inputs))
+    if "L" in values:
+        result = known.content(values["L"])
+    else:
+        declared = if_certain(known.vector, values["S"]) if "S" in values else None
+        # Elements that were never set are zeros: nothing is known of their numbers.
+        result = Content(declared, NONE_YET, None if node.type == "TensorListReserve" else NONE_YET)
+    if "E" in values:
+        dims, entries = if_certain(known.dims, values["E"]), if_certain(known.numbers, values["E"])
+        return certain(joined(result, Content(result.declared, dims, entries)))
+    if "T" in values:
+        dims = if_certain(known.dims, values["T"])
+        return certain(joined(result, Content(result.declared, None if dims is None else dims[1:], None)))
+    return result
 
 
-@extents("TensorListPopBack")
-def _popped(known: Extents, node: Node) -> ResultExtents:
-    return [None, _element_dims(known, node, node.inputs[1])]
+@extents(*_types("E"), *_types("T"))
+def _result_extents(known: Extents, node: Node) -> ResultExtents:
+    operands, results = _signature(node)
+    values = dict(zip(operands, node.inputs))
+    dims = _element_dims(known, values["L"], values.get("S"))
+    of: dict[str, Entries | None] = {"E": dims, "T": None if dims is None else (None, *dims)}
+    return [of.get(letter) for letter in results]
 
 
-def _element_dims(known: Extents, node: Node, operand: Value | None) -> Entries | None:
-    content = known.content(node.inputs[0])
+def _element_dims(known: Extents, values: Value, shape: Value | None) -> Entries | None:
+    """Returns the extents of an element, as far as the list and the shape that is asked for tell."""
+    content = if_certain(known.content, values)
     dims = content.known_dims() if content is not None else None
-    asked = known.numbers(operand) if operand is not None else None
-    if asked is None or asked.is_scalar:
+    requested = if_certain(known.vector, shape) if shape is not None else None
+    if requested is None:
         return dims
-    entries = tuple(None if each == -1 else each for each in asked.entries)
+    entries = tuple(None if each == -1 else each for each in requested)
     if dims is None or len(dims) != len(entries):
         return entries
     return tuple(a if a is not None else b for a, b in zip(entries, dims))
 
 
-@numbers("TensorListPopBack", "OptionalGetValue")
-def _number(known: Extents, node: Node) -> list[Numbers | None]:
-    content, output = known.content(node.inputs[0]), node.outputs[-1]
-    known_numbers = content.known_numbers() if content is not None else None
-    entries = complete(known_numbers) if known_numbers is not None and output.rank in (0, 1) else None
-    return [None] * (len(node.outputs) - 1) + [None if entries is None else Numbers(entries, output.rank == 0)]
-
-
-# ---- what is known of a list
-
-
-@rule("TensorListLength", "OptionalHasValue")
-def length(b: Context, node: Node) -> Made:
-    return [(b.make(node, [b.local(node.inputs[0])])[0], REPLICATED)]
-
-
-@rule("TensorListElementShape")
-def element_shape(b: Context, node: Node) -> Made | None:
-    """The element shape with which the list of global elements was declared."""
-    shape = _declared_of(b.extents, node.inputs[0])
-    return None if shape is None else [(b.vector(shape.entries, node.outputs[0].dtype), REPLICATED)]
+@numbers(*_types("E"))
+def _element_numbers(known: Extents, node: Node) -> ResultNumbers:
+    _, results = _signature(node)
+    entries = certain(known.content(node.inputs[0]).known_numbers())
+    element = [certain(each) for each in entries]
+    return [element if letter == "E" else None for letter in results]
 
 
 @numbers("TensorListElementShape")
-def _element_shape(known: Extents, node: Node) -> Numbers | None:
-    return _declared_of(known, node.inputs[0])
+def _element_shape(known: Extents, node: Node) -> ResultNumbers:
+    return [_declared(known, node)]
 
 
-def _declared_of(known: Extents, values: Value) -> Numbers | None:
-    content = known.content(values)
-    declared = complete(content.declared) if content is not None and content.declared is not None else None
-    return None if declared is None else Numbers(declared)
-
-
-# ---- Optionals
-
-
-@rule("OptionalNone", of_replicated=True)
-def nothing(b: Context, node: Node) -> Made:
-    made = b.make_replicated(node)
-
-    def materializer(placement: Placement) -> tf.Tensor | None:
-        return made[0].tensor if isinstance(placement, TensorList) and placement.optional else None
-
-    b.register_materializer(node.outputs[0], materializer)
-    return made
-
-
-@contents("OptionalNone")
-def _nothing(known: Extents, node: Node) -> Content:
-    return Content(None, NONE_YET, NONE_YET)
-
-
-@rule("OptionalFromValue")
-def optional(b: Context, node: Node) -> Made | None:
-    placement = b.placement(node.inputs[0])
-    if len(node.inputs) != 1 or not isinstance(placement, Sharded):
-        return None
-    made = b.make(node, [b.local(node.inputs[0])])[0]
-    return [(made, TensorList(placement, node.inputs[0].dtype.name, True))]
-
-
-@contents("OptionalFromValue")
-def _optional(known: Extents, node: Node) -> Content | None:
-    return _of_element(known, None, node.inputs[0]) if len(node.inputs) == 1 else None
-
-
-@rule("OptionalGetValue")
-def open_optional(b: Context, node: Node) -> Made | None:
-    placement, output = _list_placement(b, node.inputs[0]), node.outputs[0]
-    if placement is None or len(node.outputs) != 1 or b.dims(output) is None:
-        return None
-    shape = b.static_local_shape(output.shape, placement.element)
-    made = tf.raw_ops.OptionalGetValue(
-        optional=b.local(node.inputs[0]), output_types=[output.dtype], output_shapes=[shape]
-    )[0]
-    b.ran(made.op)
-    return [(made, placement.element)]
-
-
-@extents("OptionalGetValue")
-def _opened(known: Extents, node: Node) -> ResultExtents:
-    return [_element_dims(known, node, None), *[None] * (len(node.outputs) - 1)]
-
-
-# ---- gradients
-
-
-@rule("AddN", "ZerosLike")
-def entrywise(b: Context, node: Node) -> Made | None:
-    """Builds it for lists in one placement, and for tensors as their specs (specs/entrywise.py) say."""
-    placement = next((each for each in map(b.placement, node.inputs) if isinstance(each, TensorList)), None)
-    if placement is None:
-        return propagate(b, node)
-    tensors = complete(b.tensor_list(each, placement) for each in node.inputs)
-    return None if tensors is None else [(b.make(node, tensors)[0], placement)]
+def _declared(known: Extents, node: Node) -> list[Dim]:
+    return [certain(each) for each in certain(known.content(node.inputs[0]).declared)]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import opaque
-from keras_ddl.cut.contents import Content, Entries, joined, joined_entries
+from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.extents import merged
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, Made, Placement, Replicated, Sharded, TensorList
+from keras_ddl.cut.dims import Uncertain
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder, operation_behind
@@ -19,20 +19,15 @@ from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
 MOST_TRIES = 50
 
 
+Assumed = dict[int, AbstractValue]
+
+
 class _Changed(Exception):
     """After a round, more is carried in another placement, or less is known of it, than was assumed."""
 
 
-class _Assumed(NamedTuple):
-    """What is assumed of what a loop carries, by the position among its operands."""
-
-    placements: dict[int, Placement]
-    dims: dict[int, Entries | None]
-    contents: dict[int, Content | None]
-
-
 @rule("While", "StatelessWhile")
-def while_loop(b: Context, node: Node) -> Made | None:
+def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
     condition, body = (tf_compat.called_graph(node.operation, each) for each in ("cond", "body"))
     count = len(node.inputs)
     if condition is None or body is None or len(condition.inputs) != count or len(body.inputs) != count:
@@ -43,7 +38,7 @@ def while_loop(b: Context, node: Node) -> Made | None:
         _replicate(b, known)
         return None
     is_first = known is None
-    loop = _Loop(b, node, condition, body, known if isinstance(known, _Assumed) else None)
+    loop = _Loop(b, node, condition, body, known if isinstance(known, dict) else None)
     for _ in range(MOST_TRIES):
         try:
             made = loop.make()
@@ -73,29 +68,24 @@ class _Loop:
     """A loop that is built until a round keeps what is assumed of what the loop carries.
 
     known: what another cut of the same loop came to (Context.decisions).
+    Attributes: assumed: what is assumed of what the loop carries, by the position among its operands.
     """
 
     def __init__(
-        self, b: Context, node: Node, condition: tf.Graph, body: tf.Graph, known: _Assumed | None = None
+        self, b: Context, node: Node, condition: tf.Graph, body: tf.Graph, known: Assumed | None = None
     ) -> None:
         self.b, self.node = b, node
         self.graphs = {"condition": condition, "body": body}
         program = b.program_of(node, body, "body")
         self.starts, self.ends = program.placeholders, program.outputs
         self.carried = [i for i, end in enumerate(self.ends) if end.source() is not self.starts[i]]
-        values = {i: node.inputs[i] for i in self.carried}
-        self.assumed = _Assumed(
-            {i: b.placement(value) for i, value in values.items()},
-            {i: b.dims(value) for i, value in values.items()},
-            {i: b.extents.content(value) for i, value in values.items()},
-        )
-        if known is not None:
-            self.assumed = _Assumed(known.placements.copy(), known.dims.copy(), known.contents.copy())
+        self.assumed = dict(known or {i: b.abstract(node.inputs[i]) for i in self.carried})
         self._positions: dict[Value, int] = {}
         self._has_assumed_sharded = False
 
-    def make(self) -> Made:
-        b, node, placements = self.b, self.node, self.assumed.placements
+    def make(self) -> PlacedOutputs:
+        b, node = self.b, self.node
+        placements = {i: each.placement for i, each in self.assumed.items()}
         outside = tf.compat.v1.get_default_graph()
         shapes = [b.static_local_shape(self.starts[i].shape, placements[i]) for i in self.carried]
         starts = [_of_shape(self._start(i), shape) for i, shape in zip(self.carried, shapes)]
@@ -103,9 +93,9 @@ class _Loop:
 
         def condition(*carried: tf.Tensor) -> tf.Tensor:
             inner = inners["condition"] = self._inner("condition", carried, outside)
-            wanted = inner.program.outputs[0]
-            inner.build({wanted: REPLICATED})
-            return tf.identity(inner.replicated(wanted))
+            predicate = inner.program.outputs[0]
+            inner.build({predicate: REPLICATED})
+            return tf.identity(inner.replicated(predicate))
 
         def body(*carried: tf.Tensor) -> list[tf.Tensor]:
             inner = inners["body"] = self._inner("body", carried, outside)
@@ -128,33 +118,29 @@ class _Loop:
         return [self._output(i, by_position.get(i)) for i in range(len(node.outputs))]
 
     def _output(self, i: int, result: tf.Tensor | None) -> tuple[tf.Tensor, Placement]:
-        b, value, output = self.b, self.node.inputs[i], self.node.outputs[i]
-        b.extents.named[output.key] = output
-        is_carried = i in self.assumed.placements
-        b.extents.set_dims(output, merged(output, self.assumed.dims[i] if is_carried else b.dims(value)))
-        b.extents.set_content(output, self.assumed.contents[i] if is_carried else b.extents.content(value))
-        return (result, self.assumed.placements[i]) if is_carried else (b.local(value), b.placement(value))
+        b, value = self.b, self.node.inputs[i]
+        known = self.assumed.get(i) or b.abstract(value)
+        b.set_abstract(self.node.outputs[i], known)
+        return b.local(value) if result is None else result, known.placement
 
     def _start(self, i: int) -> tf.Tensor:
-        b, value, placement = self.b, self.node.inputs[i], self.assumed.placements[i]
-        if isinstance(placement, Sharded) and b.placement(value) != placement and not b.can_shard(value, placement):
+        b, value, placement = self.b, self.node.inputs[i], self.assumed[i].placement
+        if isinstance(placement, Sharded) and not b.can_shard(value, placement):
             raise CollectiveInLoop(value)
-        if isinstance(placement, TensorList):
-            tensor = b.tensor_list(value, placement)
-            if tensor is None:
-                raise CollectiveInLoop(value)
-            return tensor
-        if isinstance(placement, (Replicated, Sharded)) or placement == PARTIAL:
+        if not isinstance(placement, (Replicated, Sharded, TensorList)) and placement != PARTIAL:
+            raise CollectiveInLoop(value)
+        try:
             return b.redistributed(value, placement)
-        raise CollectiveInLoop(value)
+        except Uncertain:
+            raise CollectiveInLoop(value) from None
 
     def _inner(self, label: str, carried: Sequence[tf.Tensor], outside: tf.Graph) -> SubgraphBuilder:
         inner = SubgraphBuilder(self.b, self.node, self.graphs[label], label, outside, is_loop=True)
-        values, assumed = inner.program.placeholders, self.assumed
+        values = inner.program.placeholders
         for i, tensor in zip(self.carried, carried):
-            inner.carry(values[i], tensor, assumed.placements[i], assumed.dims[i], assumed.contents[i])
+            inner.carry(values[i], tensor, self.assumed[i])
         for i, value in enumerate(values):
-            if i not in assumed.placements:
+            if i not in self.assumed:
                 inner.lend(value, self.node.inputs[i])
         self._positions = {value: i for i, value in enumerate(values)}
         return inner
@@ -167,13 +153,12 @@ class _Loop:
         if self._has_assumed_sharded:
             return False
         self._has_assumed_sharded = True
-        placements = self.assumed.placements
-        before = dict(placements)
-        for i, dims in self.assumed.dims.items():
-            axis = next((axis for axis, each in enumerate(dims or ()) if each == self.b.rows), None)
-            if isinstance(placements[i], Replicated) and axis is not None:
-                placements[i] = Sharded(axis)
-        return placements != before
+        before = dict(self.assumed)
+        for i, known in before.items():
+            axis = next((axis for axis, each in enumerate(known.dims or ()) if each == self.b.rows), None)
+            if isinstance(known.placement, Replicated) and axis is not None:
+                self.assumed[i] = replace(known, placement=Sharded(axis))
+        return self.assumed != before
 
     def shard_lists(self, request: ShardLists) -> None:
         """Assumes that lists are sharded. Raises: ShardLists: it is a loop around this one that carries some."""
@@ -181,33 +166,31 @@ class _Loop:
         if others:
             raise ShardLists(others)
         for value, placement in request.lists.items():
-            self.assumed.placements[self._positions[value]] = placement
+            i = self._positions[value]
+            self.assumed[i] = replace(self.assumed[i], placement=placement)
 
     def _compare(self, inner: SubgraphBuilder) -> None:
         """Compares the end of a round with what was assumed. Raises: _Changed; CollectiveInLoop: they disagree."""
-        changed = False
-        placements, all_dims, contents = self.assumed
-        for i in self.carried:
-            end = inner.program.outputs[i]
-            placement, dims, content = inner.placement(end), inner.dims_outside(end), inner.content_outside(end)
-            if isinstance(placements[i], Replicated) and not isinstance(placement, Replicated):
-                placements[i], changed = placement, True
-            elif placement != placements[i] and not self._becomes(inner, end, placements[i]):
-                raise CollectiveInLoop(end)
-            agreed = placements[i]
-            if isinstance(agreed, Sharded) and dims is not None:
-                axis = agreed.axis  # its extent is the batch's, whatever it is called
-                dims = (*dims[:axis], inner.extent(agreed), *dims[axis + 1 :])
-            known, both = joined_entries(all_dims[i], dims), joined(contents[i], content)
-            if known != all_dims[i] or both != contents[i]:
-                all_dims[i], contents[i], changed = known, both, True
-        if changed:
+        before = dict(self.assumed)
+        for i, assumed in before.items():
+            value = inner.program.outputs[i]
+            end = inner.abstract_outside(value)
+            if isinstance(assumed.placement, Replicated):
+                assumed = replace(assumed, placement=end.placement)
+            elif end.placement != assumed.placement and not self._becomes(inner, value, assumed.placement):
+                raise CollectiveInLoop(value)
+            placement = assumed.placement
+            if isinstance(placement, Sharded) and end.dims is not None:
+                axis = placement.axis  # its extent is the batch's, whatever it is called
+                end = replace(end, dims=(*end.dims[:axis], inner.extent(placement), *end.dims[axis + 1 :]))
+            self.assumed[i] = assumed.joined(end)
+        if self.assumed != before:
             raise _Changed
 
-    def _becomes(self, inner: SubgraphBuilder, end: Value, wanted: Placement) -> bool:
+    def _becomes(self, inner: SubgraphBuilder, end: Value, placement: Placement) -> bool:
         if not isinstance(inner.placement(end), Replicated):
             return False
-        return wanted == PARTIAL or isinstance(wanted, Sharded) and inner.can_shard(end, wanted)
+        return placement == PARTIAL or isinstance(placement, Sharded) and inner.can_shard(end, placement)
 
 
 def _of_shape(start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import own_statistics as own
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, product
-from keras_ddl.cut.extents import Dims
+from keras_ddl.cut.dims import ONE, if_certain, product
 from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import PARTIAL, Made, Placement, Sharded
+from keras_ddl.cut.own_statistics import Call, Role, ValueKind
+from keras_ddl.cut.placements import PARTIAL, PlacedOutputs, Sharded
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.specs.reductions import axes_of
 
@@ -21,17 +20,17 @@ class OwnStatistics:
     computes from them is finite and its share of everything 0.
     """
 
-    def __init__(self, calls: list[own.Call]) -> None:
-        self._calls = {node: call for call in calls for node in call.parts}
-        self._inputs: dict[own.Call, Sharded | None] = {}  # of x; None: not sharded along a normalised axis
-        self._values: dict[Value, tf.Tensor] = {}  # own values: a rank's
+    def __init__(self, calls: list[Call]) -> None:
+        self._calls = {node: call for call in calls for node in call.roles}
+        self._inputs: dict[Call, Sharded | None] = {}  # of x; None: not sharded along a normalised axis
+        self._own_values: dict[Value, tf.Tensor] = {}
 
     def before(self, node: Node) -> Node | None:
         """Returns what must be built before `node`: what says whether the call has rows at all."""
         call = self._calls.get(node)
         return None if call is None or node is call.mean else call.mean
 
-    def make(self, b: Context, node: Node) -> Made | None:
+    def make(self, b: Context, node: Node) -> PlacedOutputs | None:
         """Builds an operation of a call; None for others. Raises: Pending."""
         call = self._calls.get(node)
         if call is None:
@@ -41,60 +40,54 @@ class OwnStatistics:
         placement = self._inputs[call]
         if placement is None:
             return None
-        part = call.parts[node]
-        if part in (own.MEAN, own.VARIANCE):
-            return [self._own(b, node, _moment(b, node, placement, part))]
-        if part == own.UPDATE:
+        role = call.roles[node]
+        if role is Role.UPDATE:
             return b.make_replicated(node)  # requests the mean now: a second call of the layer need not wait for it
-        if part == own.SUM:
-            return [(_reduced(b, node, placement), PARTIAL)]
-        if part == own.SPREAD:
-            return [(_spread(b, node, placement), placement)]
-        made = b.make(node, [self._operand(b, call, value, placement) for value in node.inputs])[0]
-        if part == own.VALUE:
-            return [self._own(b, node, made)]
-        return [(made, placement if part == own.ROW else PARTIAL)]
+        if role is Role.MOMENT:
+            tensor = _moment(b, node, placement, of_none=0 if node is call.mean else 1)
+        elif role is Role.SUM:
+            tensor = _reduced(b, node, placement)
+        elif role is Role.SPREAD:
+            tensor = _spread(b, node, placement)
+        else:
+            tensor = b.make(node, [self._operand(b, call, value, placement) for value in node.inputs])[0]
+        output = node.outputs[0]
+        kind = call.kind(output)
+        if kind is ValueKind.OWN:
+            self._own_values[output] = tensor
+            tensor = tensor * (_as(tensor, b.batch.local) / _as(tensor, b.batch.total))
+        return [(tensor, placement if kind is ValueKind.ROWS else PARTIAL)]
 
-    def _operand(self, b: Context, call: own.Call, value: Value, placement: Sharded) -> tf.Tensor:
+    def _operand(self, b: Context, call: Call, value: Value, placement: Sharded) -> tf.Tensor:
         kind = call.kind(value)
-        if kind == own.OWN:
-            return self._values[value]
-        if kind == own.SUMS:
+        if kind is ValueKind.OWN:
+            return self._own_values[value]
+        if kind is ValueKind.SUM:
             return b.local(value)
-        return b.sharded(value, placement) if kind == own.ROWS else b.replicated(value)
-
-    def _own(self, b: Context, node: Node, tensor: tf.Tensor) -> tuple[tf.Tensor, Placement]:
-        self._values[node.outputs[0]] = tensor
-        share = _as(tensor, b.batch.local) / _as(tensor, b.batch.total)
-        return tensor * share, PARTIAL
+        return b.sharded(value, placement) if kind is ValueKind.ROWS else b.replicated(value)
 
 
-def _input_placement(b: Context, call: own.Call) -> Sharded | None:
-    placement, axes = b.placement(call.x), axes_of(b, call.mean)
-    return placement if isinstance(placement, Sharded) and axes is not None and placement.axis in axes else None
+def _input_placement(b: Context, call: Call) -> Sharded | None:
+    placement, axes = b.placement(call.x), if_certain(axes_of, b, call.mean)
+    return placement if isinstance(placement, Sharded) and axes and placement.axis in axes else None
 
 
 def _axes(b: Context, node: Node, placement: Sharded) -> list[int]:
     axes = axes_of(b, node)
-    if axes is None or placement.axis not in axes:
+    if placement.axis not in axes:
         raise AssertionError(f"{node}: not over rows")
     return axes
 
 
-def _dims(b: Context, value: Value) -> Dims:
-    dims = b.dims(value)
-    assert dims is not None
-    return dims
-
-
-def _moment(b: Context, node: Node, placement: Sharded, part: str) -> tf.Tensor:
+def _moment(b: Context, node: Node, placement: Sharded, of_none: int) -> tf.Tensor:
+    """Returns a mean over the rank's rows, `of_none` if it has none."""
     if isinstance(b.batch.local, int) and b.batch.local > 0:
         return _reduced(b, node, placement)
-    axes, tensor, dims = _axes(b, node, placement), b.sharded(node.inputs[0], placement), _dims(b, node.inputs[0])
+    axes, tensor, dims = _axes(b, node, placement), b.sharded(node.inputs[0], placement), b.dims(node.inputs[0])
     others = product(ONE if axis == placement.axis else dims[axis] for axis in axes)
     count = _as(tensor, b.number(others)) * _as(tensor, b.local_extent(placement))
     result = tf.reduce_sum(tensor, axes, keepdims=True) / tf.maximum(count, 1)
-    return result + tf.cast(tf.equal(count, 0), result.dtype) if part == own.VARIANCE else result
+    return result + of_none * _as(result, tf.equal(count, 0)) if of_none else result
 
 
 def _reduced(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
@@ -106,7 +99,7 @@ def _spread(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
     """The sum for each of the rank's rows, larger by as much as the number that it is divided by is too large."""
     total = b.local(node.inputs[0])
     larger = _as(total, b.batch.total) / tf.maximum(_as(total, b.batch.local), 1)
-    return tf.broadcast_to(total * larger, b.local_shape(_dims(b, node.outputs[0]), placement))
+    return tf.broadcast_to(total * larger, b.local_shape(b.dims(node.outputs[0]), placement))
 
 
 def _as(tensor: tf.Tensor, number: Scalar) -> tf.Tensor:

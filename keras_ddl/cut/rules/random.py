@@ -5,10 +5,10 @@ from __future__ import annotations
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import philox
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, product
+from keras_ddl.cut.dims import ONE, Uncertain, certain, if_certain, product
 from keras_ddl.cut.extents import Extents, ResultExtents, extents
 from keras_ddl.cut.local_shapes import Vector
-from keras_ddl.cut.placements import Made, Sharded
+from keras_ddl.cut.placements import PlacedOutputs, Sharded
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import sharded_only
 from keras_ddl.cut.registry import rule
@@ -28,16 +28,16 @@ _OTHERS = (
 
 
 @rule(*_BY_COUNTER, of_replicated=True)
-def by_counter(b: Context, node: Node) -> Made | None:
+def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
     """Shards along axis 0 are stretches of the draw."""
     value = node.outputs[0]
     dims = b.dims(value)
-    if b.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
+    if b.extents.constants(node.inputs[3]) not in _ALGORITHMS or node.after or not dims:
         return None
     # As many as the batch has rows: for each of them, so what follows is computed of the rank's rows only.
     placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
     if dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement):
-        shard = _shard(b, node, placement)
+        shard = if_certain(_shard, b, node, placement)
         if shard is not None:
             b.register_replicator(value, lambda: b.make_replicated(node)[0].tensor)
             return [(shard, placement)]
@@ -46,11 +46,11 @@ def by_counter(b: Context, node: Node) -> Made | None:
     return made
 
 
-def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
+def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
     value = node.outputs[0]
-    dims, blocks = b.dims(value), placement.blocks.number
-    if placement.axis or blocks is None or dims is None:
-        return None
+    dims, blocks = b.dims(value), certain(placement.blocks.number)
+    if placement.axis:
+        raise Uncertain
     _, key, counter, *others = [b.replicated(each) for each in node.inputs]
     of_a_row = product(dims[1:])
     in_groups = (of_a_row * placement.unit).factor % philox.numbers_of_a_group(value.dtype) == 0
@@ -71,5 +71,4 @@ def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor | None:
 
 @extents(*_BY_COUNTER, *_OTHERS.split())
 def _drawn(known: Extents, node: Node) -> ResultExtents:
-    shape = known.numbers(node.inputs[0])
-    return [None if shape is None else shape.entries]
+    return [known.numbers(node.inputs[0])]

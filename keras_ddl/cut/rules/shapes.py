@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Dim, complete, product
-from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, Numbers, ResultExtents, extents, numbers, reshaped
+from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain, product
+from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, ResultExtents, ResultNumbers, extents, numbers, reshaped
 from keras_ddl.cut.local_shapes import Scalar
-from keras_ddl.cut.placements import REPLICATED, Made, Partial, Replicated, Sharded
+from keras_ddl.cut.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.program import SHAPE_OPS, Node
 from keras_ddl.cut.propagation import sharded_only
 from keras_ddl.cut.registry import rule
 
 
 @rule(*SHAPE_OPS)
-def shape(b: Context, node: Node) -> Made | None:
+def shape(b: Context, node: Node) -> PlacedOutputs:
     """The shape of the global tensor, of which the rank's tensor tells all but the extent of the sharded axis."""
-    shapes = complete(map(b.dims, node.inputs))
-    if shapes is None:
-        return None
     result = []
-    for dims, output in zip(shapes, node.outputs):
+    for dims, output in zip([b.dims(each) for each in node.inputs], node.outputs):
         if node.type == "Rank":
             entries = b.scalar(len(dims), output.dtype)
         elif node.type == "Size":
@@ -32,31 +29,29 @@ def shape(b: Context, node: Node) -> Made | None:
 
 
 @numbers("Shape", "ShapeN")
-def _shape_numbers(known: Extents, node: Node) -> list[Numbers | None]:
-    shapes = [known.dims(each) for each in node.inputs]
-    return [None if each is None else Numbers(each) for each in shapes]
+def _shape_numbers(known: Extents, node: Node) -> ResultNumbers:
+    return [if_certain(known.dims, each) for each in node.inputs]
 
 
 @numbers("Size")
-def _size(known: Extents, node: Node) -> Numbers | None:
-    size = known.size(node.inputs[0])
-    return None if size is None else Numbers([size], True)
+def _size(known: Extents, node: Node) -> ResultNumbers:
+    return [[known.size(node.inputs[0])]]
 
 
 @rule("Reshape")
-def reshape(b: Context, node: Node) -> Made | None:
-    value, wanted = node.inputs
+def reshape(b: Context, node: Node) -> PlacedOutputs | None:
+    value, shape_operand = node.inputs
     placement = b.placement(value)
-    if not isinstance(b.placement(wanted), Replicated):
+    if not isinstance(b.placement(shape_operand), Replicated):
         return None
     if isinstance(placement, Partial):
-        return [(b.make(node, [b.local(value), b.replicated(wanted)])[0], placement)]
-    before, after = b.dims(value), b.dims(node.outputs[0])
-    if before is None or after is None or not isinstance(placement, Sharded):
+        return [(b.make(node, [b.local(value), b.replicated(shape_operand)])[0], placement)]
+    if not isinstance(placement, Sharded):
         return None
+    before, after = b.dims(value), b.dims(node.outputs[0])
     result = placement_after(before, after, placement, b.rows)
     # In a batch of one row, any extent is a unit.
-    if result is None or _is_named_by(result.unit, node.outputs[0].key):
+    if _is_named_by(result.unit, node.outputs[0].key):
         return None
     shape = _global_shape(b, before, after, node)
     shape[result.axis] = b.local_extent(result)
@@ -65,15 +60,15 @@ def reshape(b: Context, node: Node) -> Made | None:
 
 def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Scalar]:
     """Returns the shape of the global tensor that a Reshape gives."""
-    key, wanted = node.outputs[0].key, None
+    key, requested = node.outputs[0].key, None
     shape: list[Scalar] = []
     for axis, extent in enumerate(after):
         if _is_named_by(extent, key):  # only the operand tells, perhaps by -1
-            wanted = tf.cast(b.replicated(node.inputs[1]), tf.int64)
-            shape.append(wanted[axis])
+            requested = tf.cast(b.replicated(node.inputs[1]), tf.int64)
+            shape.append(requested[axis])
         else:
             shape.append(b.number(extent))
-    if wanted is not None:
+    if requested is not None:
         # A rank without rows could not tell what -1 stands for: it has no entries to divide.
         others = tf.reduce_prod(tf.abs(tf.stack([tf.cast(each, tf.int64) for each in shape])))
         entries = tf.reduce_prod(tf.stack([tf.cast(b.number(each), tf.int64) for each in before]))
@@ -87,8 +82,8 @@ def _is_named_by(extent: Dim, key: str) -> bool:
     return any(each.operands and each.operands[0] == key for each in extent.leaves())
 
 
-def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) -> Sharded | None:
-    """Returns how a tensor is sharded after a Reshape, or None where a rank's entries are no shard along one axis.
+def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) -> Sharded:
+    """Returns how a tensor is sharded after a Reshape. Raises: Uncertain: a rank's entries may be no shard of one axis.
 
     The entries of a tensor of extents `before`, seen as [front, rows, back], keep their order. They are the rows of
     axis k after it if the product of the extents before k, times blocks, is `front`.
@@ -96,69 +91,62 @@ def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) ->
     front = product(before[: placement.axis]) * placement.blocks
     passed = Dim(1)
     for axis, extent in enumerate(after):
-        blocks = front.divided_by(passed)
-        if blocks is None:
-            return None
+        blocks = certain(front.divided_by(passed))
         unit = extent.divided_by(blocks * rows)
         if unit is not None:
             return Sharded(axis, blocks, unit)
         passed = passed * extent
-    return None
+    raise Uncertain
 
 
 @extents("Reshape")
 def _reshape_extents(known: Extents, node: Node) -> ResultExtents:
-    wanted = known.numbers(node.inputs[1])
-    if wanted is None:
-        return [None]
+    requested = known.numbers(node.inputs[1])
     # An entry of which nothing is known may also be -1: then nothing follows from it.
-    total = known.size(node.inputs[0])
-    open_entries = [each for each in wanted.entries if not each.is_extent]
+    total = if_certain(known.size, node.inputs[0])
     rest = None
-    if open_entries == [Dim(-1)] and total is not None:
-        rest = total.divided_by(product(each for each in wanted.entries if each.is_extent))
-    return [[each if each.is_extent else rest for each in wanted.entries]]
+    if total is not None and [each for each in requested if not each.is_extent] == [Dim(-1)]:
+        rest = total.divided_by(product(each for each in requested if each.is_extent))
+    return [[each if each.is_extent else rest for each in requested]]
 
 
 @numbers("Reshape")
-def _reshape_numbers(known: Extents, node: Node) -> Numbers | None:
-    operand, rank = node.inputs[0], node.outputs[0].rank
-    if operand.rank in (0, 1) or rank not in (0, 1) or not operand.dtype.is_integer:
+def _reshape_numbers(known: Extents, node: Node) -> ResultNumbers:
+    if node.inputs[0].rank in (0, 1):
         return reshaped(known, node)
-    constant = operand.constant()
-    if constant is None or constant.size > MOST_VALUES:
-        return None
-    return Numbers(constant.ravel().tolist(), rank == 0)
+    constant = certain(node.inputs[0].constant())
+    if constant.size > MOST_VALUES:
+        raise Uncertain
+    return [constant.ravel().tolist()]
 
 
 @rule("Fill", "BroadcastTo", of_replicated=True)
-def filled(b: Context, node: Node) -> Made:
+def filled(b: Context, node: Node) -> PlacedOutputs:
     """Shards of what is filled with one value need no global tensor."""
     made = b.make_replicated(node)
-    value, after = node.inputs[1 if node.type == "Fill" else 0], b.dims(node.outputs[0])
-    known = b.dims(value)
-    if after is None or known is None or node.after:
-        return made
+    value = node.inputs[1 if node.type == "Fill" else 0]
 
-    def materializer(placement: Sharded) -> tf.Tensor | None:
+    def materializer(placement: Sharded) -> tf.Tensor:
+        known, after = b.dims(value), b.dims(node.outputs[0])
         axis = placement.axis - (len(after) - len(known))
         if node.type == "BroadcastTo" and axis >= 0 and known[axis] != 1:
-            return None
+            raise Uncertain
         return tf.broadcast_to(b.replicated(value), b.local_shape(after, placement))
 
-    b.register_materializer(node.outputs[0], sharded_only(materializer))
+    if not node.after:
+        b.register_materializer(node.outputs[0], sharded_only(materializer))
     return made
 
 
 @extents("Fill")
 def _filled_extents(known: Extents, node: Node) -> ResultExtents:
     shape = known.numbers(node.inputs[0])
-    return [None if shape is None or any(each == -1 for each in shape.entries) else shape.entries]
+    return [None if any(each == -1 for each in shape) else shape]
 
 
 @numbers("Fill")
-def _filled_numbers(known: Extents, node: Node) -> Numbers | None:
+def _filled_numbers(known: Extents, node: Node) -> ResultNumbers:
     length, entry = known.constants(node.inputs[0]), known.number(node.inputs[1])
-    if entry is None or length is None or len(length) != 1 or length[0] > MOST_VALUES:
-        return None
-    return Numbers([entry] * length[0])
+    if len(length) != 1 or length[0] > MOST_VALUES:
+        raise Uncertain
+    return [[entry] * length[0]]

@@ -5,6 +5,7 @@ Parts of sums are summed before they are multiplied: of inf in the other operand
 
 from __future__ import annotations
 
+from keras_ddl.cut.dims import Uncertain
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.factors import LABELS, Factors, Linear, broadcast_labels, labels_of, spec
 from keras_ddl.cut.program import Node
@@ -18,41 +19,35 @@ def _matmul(known: Extents, node: Node) -> Factors:
 
 
 @spec("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", combine="sum")
-def _batch_matmul(known: Extents, node: Node) -> Factors | None:
-    shapes = [known.dims(each) for each in node.inputs]
-    fronts = broadcast_labels([None if each is None else each[:-2] for each in shapes])
-    if fronts is None:
-        return None
-    (first, second), out = fronts
+def _batch_matmul(known: Extents, node: Node) -> Factors:
+    (first, second), out = broadcast_labels([known.dims(each)[:-2] for each in node.inputs])
     first += "zx" if node.attr("adj_x", bool) else "xz"
     return Factors([first, second + ("yz" if node.attr("adj_y", bool) else "zy")], [out + "xy"])
 
 
 @spec("Einsum", combine="sum", linear=Linear(at=(0,), when=is_alone))
-def _einsum(known: Extents, node: Node) -> Factors | None:
+def _einsum(known: Extents, node: Node) -> Factors:
     operands, out = node.attr("equation", bytes).decode().replace(" ", "").split("->")
     labels = operands.split(",")
     letters = iter(LABELS)
     names = {each: next(letters, "") for each in dict.fromkeys(operands) if each.isalpha()}
     ellipsis = ""
     if "." in operands:
-        shapes = [known.dims(each) for each in node.inputs]
         fronts = []
-        for text, dims in zip(labels, shapes):
-            if dims is None:
-                return None
+        for text, value in zip(labels, node.inputs):
             if "..." in text:
+                dims = known.dims(value)
                 width = len(dims) - len(text.replace("...", ""))
                 fronts.append(dims[text.index("...") :][:width])
         if any(each != fronts[0] for each in fronts):
-            return None
+            raise Uncertain
         ellipsis = "".join(next(letters, "") for _ in fronts[0])
     texts = [
         "".join(ellipsis if each == "." else names.get(each, "") for each in text.replace("...", "."))
         for text in [*labels, out]
     ]
     if any(len(set(text)) != len(text) for text in texts):
-        return None
+        raise Uncertain
     return Factors(texts[:-1], texts[-1:])
 
 
@@ -61,12 +56,12 @@ def _channels(labels: str, node: Node) -> str:
 
 
 @spec("BiasAdd")
-def _bias_add(known: Extents, node: Node) -> Factors | None:
+def _bias_add(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]))
-    return None if labels is None else Factors([labels, _channels(labels, node)], [labels])
+    return Factors([labels, _channels(labels, node)], [labels])
 
 
 @spec("BiasAddGrad", combine="sum", linear=Linear(at=(0,)))
-def _bias_add_grad(known: Extents, node: Node) -> Factors | None:
+def _bias_add_grad(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]))
-    return None if labels is None else Factors([labels], [_channels(labels, node)])
+    return Factors([labels], [_channels(labels, node)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_ddl.cut.dims import Dim, complete
-from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
+from keras_ddl.cut.dims import Dim, Uncertain, certain
+from keras_ddl.cut.extents import Extents, NumbersRule, ResultExtents, ResultNumbers, extents, numbers
 from keras_ddl.cut.factors import NEW, Factors, Kind, Linear, broadcast_labels, labels_of, spec
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import never, over_finite, times_finite, widens
@@ -42,14 +42,14 @@ _OF_FIRST = (
 _OF_SEVERAL = "StringJoin Substr"
 
 
-def _of_first(known: Extents, node: Node) -> Factors | None:
+def _of_first(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]))
-    return None if labels is None else Factors([labels, *[None] * (len(node.inputs) - 1)], [labels])
+    return Factors([labels, *[None] * (len(node.inputs) - 1)], [labels])
 
 
-def _broadcast(known: Extents, node: Node) -> Factors | None:
-    result = broadcast_labels([known.dims(each) for each in node.inputs])
-    return None if result is None else Factors(result[0], [result[1]])
+def _broadcast(known: Extents, node: Node) -> Factors:
+    operands, result = broadcast_labels([known.dims(each) for each in node.inputs])
+    return Factors(operands, [result])
 
 
 for _type in UNARY:
@@ -61,25 +61,20 @@ spec(*_OF_SEVERAL.split(), "ApproximateEqual", "Betainc", "ClipByValue")(_broadc
 
 
 @spec("Bitcast")
-def _bitcast(known: Extents, node: Node) -> Factors | None:
+def _bitcast(known: Extents, node: Node) -> Factors:
     """Wider entries become several along a new last axis, narrower ones along the last axis one."""
     labels = labels_of(known.dims(node.inputs[0]))
     wide, narrow = node.inputs[0].dtype.size, node.outputs[0].dtype.size
-    if labels is None:
-        return None
     if wide < narrow:
         return Factors([labels[:-1] + labels[-1:].upper()], [labels[:-1]])
     return Factors([labels], [labels if wide == narrow else labels + NEW], new=Dim(wide // narrow))
 
 
 @spec("Select")
-def _select(known: Extents, node: Node) -> Factors | None:
+def _select(known: Extents, node: Node) -> Factors:
     """tf.where of TensorFlow 1, in losses of logits: a condition of the others' shape, for each of axis 0, or one."""
-    dims = known.dims(node.inputs[0])
     labels = labels_of(known.dims(node.inputs[1]))
-    if dims is None or labels is None:
-        return None
-    return Factors([labels if len(dims) == len(labels) else labels[: len(dims)], labels, labels], [labels])
+    return Factors([labels[: len(known.dims(node.inputs[0]))], labels, labels], [labels])
 
 
 # ---- of operations without a spec, nothing but the extents of the result
@@ -93,20 +88,16 @@ def _first_extents(known: Extents, node: Node) -> ResultExtents:
 # ---- integers of shapes
 
 
-def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> Callable[[Extents, Node], Numbers | None]:
+def _of_two(apply: Callable[[Dim, Dim], Dim | None]) -> NumbersRule:
     """Returns what gives the integers of an operation of two; `apply` returns None where the result is not certain."""
 
-    def rule(known: Extents, node: Node) -> Numbers | None:
-        operands = complete(map(known.numbers, node.inputs))
-        if operands is None:
-            return None
-        a, b = (each.entries for each in operands)
+    def rule(known: Extents, node: Node) -> ResultNumbers:
+        a, b = map(known.numbers, node.inputs)
         length = max(len(a), len(b))
         if {len(a), len(b)} - {1, length}:
-            return None
+            raise Uncertain
         pairs = zip(*(each * length if len(each) == 1 else each for each in (a, b)))
-        result = complete(apply(one, other) for one, other in pairs)
-        return None if result is None else Numbers(result, node.outputs[0].rank == 0)
+        return [[certain(apply(one, other)) for one, other in pairs]]
 
     return rule
 
@@ -121,5 +112,5 @@ numbers("FloorMod")(_of_two(lambda a, b: Dim(a.number % b.number) if a.number is
 
 
 @numbers("Cast")
-def _cast(known: Extents, node: Node) -> Numbers | None:
-    return known.numbers(node.inputs[0])  # none of floats
+def _cast(known: Extents, node: Node) -> ResultNumbers:
+    return [known.numbers(node.inputs[0])]  # none of floats

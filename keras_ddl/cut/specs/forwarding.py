@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from keras_ddl.cut.contents import Content
-from keras_ddl.cut.extents import Extents, Numbers, contents, numbers
+from keras_ddl.cut.dims import Uncertain, if_certain
+from keras_ddl.cut.extents import Extents, ResultNumbers, contents, numbers
 from keras_ddl.cut.factors import Factors, Kind, labels_of, spec
 from keras_ddl.cut.program import Node
 
@@ -11,16 +12,18 @@ FORWARDING = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snaps
 
 
 @spec(*FORWARDING, kind=Kind.FORWARD)
-def _forwarded(known: Extents, node: Node) -> Factors | None:
+def _forwarded(known: Extents, node: Node) -> Factors:
+    if len(node.inputs) > 1:
+        raise Uncertain
     labels = labels_of(known.dims(node.inputs[0]))
-    return None if labels is None or len(node.inputs) > 1 else Factors([labels], [labels])
+    return Factors([labels], [labels])
 
 
 @numbers(*FORWARDING)
-def _numbers(known: Extents, node: Node) -> list[Numbers | None]:
-    return [known.numbers(each) for each in node.inputs]
+def _numbers(known: Extents, node: Node) -> ResultNumbers:
+    return [if_certain(known.numbers, each) for each in node.inputs]
 
 
 @contents("Identity")
-def _content(known: Extents, node: Node) -> Content | None:
+def _content(known: Extents, node: Node) -> Content:
     return known.content(node.inputs[0])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.dims import Dim, Uncertain, if_certain
 from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, Operand, ShapeOf, labels_of, spec
+from keras_ddl.cut.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, labels_of, spec
 from keras_ddl.cut.program import Node
 
 _CONVOLUTIONS = "Conv2D Conv3D DepthwiseConv2dNative Dilation2D"
@@ -18,26 +16,25 @@ _RESIZES = "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleA
 _NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]
 
 
-def _images(*places: int, shape: int | None = None, summed: bool = False) -> Callable[[Extents, Node], Factors | None]:
+def _images(*places: int, shape: int | None = None, summed: bool = False) -> FactorsOf:
     """Returns what gives the factors of operations on images [n, ...]: n is passed on, everything else replicated.
 
     places: the operands that are images. shape: the operand that is the shape of the result. summed: over the images.
     """
 
-    def factors(known: Extents, node: Node) -> Factors | None:
+    def factors(known: Extents, node: Node) -> Factors:
         operands: list[Operand] = [None] * len(node.inputs)
         rank = 0
         for place in places:
             dims = known.dims(node.inputs[place])
             if not dims:
-                return None
+                raise Uncertain
             rank = len(dims)
             operands[place] = labels_of(dims, range(1, rank))
         result = NEW * (node.outputs[0].rank or rank) if summed else "a" + NEW * (rank - 1)
         if shape is not None:
-            numbers = known.numbers(node.inputs[shape])
-            if numbers is None or len(numbers.entries) != rank:
-                return None  # height and width alone
+            if len(known.numbers(node.inputs[shape])) != rank:
+                raise Uncertain  # height and width alone
             result = "a" + "".join(chr(ord("B") + axis) for axis in range(rank - 1))
             operands[shape] = ShapeOf(result)
         return Factors(operands, [result] * len(node.outputs))
@@ -45,7 +42,7 @@ def _images(*places: int, shape: int | None = None, summed: bool = False) -> Cal
     return factors
 
 
-def _specs(types: str, factors: Callable[[Extents, Node], Factors | None], combine: str | None = None) -> None:
+def _specs(types: str, factors: FactorsOf, combine: str | None = None) -> None:
     for each in types.split():
         spec(each, combine=combine, never_empty=each in _NEVER_EMPTY)(factors)
 
@@ -61,14 +58,13 @@ _specs("ResizeBilinearGrad ResizeBicubicGrad", _images(0, 1))
 
 
 @spec("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
-def _transformed(known: Extents, node: Node) -> Factors | None:
+def _transformed(known: Extents, node: Node) -> Factors:
     """Images each with a transform of its own, or all with one."""
-    images, transforms, size = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.numbers(node.inputs[2])
-    if images is None or transforms is None:
-        return None
+    images, transforms = known.dims(node.inputs[0]), known.dims(node.inputs[1])
+    size = if_certain(known.numbers, node.inputs[2])
     one = transforms[0] == Dim(1) and images[0] != 1
     # Height and width of the result are the numbers of the third operand, not a shape that a rank would change.
-    known_size = size is not None and len(size.entries) == 2
+    known_size = size is not None and len(size) == 2
     operands: list[Operand] = ["aBCD", "1E" if one else "aE", *[None] * (len(node.inputs) - 2)]
     if known_size:
         operands[2] = ShapeOf("XY")

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from keras_ddl.cut.extents import Extents, Numbers, ResultExtents, extents, numbers
+from keras_ddl.cut.dims import Uncertain, certain, if_certain
+from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
 from keras_ddl.cut.factors import LABELS, NEW, Factors, Linear, labels_of, spec
 from keras_ddl.cut.program import Node
 
 
 @spec("GatherV2", linear=Linear(at=(0,), moves=True))
-def _gather(known: Extents, node: Node) -> Factors | None:
+def _gather(known: Extents, node: Node) -> Factors:
     """`batch...before K after..., batch...at -> batch...before at after...`: K is looked up in."""
     table, at, axis = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.constants(node.inputs[2])
-    if table is None or at is None or axis is None or len(table) + len(at) > len(LABELS):
-        return None
+    if len(table) + len(at) > len(LABELS):
+        raise Uncertain
     position, batch = axis[0] % len(table), node.attr("batch_dims", int)
     batch += len(at) if batch < 0 else 0
     labels = labels_of(table, [position])
-    assert labels is not None
     own = LABELS[len(table) :][: len(at) - batch]
     result = labels[:position] + own + labels[position + 1 :]
     return Factors([labels, labels[:batch] + own, None], [result])
 
 
 @spec("GatherNd", linear=Linear(at=(0,), moves=True))
-def _gather_nd(known: Extents, node: Node) -> Factors | None:
+def _gather_nd(known: Extents, node: Node) -> Factors:
     """`K... A..., at... C -> at... A...`: C indices each, into the first C axes of a table, which may not be empty."""
     table, at = known.dims(node.inputs[0]), known.dims(node.inputs[1])
-    width = at[-1].number if at else None
-    if table is None or at is None or width is None or len(table) + len(at) > len(LABELS):
-        return None
+    width = certain(at[-1].number if at else None)
+    if len(table) + len(at) > len(LABELS):
+        raise Uncertain
     labels, own = labels_of(table, range(len(table))), LABELS[len(table) :][: len(at)]
-    assert labels is not None
     return Factors([labels, own[:-1] + own[-1].upper()], [own[:-1] + labels[width:]])
 
 
@@ -41,37 +40,32 @@ def _bounds(known: Extents, node: Node) -> Factors:
 
 
 @spec("ResourceGather")
-def _gather_of_variable(known: Extents, node: Node) -> Factors | None:
-    labels, rank = labels_of(known.dims(node.inputs[1])), node.outputs[0].rank
-    if labels is None or rank is None or node.attr("batch_dims", int):
-        return None
+def _gather_of_variable(known: Extents, node: Node) -> Factors:
+    labels, rank = labels_of(known.dims(node.inputs[1])), certain(node.outputs[0].rank)
+    if node.attr("batch_dims", int):
+        raise Uncertain
     return Factors([None, labels], [labels + NEW * (rank - len(labels))])
 
 
 @spec("OneHot")
-def _one_hot(known: Extents, node: Node) -> Factors | None:
+def _one_hot(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]))
-    if labels is None:
-        return None
     axis = node.attr("axis", int) % (len(labels) + 1)
     result = labels[:axis] + NEW + labels[axis:]
-    return Factors([labels, None, None, None], [result], new=known.number(node.inputs[1]))
+    return Factors([labels, None, None, None], [result], new=if_certain(known.number, node.inputs[1]))
 
 
 @spec("DenseBincount", combine="sum")
-def _bincount(known: Extents, node: Node) -> Factors | None:
+def _bincount(known: Extents, node: Node) -> Factors:
     """Counts of each row [rows, n], or of all entries [n]; or only whether there is one."""
     value, size, weights = node.inputs
     labels, weight_dims = labels_of(known.dims(value)), known.dims(weights)
-    if not labels or weight_dims is None:
-        return None
     unweighted = any(each == 0 for each in weight_dims)
     combine = "max" if node.attr("binary_output", bool) else None
-    if not unweighted and len(weight_dims) != len(labels):
-        return None
-    return Factors(
-        [labels, None, None if unweighted else labels], [labels[:-1] + NEW], known.number(size), combine=combine
-    )
+    if not labels or not unweighted and len(weight_dims) != len(labels):
+        raise Uncertain
+    operands = [labels, None, None if unweighted else labels]
+    return Factors(operands, [labels[:-1] + NEW], if_certain(known.number, size), combine=combine)
 
 
 def finds_for_each_key(node: Node) -> bool:
@@ -86,23 +80,23 @@ def finds_for_each_key(node: Node) -> bool:
 
 
 @spec("LookupTableFindV2")
-def _look_up(known: Extents, node: Node) -> Factors | None:
+def _look_up(known: Extents, node: Node) -> Factors:
     """Keys in a replicated table: what writes to it has no rule, so ranks write alike."""
     labels = labels_of(known.dims(node.inputs[1]))
-    if labels is None or not finds_for_each_key(node) or node.inputs[2].rank != 0:
-        return None
+    if not finds_for_each_key(node) or node.inputs[2].rank != 0:
+        raise Uncertain
     return Factors([None, labels, None], [labels])
 
 
 @numbers("GatherV2")
-def _gathered_numbers(known: Extents, node: Node) -> Numbers | None:
-    table, at = known.numbers(node.inputs[0]), known.constants(node.inputs[1])
-    if table is None or at is None or table.is_scalar or any(not 0 <= i < len(table.entries) for i in at):
-        return None
-    return Numbers([table.entries[i] for i in at], node.outputs[0].rank == 0)
+def _gathered_numbers(known: Extents, node: Node) -> ResultNumbers:
+    table, at = known.vector(node.inputs[0]), known.constants(node.inputs[1])
+    if any(not 0 <= i < len(table) for i in at):
+        raise Uncertain
+    return [[table[i] for i in at]]
 
 
 @extents("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 def _segments(known: Extents, node: Node) -> ResultExtents:
-    data, ids, count = known.dims(node.inputs[0]), known.dims(node.inputs[1]), known.number(node.inputs[2])
-    return [None if data is None or ids is None else (count, *data[len(ids) :])]
+    data, ids = known.dims(node.inputs[0]), known.dims(node.inputs[1])
+    return [(if_certain(known.number, node.inputs[2]), *data[len(ids) :])]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from keras_ddl.cut.dims import if_certain
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.factors import NEW, Factors, broadcast_labels, labels_of, spec
 from keras_ddl.cut.program import Node
 
 
 @spec("Softmax", "LogSoftmax")
-def _softmax(known: Extents, node: Node) -> Factors | None:
+def _softmax(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]), [-1])
-    return None if labels is None else Factors([labels], [labels])
+    return Factors([labels], [labels])
 
 
 @spec("SparseSoftmaxCrossEntropyWithLogits")
@@ -19,13 +20,11 @@ def _sparse_cross_entropy(known: Extents, node: Node) -> Factors:
 
 
 @spec("SoftmaxCrossEntropyWithLogits")
-def _cross_entropy(known: Extents, node: Node) -> Factors | None:
+def _cross_entropy(known: Extents, node: Node) -> Factors:
     """Logits and labels are broadcast against each other."""
-    labels = broadcast_labels([known.dims(each) for each in node.inputs])
-    if labels is None:
-        return None
-    operands, result = [each.replace("b", "B") for each in labels[0]], labels[1].replace("b", "B")
-    return Factors(operands, [result[:1], result])
+    operands, result = broadcast_labels([known.dims(each) for each in node.inputs])
+    result = result.replace("b", "B")
+    return Factors([each.replace("b", "B") for each in operands], [result[:1], result])
 
 
 @spec("InTopK", "InTopKV2")
@@ -34,10 +33,8 @@ def _in_top_k(known: Extents, node: Node) -> Factors:
 
 
 @spec("TopKV2")
-def _top_k(known: Extents, node: Node) -> Factors | None:
+def _top_k(known: Extents, node: Node) -> Factors:
     labels = labels_of(known.dims(node.inputs[0]), [-1])
-    if labels is None:
-        return None
-    count = known.number(node.inputs[1])
+    count = if_certain(known.number, node.inputs[1])
     result = labels[:-1] + NEW
     return Factors([labels, None], [result, result], new=count if count is not None and count.is_extent else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_ddl.cut.dims import complete
+from keras_ddl.cut.dims import Uncertain, certain
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.factors import NEW, Factors, Linear, Operand, broadcast_labels, spec
 from keras_ddl.cut.program import Node
@@ -12,72 +12,71 @@ from keras_ddl.cut.program import Node
 _LAST = ("XYZ", "UVW")  # of the operands' vectors, matrices, pictures
 
 
-def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = False) -> Factors | None:
+def _each(known: Extents, node: Node, ranks: Sequence[int], keeps_shape: bool = False) -> Factors:
     """Returns the labels where the first operands consist of tensors of these ranks; all others are replicated."""
-    shapes = complete(known.dims(each) for each in node.inputs[: len(ranks)])
-    if shapes is None or any(len(dims) < rank for dims, rank in zip(shapes, ranks)):
-        return None
-    labels = broadcast_labels([dims[: len(dims) - rank] for dims, rank in zip(shapes, ranks)])
-    if labels is None:
-        return None
-    fronts, out = labels
+    shapes = [known.dims(each) for each in node.inputs[: len(ranks)]]
+    if any(len(dims) < rank for dims, rank in zip(shapes, ranks)):
+        raise Uncertain
+    fronts, out = broadcast_labels([dims[: len(dims) - rank] for dims, rank in zip(shapes, ranks)])
     operands: list[Operand] = [front + last[-rank:] for front, last, rank in zip(fronts, _LAST, ranks)]
     operands += [None] * (len(node.inputs) - len(ranks))
     if keeps_shape:
         return Factors(operands, [out + _LAST[0][-ranks[0] :]])
-    widths = complete(None if each.rank is None else each.rank - len(out) for each in node.outputs)
-    return None if widths is None else Factors(operands, [out + NEW * each for each in widths])
+    return Factors(operands, [out + NEW * (certain(each.rank) - len(out)) for each in node.outputs])
 
 
 @spec("RGBToHSV", "HSVToRGB", "FFT", "IFFT")
-def _vectors(known: Extents, node: Node) -> Factors | None:
+def _vectors(known: Extents, node: Node) -> Factors:
     return _each(known, node, [1], keeps_shape=True)
 
 
 @spec("AdjustContrastv2", "AdjustHue", "AdjustSaturation")
-def _pictures(known: Extents, node: Node) -> Factors | None:
+def _pictures(known: Extents, node: Node) -> Factors:
     """Height, width and colors; a contrast is relative to the mean of a picture."""
     return _each(known, node, [3], keeps_shape=True)
 
 
 @spec("RFFT", "IRFFT")
-def _real_vectors(known: Extents, node: Node) -> Factors | None:
+def _real_vectors(known: Extents, node: Node) -> Factors:
     return _each(known, node, [1])
 
 
 @spec("MatrixInverse", "Cholesky", "FFT2D", "IFFT2D")
-def _matrices(known: Extents, node: Node) -> Factors | None:
+def _matrices(known: Extents, node: Node) -> Factors:
     return _each(known, node, [2], keeps_shape=True)
 
 
 @spec("MatrixBandPart", linear=Linear(at=(0,), moves=True))
-def _bands(known: Extents, node: Node) -> Factors | None:
+def _bands(known: Extents, node: Node) -> Factors:
     return _each(known, node, [2], keeps_shape=True)
 
 
 @spec("MatrixDeterminant", "LogMatrixDeterminant", "Qr", "MatrixDiagPartV3", "RFFT2D", "IRFFT2D")
-def _of_matrices(known: Extents, node: Node) -> Factors | None:
+def _of_matrices(known: Extents, node: Node) -> Factors:
     return _each(known, node, [2])
 
 
 @spec("Svd", "SelfAdjointEigV2")
-def _spectra(known: Extents, node: Node) -> Factors | None:
+def _spectra(known: Extents, node: Node) -> Factors:
     """Without vectors the other results are empty, and have none of the axes."""
-    has_vectors = node.attr("compute_uv" if node.type == "Svd" else "compute_v", bool)
-    return _each(known, node, [2]) if has_vectors else None
+    if not node.attr("compute_uv" if node.type == "Svd" else "compute_v", bool):
+        raise Uncertain
+    return _each(known, node, [2])
 
 
 @spec("MatrixSolve", "MatrixTriangularSolve")
-def _solutions(known: Extents, node: Node) -> Factors | None:
+def _solutions(known: Extents, node: Node) -> Factors:
     return _each(known, node, [2, 2])
 
 
 @spec("MatrixDiagV3")
-def _of_diagonals(known: Extents, node: Node) -> Factors | None:
+def _of_diagonals(known: Extents, node: Node) -> Factors:
     """One diagonal each; several would be a matrix."""
-    return _each(known, node, [1]) if node.inputs[1].rank == 0 else None
+    if node.inputs[1].rank != 0:
+        raise Uncertain
+    return _each(known, node, [1])
 
 
 @spec("Cross")
-def _cross(known: Extents, node: Node) -> Factors | None:
+def _cross(known: Extents, node: Node) -> Factors:
     return _each(known, node, [1, 1], keeps_shape=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, complete, product
-from keras_ddl.cut.extents import Extents, Numbers, numbers
-from keras_ddl.cut.factors import Factors, Kind, Linear, Making, labels_of, spec, without
+from keras_ddl.cut.dims import ONE, Uncertain, if_certain, product
+from keras_ddl.cut.extents import Extents, ResultNumbers, numbers
+from keras_ddl.cut.factors import Factors, Kind, Linear, LocalOperands, labels_of, spec, without
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.propagation import is_floating
 
@@ -14,20 +14,20 @@ _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": 
 _HALF = (tf.float16, tf.bfloat16)
 
 
-def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]] | None:
+def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]]:
     """Returns the axes that an operand names to be reduced, and axes that it may name besides, if their extent is 1.
 
     The gradient of a broadcast names axes along which the operand was repeated. Where both extents are 1 it also names
     the axis, which changes nothing but the number of axes.
     """
-    constants = known.constants(value)
+    constants = if_certain(known.constants, value)
     if constants is not None:
         return constants, frozenset()
-    shapes = complete(map(known.numbers, value.node.inputs)) if value.node.type == "BroadcastGradientArgs" else None
-    if shapes is None:
-        return None
-    rank = max(len(each.entries) for each in shapes)
-    own, other = ((ONE,) * (rank - len(each.entries)) + each.entries for each in shapes)
+    if value.node.type != "BroadcastGradientArgs":
+        raise Uncertain
+    shapes = [known.numbers(each) for each in value.node.inputs]
+    rank = max(map(len, shapes))
+    own, other = ((ONE,) * (rank - len(each)) + each for each in shapes)
     if value.index == 1:
         own, other = other, own
     axes, perhaps = [], set()
@@ -37,28 +37,28 @@ def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[in
         elif a.number is None and (a == b or b == 1):
             perhaps.add(axis)
         elif a.number is None:
-            return None
+            raise Uncertain
     return axes, frozenset(perhaps)
 
 
-def _reduction(known: Extents, node: Node) -> Factors | None:
+def _reduction(known: Extents, node: Node) -> Factors:
     value = node.inputs[0]
-    dims, named = known.dims(value), _reduced_axes(known, node.inputs[1])
-    labels = labels_of(dims)
-    if dims is None or named is None or labels is None or value.dtype == tf.string:
-        return None
-    axes, perhaps = {axis % max(len(dims), 1) for axis in named[0]}, named[1]
+    if value.dtype == tf.string:
+        raise Uncertain
+    labels = labels_of(known.dims(value))
+    named, perhaps = _reduced_axes(known, node.inputs[1])
+    axes = {axis % max(len(labels), 1) for axis in named}
     if node.attr("keep_dims", bool):
         result = "".join("1" if axis in axes else each for axis, each in enumerate(labels))
         return Factors([labels, None], [result])
     return Factors([labels, None], [without(labels, sorted(axes))], only_if_reshaped=bool(perhaps))
 
 
-def axes_of(b: Context, node: Node) -> list[int] | None:
+def axes_of(b: Context, node: Node) -> list[int]:
     """Returns the axes that are certainly reduced, if nothing depends on whether others of extent 1 also are."""
     factors = _reduction(b.extents, node)
-    if factors is None or factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
-        return None
+    if factors.only_if_reshaped and not b.is_only_reshaped(node.outputs[0]):
+        raise Uncertain
     return _axes(factors)
 
 
@@ -68,21 +68,19 @@ def _axes(factors: Factors) -> list[int]:
     return [axis for axis, each in enumerate(labels) if each not in factors.results[0]]
 
 
-def _reduce(b: Context, node: Node, making: Making) -> list[tf.Tensor]:
-    factors = making.factors
+def _reduce(b: Context, node: Node, local: LocalOperands) -> list[tf.Tensor]:
+    factors = local.factors
     axes, keep, dims = _axes(factors), node.attr("keep_dims", bool), b.dims(node.inputs[0])
-    assert dims is not None
     left = [ONE if axis in axes else each for axis, each in enumerate(dims) if keep or axis not in axes]
     b.extents.set_dims(node.outputs[0], tuple(left))
-    if node.type == "Mean" and making.label is not None and making.label not in factors.results[0]:
-        return [_mean(b, node, making.tensors[0], axes)]
-    return b.make(node, [making.tensors[0], b.vector(axes, node.inputs[1].dtype)])
+    if node.type == "Mean" and local.label is not None and local.label not in factors.results[0]:
+        return [_mean(b, node, local.tensors[0], axes)]
+    return b.make(node, [local.tensors[0], b.vector(axes, node.inputs[1].dtype)])
 
 
 def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
     """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
     value, dims = node.inputs[0], b.dims(node.inputs[0])
-    assert dims is not None
     count = b.number(product(dims[axis] for axis in axes))
     wide = tf.float32 if value.dtype in _HALF else value.dtype
     over = b.vector(axes, tf.int32)
@@ -97,25 +95,26 @@ for _type, _combine in _COMBINE.items():
 
 
 @spec("Mean", combine="sum", linear=_SUM, kind=Kind.REDUCTION, make=_reduce)
-def _mean_of_floats(known: Extents, node: Node) -> Factors | None:
-    return _reduction(known, node) if node.inputs[0].dtype.is_floating else None
+def _mean_of_floats(known: Extents, node: Node) -> Factors:
+    if not node.inputs[0].dtype.is_floating:
+        raise Uncertain
+    return _reduction(known, node)
 
 
 @spec("L2Loss", combine="sum", kind=Kind.REDUCTION)
-def _l2_loss(known: Extents, node: Node) -> Factors | None:
-    labels = labels_of(known.dims(node.inputs[0]))
-    return None if labels is None else Factors([labels], [""])
+def _l2_loss(known: Extents, node: Node) -> Factors:
+    return Factors([labels_of(known.dims(node.inputs[0]))], [""])
 
 
 @spec("ArgMax", "ArgMin")
-def _arg_max(known: Extents, node: Node) -> Factors | None:
+def _arg_max(known: Extents, node: Node) -> Factors:
     along = _along(known, node)
-    return None if along is None else Factors([along, None], ["".join(each for each in along if each.islower())])
+    return Factors([along, None], ["".join(each for each in along if each.islower())])
 
 
-def _cumulative(known: Extents, node: Node) -> Factors | None:
+def _cumulative(known: Extents, node: Node) -> Factors:
     along = _along(known, node)
-    return None if along is None else Factors([along, None], [along])
+    return Factors([along, None], [along])
 
 
 spec("Cumprod", "CumulativeLogsumexp")(_cumulative)
@@ -123,14 +122,12 @@ spec("Cumsum", linear=_SUM)(_cumulative)
 spec("ReverseV2", linear=Linear(at=(0,), moves=True))(_cumulative)
 
 
-def _along(known: Extents, node: Node) -> str | None:
-    axes = known.constants(node.inputs[1])
-    return None if axes is None else labels_of(known.dims(node.inputs[0]), axes)
+def _along(known: Extents, node: Node) -> str:
+    return labels_of(known.dims(node.inputs[0]), known.constants(node.inputs[1]))
 
 
 @numbers("Prod")
-def _product(known: Extents, node: Node) -> Numbers | None:
-    operand = known.numbers(node.inputs[0])
-    if operand is None or operand.is_scalar or known.constants(node.inputs[1]) not in ([0], [-1]):
-        return None
-    return Numbers([product(operand.entries)], node.outputs[0].rank == 0)
+def _product(known: Extents, node: Node) -> ResultNumbers:
+    if known.constants(node.inputs[1]) not in ([0], [-1]):
+        raise Uncertain
+    return [[product(known.vector(node.inputs[0]))]]

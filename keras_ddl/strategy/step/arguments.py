@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Extents, Numbers
+from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.placements import REPLICATED, Placement, Sharded
 from keras_ddl.cut.program import Value
 from keras_ddl.cut.report import Report
@@ -220,4 +220,4 @@ def _declare_rows(extents: Extents, spec: Any, parts: Sequence[Value]) -> None:
     shape = parts[2]
     extents.named[shape.key] = shape
     dims = [Dim.unknown("entry", shape.key, axis) if n is None else Dim(n) for axis, n in others]
-    extents.set_numbers(shape, Numbers([extents.rows, *dims]))
+    extents.set_numbers(shape, (extents.rows, *dims))
