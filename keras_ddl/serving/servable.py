@@ -34,6 +34,7 @@ class Signature:
     """
 
     name: str
+    method: str
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     shapes: Mapping[str, Sequence[int] | None] = field(default_factory=dict)
@@ -133,7 +134,7 @@ def _as_array(value: Any) -> np.ndarray:
 def _signature(name: str, definition: Any, graph: tf.Graph) -> Signature:
     defaults = {alias: tf.make_ndarray(value) for alias, value in definition.defaults.items()}
     shapes = {alias: _shape(info, graph) for alias, info in definition.inputs.items()}
-    return Signature(name, dict(definition.inputs), dict(definition.outputs), shapes, defaults)
+    return Signature(name, definition.method_name, dict(definition.inputs), dict(definition.outputs), shapes, defaults)
 
 
 def _shape(info: Any, graph: tf.Graph) -> list[int] | None:

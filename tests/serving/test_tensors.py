@@ -30,7 +30,7 @@ def known_dtypes() -> list[np.dtype]:
 
 def signature_of(dtype: int, shape: list[int] | None = None) -> Signature:
     info = meta_graph_pb2.TensorInfo(name="x:0", dtype=dtype)
-    return Signature("serving_default", {"x": info}, {}, {"x": shape})
+    return Signature("serving_default", "", {"x": info}, {}, {"x": shape})
 
 
 def read(proto: tensor_pb2.TensorProto, shape: list[int] | None = None) -> np.ndarray:
@@ -70,7 +70,7 @@ def test_any_byte_but_0_is_true() -> None:
 def test_input_with_a_default_may_be_left_out_and_others_may_not() -> None:
     info = meta_graph_pb2.TensorInfo(name="x:0", dtype=1)
     inputs, defaults = {"x": info, "scale": info}, {"scale": np.float32(2)}
-    signature = Signature("serving_default", inputs, {}, {"x": None, "scale": None}, defaults)
+    signature = Signature("serving_default", "", inputs, {}, {"x": None, "scale": None}, defaults)
     x = tf.make_tensor_proto(np.float32([1, 3]))
     assert list(tensors.feeds_of(signature, {"x": x})) == ["x"]
     with pytest.raises(RequestError, match=r"Missing but required: \['x'\]"):
