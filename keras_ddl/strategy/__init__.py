@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,9 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError
-from keras_ddl.gradients import bucket_size
 from keras_ddl.strategy import cluster, keras_patches, one_per_job
 from keras_ddl.strategy.agreement.random_state import RandomState
-from keras_ddl.strategy.job import Job, Settings, check_settings
+from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
@@ -99,7 +97,7 @@ class Strategy(tf.distribute.Strategy):
         cluster.check_arguments(mode, unsupported_tf_args)
         topology = communicator.init(mode)
         self._check_no_other_scope(topology.rank)
-        if hasattr(self, "settings"):  # made before: see __new__
+        if hasattr(self, "job"):  # made before: see __new__
             if seed is not None:
                 self.random_state = RandomState(self.rank, self.size, seed)
             return
@@ -107,27 +105,18 @@ class Strategy(tf.distribute.Strategy):
             bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank) or config.get("BUCKET_BYTES")
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
-        # As this rank has them; where rank 0's count, another may not get what it asked for.
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        self.settings = Settings(*chosen, compression, shard_optimizer)
-        check_settings(self.settings, topology.rank)
+        settings = Settings(*chosen, compression, shard_optimizer)
+        check_settings(settings, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
-        self.rank, self.size = topology.rank, topology.size
-        self.topology = topology
+        self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.random_state = RandomState(self.rank, self.size, seed)
-        token, shards_from = "", config.get("SHARD_FROM_ELEMENTS") if shard_optimizer else None
+        self.job = agree_on_job(settings, topology, device)
         if self.size > 1:
-            of_rank_0 = (secrets.token_hex(8), drift_check_percent, shards_from)
-            token, drift_check_percent, shards_from = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
-            self.saves = SaveRecords(token, self.rank)
-        self.drift_check_fraction = drift_check_percent / 100
-        communicator.prepare_plans()
-        if self.size > 1 and shards_from is not None:
-            keras_patches.install(shards=True)
-        agreed_size = bucket_size.agree(bucket_bytes)
-        self.job = Job(self.rank, self.size, token, device, self.settings, agreed_size, shards_from)
+            self.saves = SaveRecords(self.job.token, self.rank)
+            keras_patches.install(shards=self.job.shards_from_elements is not None)
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))
@@ -143,7 +132,7 @@ class Strategy(tf.distribute.Strategy):
         return self  # a copy of a model or an optimizer is of the same job
 
     def __repr__(self) -> str:
-        own = " ".join(f"{name}={value!r}" for name, value in vars(self.settings).items())
+        own = " ".join(f"{name}={value!r}" for name, value in vars(self.job.settings).items())
         return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.job.device} {own}>"
 
     def _check_no_other_scope(self, rank: int) -> None:

@@ -9,7 +9,7 @@ from keras_ddl.compat import keras as keras_compat
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.agreement.random_state import RandomState
-    from keras_ddl.strategy.job import Job, Settings
+    from keras_ddl.strategy.job import Job
     from keras_ddl.strategy.keras_patches.save_records import SaveRecords
     from keras_ddl.strategy.step.keras_step import KerasSteps
     from keras_ddl.topology import Topology
@@ -21,11 +21,9 @@ class StrategyInterface(Protocol):
     rank: int
     size: int
     topology: Topology
-    settings: Settings
     job: Job
     random_state: RandomState
     saves: SaveRecords  # of several ranks
-    drift_check_fraction: float
     keras_steps: KerasSteps
 
     def scope(self) -> AbstractContextManager[Any]: ...

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from keras_ddl import communicator, config
 from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.errors import ConfigError
-from keras_ddl.gradients.bucket_size import AUTO, BucketSize
+from keras_ddl.gradients import bucket_size
+from keras_ddl.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Job:
         settings: as this rank passed them. The other attributes are equal on all ranks.
         bucket_size: of the gradients that travel in one collective.
         shards_from_elements: slots of so many elements or more are in shards; None: no slots are.
+        drift_check_fraction: of training time, which comparing weights may take.
     """
 
     rank: int
@@ -42,28 +46,37 @@ class Job:
     token: str
     device: str
     settings: Settings
-    bucket_size: BucketSize
+    bucket_size: bucket_size.BucketSize
     shards_from_elements: int | None
+    drift_check_fraction: float
+
+
+def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
+    """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
+    token, percent = "", settings.drift_check_percent
+    shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.shard_optimizer else None
+    if topology.size > 1:
+        of_rank_0 = (secrets.token_hex(8), percent, shards_from)
+        token, percent, shards_from = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
+    communicator.prepare_plans()
+    agreed_size = bucket_size.agree(settings.bucket_bytes)
+    return Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 # Setting -> whether a value is allowed, the rule in words, and the default.
 _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_bytes": (
-        lambda value: value == AUTO or (isinstance(value, int) and value >= 1),
+        lambda value: value == bucket_size.AUTO or (isinstance(value, int) and value >= 1),
         "1 or more, or 'auto'",
         "KERAS_DDL_BUCKET_BYTES",
     ),
     "sparse_as_dense": (_one_of(True, False, "auto"), "True, False or 'auto'", "'auto'"),
     "drift_check_percent": (
-        lambda value: _is_number(value) and 0 <= value <= 100,
+        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 100,
         "a number from 0 (never) to 100",
         "KERAS_DDL_DRIFT_CHECK_PERCENT",
     ),

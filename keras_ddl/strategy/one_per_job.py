@@ -47,7 +47,7 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     for each in reversed(_made):
         if type(each) is not cls or each.topology is not place:
             continue
-        if settings.items() <= vars(each.settings).items():
+        if settings.items() <= vars(each.job.settings).items():
             return each
     return None
 
@@ -56,7 +56,7 @@ def differences(one: StrategyInterface, other: StrategyInterface) -> str:
     """Returns how two Strategies differ, for a message."""
     if one.topology is not other.topology:
         return "before keras_ddl.shutdown()"
-    pairs = [(name, value, getattr(other.settings, name)) for name, value in vars(one.settings).items()]
+    pairs = [(name, value, getattr(other.job.settings, name)) for name, value in vars(one.job.settings).items()]
     return "with " + ", ".join(f"{name}={a!r} instead of {b!r}" for name, a, b in pairs if a != b)
 
 

@@ -1,6 +1,7 @@
 """Weights that come to differ between ranks are found and named. Run by test_strategy.py."""
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -24,7 +25,8 @@ from strategy.common import (
 @contextlib.contextmanager
 def drift_check(share):
     """With a share of a million times the training time every step is checked, however slow the machine is."""
-    with mock.patch.object(STRATEGY, "drift_check_fraction", share), mock.patch.object(drift, "_FIRST_INTERVAL", 1):
+    job = dataclasses.replace(STRATEGY.job, drift_check_fraction=share)
+    with mock.patch.object(STRATEGY, "job", job), mock.patch.object(drift, "_FIRST_INTERVAL", 1):
         yield
 
 

@@ -284,7 +284,7 @@ def check_going_back_to_what_was_good_takes_the_chunks():
 
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     memory = InMemorySnapshots(model)
-    memory.note()
+    memory.confirm()
     chunks = [each.chunk.numpy() for each in gathered_slots.slots_of(model)]
     model.fit(X, Y, batch_size=10, verbose=0)
     assert memory.go_back() is not None

@@ -150,7 +150,7 @@ class CallbackList(_KerasList):
         keras_callbacks.set_initial_epoch(model, start)
         agreement.broadcast_variables(agreement.all_variables(model))
         _agree_on_global_seed(model, rank)
-        self._drift = DriftCheck(model, rank, strategy.drift_check_fraction)
+        self._drift = DriftCheck(model, rank, strategy.job.drift_check_fraction)
         self._saves = MidEpochSaves(self, strategy.job)
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
