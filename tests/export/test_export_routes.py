@@ -272,7 +272,7 @@ def test_c_program_answers_as_python_does(tmp_path: Path) -> None:
         program,
     ]
     command += [library / "libtensorflow_cc.so.2", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
-    subprocess.run([str(part) for part in command], check=True, timeout=120)
+    subprocess.run([str(part) for part in command], check=True, timeout=600)
 
     model = dense_model()
     disturb(model)
@@ -290,7 +290,7 @@ def test_c_program_answers_as_python_does(tmp_path: Path) -> None:
         [str(program), str(path), *names, "5", "4"],
         input=x.tobytes(),
         capture_output=True,
-        timeout=120,
+        timeout=600,
         env=environment,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]

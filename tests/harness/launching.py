@@ -96,6 +96,12 @@ def find_mpirun() -> str:
     return found
 
 
+def cpu_seconds_of_children() -> float:
+    """Returns what the processes that this one has waited for took of a core: to be limited on a busy machine, too."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def without_mpi(np: int) -> list[str]:
     """What `mpirun` of run_ranks may be: the ranks meet as those of `keras-ddl run` on one host."""
     return [sys.executable, str(Path(__file__).with_name("without_mpi.py")), str(np)]

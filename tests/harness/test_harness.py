@@ -112,3 +112,20 @@ def test_run_ranks_kills_everything_at_the_timeout():
     outcome = run_ranks(work, 2, timeout=3)
     assert outcome.returncode is None
     assert time.monotonic() - start < 300
+
+
+def test_rank_imports_keras_quickly_and_what_keras_did_not_see_afterwards():
+    def work():
+        import gc
+        import importlib.util
+        import sys
+
+        import keras  # noqa: F401
+
+        unseen = [name for name in ("sklearn", "matplotlib") if name not in sys.modules]
+        return unseen, gc.isenabled(), gc.get_freeze_count(), [bool(importlib.util.find_spec(each)) for each in unseen]
+
+    (rank,) = run_ranks(work, 1).check().ranks
+    unseen, is_enabled, frozen, can_be_found = rank.result
+    assert unseen == ["sklearn", "matplotlib"] and is_enabled and frozen > 100_000, rank.result
+    assert all(can_be_found)
