@@ -26,6 +26,7 @@ from keras_ddl.cut.extents import Dims, Extents, ResultExtents, broadcast_extent
 from keras_ddl.cut.program import Node
 
 LABELS = string.ascii_lowercase
+HALF = (tf.float16, tf.bfloat16)
 NEW = "*"
 
 

@@ -237,12 +237,15 @@ def is_alone(b: Context, node: Node, part: int) -> bool:
 
 
 def is_floating(b: Context, node: Node, part: int) -> bool:
-    """Sums of integers would wrap around, or be rounded, otherwise than one process's."""
+    """A mean of integers is rounded: that of each rank's part otherwise than that of all."""
     return bool(node.inputs[part].dtype.is_floating)
 
 
 def widens(b: Context, node: Node, part: int) -> bool:
-    """Only towards a type that holds all of the parts: rounding before the sum is not rounding the sum."""
+    """Only towards a type that holds all of the parts: rounding before the sum is not rounding the sum.
+
+    Where the sum of halves is inf, that of the wider parts is finite.
+    """
     source, target = node.inputs[part].dtype, node.outputs[0].dtype
     return bool(source.is_floating and target.is_floating and target.size > source.size)
 

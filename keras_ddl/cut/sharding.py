@@ -14,7 +14,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import certain, if_certain
-from keras_ddl.cut.factors import Kind, kind_of, spec_of
+from keras_ddl.cut.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.flat_shards import Layout, refusal
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs
 from keras_ddl.cut.program import BRANCHES, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
@@ -181,8 +181,10 @@ class Sharding:
         chunk, output = b.flat_shard(value), node.outputs[0]
         if node.type == "L2Loss":
             return [(b.make(node, [chunk])[0], PARTIAL)]
-        if node.type == "Mean":
-            result = tf.reduce_sum(chunk) / tf.cast(value.shape.num_elements(), chunk.dtype)
+        if node.type == "Mean":  # in float32 for halves: neither their sum nor the count need be one of theirs
+            wide = tf.float32 if value.dtype in HALF else value.dtype
+            result = tf.reduce_sum(tf.cast(chunk, wide)) / tf.cast(value.shape.num_elements(), wide)
+            result = tf.cast(result, value.dtype)
         else:
             result = b.make(node, [chunk, tf.constant([0], node.inputs[1].dtype)], keep_dims=_FALSE)[0]
         return [(tf.reshape(result, output.shape), Partial(certain(spec_of(node).combine)))]

@@ -73,7 +73,8 @@ def all_reduce(
         comm: the ranks that take part; None for all.
         compression: None, "bfloat16" or "float16", the dtype of the data between hosts, equal on all ranks; see
             `all_reduce_n`. Dense float32, op "sum" or "mean" only.
-    Returns: shape [...]; for IndexedSlices the rows of all ranks ("mean": divided by size), op "sum" or "mean" only.
+    Returns: shape [...]; for IndexedSlices the rows of all ranks, op "sum" or, of floats, "mean" only (then divided by
+        size).
     Raises:
         ConfigError: an unknown op or dtype. NotInitializedError: before `keras_ddl.init()`.
         RankMismatchError: shapes, dtypes or ops differ. RankLostError, DeadlineError: a rank is missing.
@@ -284,8 +285,13 @@ def _all_reduce_slices(
             "IndexedSlices can be reduced by 'sum' and 'mean' only, because rows that a rank does not list are zero. "
             f"Received: op={reduction!r}. Use tf.convert_to_tensor first."
         )
+    if reduction == "mean" and not slices.values.dtype.is_floating:
+        raise ConfigError(
+            "The mean of IndexedSlices must be one of floats: integers would be rounded before rows of the same index "
+            f"are added. Received: {slices.values.dtype.name}. Use tf.convert_to_tensor first."
+        )
     values = all_gather(dense_tensor(slices.values, "all_reduce"), name=name and f"{name}/values", comm=comm)
     indices = all_gather(slices.indices, name=name and f"{name}/indices", comm=comm)
     if reduction == "mean":
-        values = tf.cast(values / tf.cast(comm.size, values.dtype), values.dtype)  # of integers it is a float
+        values = values / tf.cast(comm.size, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

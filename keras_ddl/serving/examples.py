@@ -54,6 +54,8 @@ def classifications(outputs: Mapping[str, np.ndarray], count: int) -> list[list[
         raise RequestError(
             Code.FAILED_PRECONDITION, f"classes and scores must be [{count}, n]. The model answered {sorted(shapes)}."
         )
+    if classes is not None and classes.dtype.kind not in "OS":
+        raise RequestError(Code.FAILED_PRECONDITION, f"classes must be strings. The model answered {classes.dtype}.")
     if classes is None:
         labels = [[""] * shape[1]] * count
     else:

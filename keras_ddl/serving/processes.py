@@ -103,10 +103,9 @@ class ModelProcess:
         fields = json.loads(await reader.readexactly(fields_size))
         return frames.Frame(number, fields, await reader.readexactly(body_size) if body_size else b"")
 
-    async def _send(self, number: int, call: Call) -> None:
+    async def _send(self, writer: asyncio.StreamWriter, number: int, call: Call) -> None:
         """Sends a large body in pieces, because asyncio copies what is written at once."""
-        writer, body = self._writer, memoryview(call.body)
-        assert writer is not None
+        body = memoryview(call.body)
         with contextlib.suppress(ConnectionError):  # `_read` handles it
             async with self._sending:
                 writer.write(frames.head_of(number, call.fields, len(body)))
@@ -153,7 +152,7 @@ class ModelProcess:
             if len(call.body) <= _PIECE and not self._sending.locked():
                 self._writer.write(frames.head_of(self._number, call.fields, len(call.body)) + call.body)
             else:
-                self._spawn(self._send(self._number, call))
+                self._spawn(self._send(self._writer, self._number, call))
 
     def _answered(self, frame: frames.Frame) -> None:
         call = self._running.pop(frame.number, None)
@@ -175,7 +174,7 @@ class ModelProcess:
         LOG.warning(
             "model %s version %d: a request took longer than %g s", self.name, self.version, self._options.timeout
         )
-        for each in self._running.values():
+        for each in reversed(list(self._running.values())):  # each goes before those that wait
             self._retry(each)
         self._running.clear()
         self._process.kill()

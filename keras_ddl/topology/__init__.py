@@ -1,7 +1,7 @@
 """The layout of ranks: which share a host, which share memory, and the box of dimensions that they form.
 
-Pure Python over the list of hosts, without MPI and TensorFlow. keras_ddl.cost_model predicts the cost of an all-reduce
-on such a box.
+Without MPI and TensorFlow. Beside it: what the launcher (launcher.py) and TF_CONFIG (tf_config.py) say.
+keras_ddl.cost_model predicts the cost of an all-reduce on such a box.
 """
 
 from __future__ import annotations

@@ -159,6 +159,17 @@ def test_a_slot_that_the_step_reads_is_put_together():
     assert kinds.count("all_gather") == 2, kinds  # the slot, and the weights
 
 
+@pytest.mark.parametrize("entries", [60, 2**17])  # more than the largest half, 65504
+def test_a_mean_of_halves_in_shards_is_that_of_one_process(entries):
+    slot = tf.Variable(np.full((entries // 4, 4), 2.0, np.float16))
+
+    def step(x):
+        return tf.reduce_mean(slot) + tf.cast(tf.reduce_sum(0.0 * x), tf.float16)
+
+    for outputs in Simulation(step, [X], 2, variables=[slot], sharded=[slot])(X):
+        assert float(outputs[0]) == 2.0
+
+
 def test_other_operations_on_a_variable_in_shards_are_refused():
     slot = tf.Variable(np.zeros([7, 5]))
 

@@ -143,6 +143,10 @@ def test_one_rank_has_plain_gradients(alone):
         (lambda x: ops.all_reduce_n([x, tf.cast(x, tf.complex64)]), ["all_reduce_n", "dtype complex64"]),
         (lambda x: ops.all_reduce_n([tf.IndexedSlices(x, tf.constant([0, 1]))]), ["IndexedSlices", "all_reduce"]),
         (lambda x: ops.all_reduce(tf.IndexedSlices(x, tf.constant([0, 1])), op="max"), ["IndexedSlices", "'max'"]),
+        (
+            lambda x: ops.all_reduce(tf.IndexedSlices(tf.cast(x, tf.int32), tf.constant([0, 1])), op="mean"),
+            ["mean of IndexedSlices", "int32"],
+        ),
         (lambda x: ops.all_reduce_n([x], check=-1.0), ["check=-1.0"]),
         (lambda x: ops.all_reduce_n([x], check=0.1, mpi=True), ["mpi=True, check=0.1"]),
         (lambda x: ops.reduce_scatter(x[0]), ["scalar", "all_reduce"]),

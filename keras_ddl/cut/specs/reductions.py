@@ -6,12 +6,11 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import ONE, Uncertain, if_certain, product
 from keras_ddl.cut.extents import Extents, ResultNumbers, numbers
-from keras_ddl.cut.factors import Factors, Kind, Linear, LocalOperands, labels_of, spec, without
+from keras_ddl.cut.factors import HALF, Factors, Kind, Linear, LocalOperands, labels_of, spec, without
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.propagation import is_floating
 
 _COMBINE = {"Max": "max", "Min": "min", "Prod": "product", "All": "min", "Any": "max"}
-_HALF = (tf.float16, tf.bfloat16)
 
 
 def _reduced_axes(known: Extents, value: Value) -> tuple[list[int], frozenset[int]]:
@@ -82,7 +81,7 @@ def _mean(b: Context, node: Node, tensor: tf.Tensor, axes: list[int]) -> tf.Tens
     """The rank's sum over the count of all ranks; in float32 for halves, whose sums overflow before their mean does."""
     value, dims = node.inputs[0], b.dims(node.inputs[0])
     count = b.number(product(dims[axis] for axis in axes))
-    wide = tf.float32 if value.dtype in _HALF else value.dtype
+    wide = tf.float32 if value.dtype in HALF else value.dtype
     over = b.vector(axes, tf.int32)
     total = tf.reduce_sum(tf.cast(tensor, wide), over, keepdims=node.attr("keep_dims", bool))
     return tf.cast(total / b.scalar(count, wide), value.dtype)

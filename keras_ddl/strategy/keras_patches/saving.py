@@ -57,7 +57,7 @@ def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *ar
 
 def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -> Any:
     """With overwrite=False: asks nobody about a file that another rank has written in this very call."""
-    if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive()):
+    if any(strategy.saves.is_written(str(filepath)) for strategy in one_per_job.alive() if strategy.size > 1):
         return True
     return original(filepath)
 

@@ -72,7 +72,7 @@ void CommunicationThread::Loop() {
   const std::vector<int> sharers = endpoint_.locations().RanksOnSameCores(endpoint_.rank());
   KeepToOwnCores(static_cast<int>(std::find(sharers.begin(), sharers.end(), endpoint_.rank()) - sharers.begin()),
                  static_cast<int>(sharers.size()));
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 50 us must be precise (the default slack is 50 us)
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // sleeps of 20 us and more must be precise (the default slack is 50 us)
   RankBlock& own = endpoint_.memory().own();
   const LifeLock alive(own);
   while (!endpoint_.submissions().stopped()) {

@@ -34,7 +34,7 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // Destroys the transport, once. REQUIRES: Cancel, where anything was sent.
+  // Destroys the transport, once. REQUIRES: Drain, where anything was sent.
   void Close();
 
   int rank() const { return transport_.rank; }

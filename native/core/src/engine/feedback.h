@@ -1,6 +1,6 @@
 // Feedback: keeps the rounding errors of compressed sums, under a key, from one sum of the same tensors to the next
 // (error feedback; hierarchy/hierarchical_collectives.h: Compressed). Local to a rank: results are equal on all ranks
-// whatever each of them keeps. On the communication thread only.
+// whatever each of them keeps. One thread at a time: the executor's.
 #ifndef KERAS_DDL_CORE_ENGINE_FEEDBACK_H_
 #define KERAS_DDL_CORE_ENGINE_FEEDBACK_H_
 

@@ -7,7 +7,7 @@
 // patience ends withdraws, which succeeds unless the rendezvous is already complete. One atomic word decides, so no two
 // ranks can disagree about it.
 //
-// Cost when all ranks arrive together: one atomic addition per rank and reading each other's records, about a
+// Cost when all ranks arrive together: one atomic exchange per rank and reading each other's records, about a
 // microsecond. A round trip through communication threads and coordinator takes about fifty.
 #ifndef KERAS_DDL_CORE_ENGINE_INLINE_RENDEZVOUS_H_
 #define KERAS_DDL_CORE_ENGINE_INLINE_RENDEZVOUS_H_
