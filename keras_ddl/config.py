@@ -22,6 +22,8 @@ T = TypeVar("T")
 PREFIX = "KERAS_DDL_"
 # A rank's wrapper creates this file in the directory of KERAS_DDL_HOST_RANK when the rank's program has ended.
 ENDED_FILE = "ended.{rank}"
+# In KERAS_DDL_RUN_DIR, of a job that may go on without lost ranks: where a rank asks who is left.
+MEMBERSHIP_SOCKET = "membership"
 
 
 @dataclass(frozen=True)

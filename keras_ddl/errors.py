@@ -128,7 +128,9 @@ def from_code(code: int, message: str) -> KerasDdlError:
         silent = _SILENT.findall(message)
         names = [*_GONE.findall(message), *(name for text in silent for name in text.split(","))]
         error.ranks = tuple(dict.fromkeys(map(int, names)))
-        _lost.append(error)
+        kept = RankLostError(message)  # not the one that is raised: its traceback would keep communicators alive
+        kept.has_left, kept.ranks = error.has_left, error.ranks
+        _lost.append(kept)
     return error
 
 

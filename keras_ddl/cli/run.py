@@ -48,7 +48,7 @@ _COUNT = click.IntRange(min=1)
     "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"
 )
 @click.option(
-    "--min-np", "--min-num-proc", type=_COUNT, help="Continue with as few as N when hosts are lost.", metavar="N"
+    "--min-np", "--min-num-proc", type=_COUNT, help="Go on with as few as N when ranks are lost.", metavar="N"
 )
 @click.option("--max-np", "--max-num-proc", type=_COUNT, help="Use up to N when there are more hosts.", metavar="N")
 @click.option("--host-discovery-script", help="Prints the available hosts, as lines host:slots.", metavar="COMMAND")
@@ -136,6 +136,7 @@ def command(
         needs_mpi=discovery is not None,
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
+        min_ranks=min_np,
         verbose=verbose,
     )
     placement = Placement(num_ranks if discovery else job.num_ranks, job.hosts, discovery, min_np, max_np)

@@ -16,22 +16,21 @@ from keras_ddl.communicator import (
     child_process,
     error_report,
     group,
-    host,
+    meeting,
+    membership,
     mpi,
     recording,
-    stack_position,
 )
 from keras_ddl.communicator.group import Communicator as Communicator  # exported here, too
 from keras_ddl.communicator.native_library import Transport
-from keras_ddl.errors import ConfigError, NotInitializedError, RankMismatchError
-from keras_ddl.topology import Topology, make_topology, plain_mode, tf_config
-from keras_ddl.topology.launcher import Launcher, allocation_size, find_launcher, host_key
+from keras_ddl.errors import CollectiveError, ConfigError, NotInitializedError, RankLostError
+from keras_ddl.topology import Topology, make_topology, plain_mode
+from keras_ddl.topology.launcher import find_launcher, host_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
-    from mpi4py import MPI
     from numpy.typing import ArrayLike
 
 
@@ -41,6 +40,7 @@ class _State:
         self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
+        self.epoch = 0  # of the membership, see regroup
 
 
 _state = _State()
@@ -82,19 +82,18 @@ def init(mode: str | None = None) -> Topology:
         transport: Transport | None = None
         if launcher is not None and launcher.directory is not None and launcher.size != 1:
             child_process.refuse(launcher.rank)
-            _refuse_mpi()
-            place, transport = _meet_on_host(launcher, mode)
+            meeting.refuse_mpi()
+            place, transport = meeting.on_host(launcher, mode)
             child_process.mark_rank()
         elif mpi.running() or (launcher is not None and launcher.size != 1):
             child_process.refuse(None if launcher is None else launcher.rank)
-            place, transport = _meet_by_mpi(mpi.start(launcher), mode)
+            place, transport = meeting.by_mpi(mpi.start(launcher), mode)
             child_process.mark_rank()
         else:
-            _check_alone_on_purpose(launcher)
+            meeting.check_alone_on_purpose(launcher)
             error_report.install(0, abort=None)
             place = make_topology(0, [host_key()], mode)
-        native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings())
-        _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
+        _open_world(place, transport)
         if config.get("TIMELINE"):
             recording.start(config.get("TIMELINE"), place.rank)
         if not _state.exit_registered:
@@ -105,6 +104,45 @@ def init(mode: str | None = None) -> Topology:
         return place
 
 
+def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
+    native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings(), note=note)
+    _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
+
+
+def regroup() -> Topology:
+    """Makes the communicator of all ranks anew, of those that are left when one was lost. COLLECTIVE over these.
+
+    For a program that catches RankLostError and goes on: the ranks that are left are numbered from 0 in their order,
+    and nothing that was pending is. Communicators of `split` are closed; what the program has on the lost rank alone is
+    lost. The job must have been started by `keras-ddl run --min-np N` on one host.
+
+    A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
+    launcher.
+
+    Raises:
+        ConfigError: the job was started otherwise, or with a mode that has dimensions.
+        RankLostError: fewer than N ranks are left.
+    """
+    with _state.lock:
+        place = topology()
+        launcher = find_launcher()
+        if launcher is None or place.mode != "p":
+            raise ConfigError(
+                f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
+                f"{place.rank}. Use mode 'p'."
+            )
+        _close_world()  # and the timeline goes on
+        while True:
+            members = membership.after(_state.epoch)
+            _state.epoch = members.epoch
+            try:
+                place, transport = meeting.on_host(launcher, place.mode, members)
+                _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
+            except (RankLostError, CollectiveError):  # another one, while they met
+                continue
+            return place
+
+
 def shutdown() -> None:
     """Leaves the other ranks; collectives they still wait in fail there with RankLostError. Not collective.
 
@@ -112,11 +150,17 @@ def shutdown() -> None:
     again.
     """
     with _state.lock:
-        world, _state.world = _state.world, None
-        if world is not None:
-            group.close_all(_NOT_YET)
-            world._close(_NOT_YET)
+        if _close_world():
             recording.stop()
+
+
+def _close_world() -> bool:
+    """Closes all communicators; returns whether there were any."""
+    world, _state.world = _state.world, None
+    if world is not None:
+        group.close_all(_NOT_YET)
+        world._close(_NOT_YET)
+    return world is not None
 
 
 def is_initialized() -> bool:
@@ -323,70 +367,6 @@ _FORKED = (
     "This process was forked from a rank after keras_ddl.init(): it has no communication thread and is not a rank. "
     "Leave collectives to the parent."
 )
-
-
-def _meet_by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
-    error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
-    place = _agree(world, mode)
-    if not all(world.allgather(mpi.finalises)):
-        mpi.no_exit_status_consensus()
-    return place, mpi.transport(world)
-
-
-def _meet_on_host(launcher: Launcher, mode: str) -> tuple[Topology, Transport]:
-    # No abort function waits here for other ranks: the launcher compares how all of them have ended.
-    error_report.install(launcher.rank, host.abort)
-    world = host.start(launcher)
-    try:
-        return _agree(world, mode), world
-    except BaseException:
-        world.destroy()
-        raise
-
-
-def _refuse_mpi() -> None:
-    if mpi.running():
-        raise ConfigError(
-            "A program that uses MPI itself needs ranks that mpirun has started. Received: mpi4py has initialised MPI "
-            "in a rank that `keras-ddl run` has started without it, so its COMM_WORLD has size 1. Start the job with "
-            "`keras-ddl run --mpirun mpirun ...` (or KERAS_DDL_MPIRUN=mpirun)."
-        )
-
-
-def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
-    """Exchanges hosts and compares settings, before the native communicator is made. COLLECTIVE."""
-    mine = {
-        "mode": mode,
-        "version of keras_ddl": config.version(),
-        "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
-        "KERAS_DDL_CMA": config.get("CMA"),
-        "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
-        "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
-        "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
-    }
-    gathered = world.allgather((host_key(), config.get("RACK"), mine))
-    for setting in mine:
-        ranks_by_value: dict[str, list[int]] = {}
-        for other, (_, _, settings) in enumerate(gathered):
-            ranks_by_value.setdefault(repr(settings[setting]), []).append(other)
-        if len(ranks_by_value) > 1:
-            received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
-            raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
-    hosts, racks, _ = zip(*gathered)
-    return make_topology(world.rank, hosts, mode, racks)
-
-
-def _check_alone_on_purpose(launcher: Launcher | None) -> None:
-    """Raises if TF_CONFIG names a cluster of several tasks; warns in a Slurm allocation of several tasks."""
-    if launcher is None:
-        tf_config.check_not_one_of_a_cluster()
-    tasks = allocation_size()
-    if tasks is not None and tasks > 1:
-        stack_position.warn(
-            f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "
-            "meant to work together, start the script with `keras-ddl run`, mpirun, or srun --mpi=pmix.",
-            RuntimeWarning,
-        )
 
 
 def _after_fork_in_child() -> None:

@@ -7,6 +7,7 @@ communicators never meet, and do not wait for one another.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import pickle
@@ -14,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from keras_ddl import config
 from keras_ddl.communicator import binding, requests
@@ -38,6 +39,22 @@ _open: dict[int, Communicator] = {}
 _splits = itertools.count(1)
 
 
+_Method = TypeVar("_Method", bound="Callable[..., Any]")
+
+
+def _recoverable(method: _Method) -> _Method:
+    """A collective that `Communicator.recover` may make again, on the communicator of the ranks that are left."""
+
+    @functools.wraps(method)
+    def wrapper(self: Communicator, *args: Any, **kwargs: Any) -> Any:
+        recover = Communicator.recover
+        if recover is None or self.id != binding.WORLD:
+            return method(self, *args, **kwargs)
+        return recover(lambda comm: method(comm, *args, **kwargs))
+
+    return cast("_Method", wrapper)
+
+
 class Communicator:
     """A group of ranks, numbered from 0. Made by `keras_ddl.split`; pass it as `comm=` to the collectives.
 
@@ -53,6 +70,10 @@ class Communicator:
 
     All methods may be called from any thread. As a context manager it closes the communicator.
     """
+
+    # In a job that goes on when a rank is lost: makes a collective of all ranks, given as a function of their
+    # communicator, and makes it again with those that are left.
+    recover: ClassVar[Callable[[Callable[[Communicator], Any]], Any] | None] = None
 
     def __init__(
         self, native: binding.Communicator, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
@@ -156,6 +177,7 @@ class Communicator:
         """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
+    @_recoverable
     def barrier(self, name: str | None = None) -> None:
         """See `keras_ddl.barrier`."""
         native = self.native()
@@ -169,6 +191,7 @@ class Communicator:
             self._calls.clear()
         return last
 
+    @_recoverable
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
         """See `keras_ddl.broadcast_object`."""
         native = self.native()
@@ -178,10 +201,12 @@ class Communicator:
         parts = native.all_gather_bytes(mine, match, detail=f"broadcast_object from root {root}")
         return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
 
+    @_recoverable
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
         """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
+    @_recoverable
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -227,6 +252,7 @@ class Communicator:
             )
         return array
 
+    @_recoverable
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
         """See `keras_ddl.communicator.broadcast_array`."""
         import numpy as np

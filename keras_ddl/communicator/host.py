@@ -20,6 +20,7 @@ from typing import Any
 from keras_ddl import config, errors
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.host_messages import HostMessages
+from keras_ddl.communicator.membership import Membership
 from keras_ddl.communicator.native_library import DEADLINE_EXCEEDED, ERROR_BYTES, Transport, core
 from keras_ddl.topology.launcher import Launcher
 
@@ -94,15 +95,18 @@ class HostTransport(Transport):
 _worlds = 0
 
 
-def start(launcher: Launcher) -> HostTransport:
-    """Returns the transport of all ranks that `launcher` started. COLLECTIVE.
+def start(launcher: Launcher, membership: Membership | None = None) -> HostTransport:
+    """Returns the transport of all ranks that `launcher` started, or of those of a `membership`. COLLECTIVE over them.
 
     Raises: as `HostTransport.gather`. CollectiveError: this rank's socket could not be opened.
     """
     global _worlds
-    _worlds += 1
     assert launcher.directory is not None and launcher.size is not None  # as for every job without MPI
-    return _connect(launcher.directory, f"world-{_worlds}", launcher.rank, tuple(range(launcher.size)))
+    ranks, epoch = tuple(range(launcher.size)), 0
+    if membership is not None:
+        ranks, epoch, _worlds = membership.members, membership.epoch, 0
+    _worlds += 1
+    return _connect(launcher.directory, f"world-{epoch}.{_worlds}", ranks.index(launcher.rank), ranks)
 
 
 def abort(status: int) -> None:

@@ -1,8 +1,8 @@
 """horovod.tensorflow.elastic: states that are committed, and `run`, which continues from the last commit.
 
-Horovod keeps the surviving processes and calls the function again in them. keras_ddl ends all processes of a job and
-restarts it (`keras-ddl run --restarts`), so commits are written to the disk of each host (checkpoint/commits.py), and
-`run` restores the job's newest one.
+Where the launcher may go on with fewer ranks (`keras-ddl run --min-np`, on one host), the processes that are left call
+the function again, as Horovod's do. Else all processes of a job are restarted (`keras-ddl run --restarts`), so commits
+are written to the disk of each host (checkpoint/commits.py), and `run` restores the job's newest one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import numpy as np
 
 from keras_ddl import communicator, config, ops
 from keras_ddl.checkpoint.snapshot import tensor_of
-from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.communicator import membership
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import CheckpointError, ConfigError, RankLostError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
+from keras_ddl.ops.errors import from_tensorflow
 from keras_ddl.resuming.training_state import broadcast_with_streams
 
 __all__ = [
@@ -37,7 +40,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     In the first attempt, that is rank 0's state. After a restart by `keras-ddl run --restarts`, the newest commit is
     restored first, then the reset callbacks are called. Before that, the script must not call collectives that only
-    some ranks reach.
+    some ranks reach. When a rank is lost and the launcher may go on without it, the others go back to their last commit
+    and the function is called again.
     """
 
     @functools.wraps(func)
@@ -52,6 +56,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 state.restore()
             except HostsUpdatedInterrupt:
                 state.leave_for_other_hosts()
+            except (RankLostError, tf.errors.OpError) as error:
+                lost = from_tensorflow(error) if isinstance(error, tf.errors.OpError) else error
+                if not isinstance(lost, RankLostError) or not membership.can_ask():
+                    raise
+                communicator.regroup()
+                state.restore()
             state.on_reset()
 
     return wrapper

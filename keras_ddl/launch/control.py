@@ -60,6 +60,8 @@ class Kind(enum.IntEnum):
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program
     SIGNAL = 16  # L JSON: signal, for the program and nothing else
+    REGROUP = 17  # R JSON: epoch: the program asks for the membership after it (membership.py)
+    MEMBERS = 18  # L JSON: epoch, members: the answer
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.
@@ -225,7 +227,7 @@ def listen(path: Path | None) -> tuple[socket.socket, Address]:
     token, hostname = secrets.token_hex(32), socket.gethostname()
     if path is not None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short(path) as name:
+        with short_path(path) as name:
             sock.bind(name)
         address = Address(token, hostname, path=str(path))
     else:
@@ -238,7 +240,7 @@ def listen(path: Path | None) -> tuple[socket.socket, Address]:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
+def short_path(path: Path) -> Iterator[str]:
     """Yields a short path to the socket, through its directory's descriptor: names of UNIX sockets have at most 107
     bytes, and TMPDIR may be longer."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
@@ -291,7 +293,7 @@ def connect(address: Address, *, timeout: float = 30.0) -> socket.socket:
 def _connect_here(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(path) as name:
+        with short_path(path) as name:
             sock.connect(name)
     except OSError as error:
         sock.close()

@@ -41,6 +41,7 @@ class Job:
         call: for keras_ddl.run, the contents of every rank's KERAS_DDL_RUN_DIR/call.pickle; None for a program.
         output_dir: where each rank's output is stored, None for nowhere.
         seconds_spent: how much of the timeout earlier attempts used.
+        min_ranks: the job may go on with so many when ranks are lost (membership.py); None: it ends.
         kept: name of the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
         id: names the job's directory on every host; unguessable, because everybody can write to /tmp.
     """
@@ -57,6 +58,7 @@ class Job:
     output_dir: Path | None = None
     seconds_spent: float = 0.0
     kept: str | None = None
+    min_ranks: int | None = None
     verbose: bool = False
     directory: str = field(default_factory=os.getcwd)
     id: str = field(default_factory=new_id)

@@ -34,6 +34,7 @@ class RankOutcome:
 
     status: exit status; negative for a signal; None: the rank never reported its end.
     stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
+    survived: the other ranks have gone on without it (membership.py).
     checkpoint: the last complete checkpoint that it knows (files/last_checkpoint.py).
     failed_at: time.monotonic() of the launcher when its error happened, if known; else infinity.
     """
@@ -48,11 +49,18 @@ class RankOutcome:
     stderr_tail: str = ""
     checkpoint: dict[str, Any] | None = None
     failed_at: float = float("inf")
+    survived: bool = False
 
     @property
     def done(self) -> bool:
-        """Whether the program ended by itself with status 0, as every rank of a successful job does."""
-        return self.status == 0 and self.stopped_by is None
+        """Whether the program ended by itself with status 0, or the others have gone on without it: as every rank of a
+        successful job does."""
+        return self.survived or (self.status == 0 and self.stopped_by is None)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended from outside: by a signal, or with its host. An error of its program is no such end."""
+        return self.stopped_by is None and (self.status is None or self.status < 0)
 
     @property
     def error_text(self) -> str:

@@ -89,10 +89,10 @@ class Placement:
                 f"{[host.name for host in self.fixed]} and the script {self.discovery.command!r}. Leave out one of "
                 "them."
             )
-        if not self.fixed and self.discovery is None and (self.min_ranks, self.max_ranks) != (None, None):
+        if not self.fixed and self.discovery is None and self.max_ranks is not None:
             raise ConfigError(
-                "--min-np and --max-np bound the number of ranks when hosts change. Received: neither --hosts "
-                "nor --host-discovery-script. Name the hosts, or leave them out."
+                "--max-np bounds the number of ranks when hosts change. Received: neither --hosts nor "
+                "--host-discovery-script. Name the hosts, or leave it out."
             )
         bounds = [each for each in (self.min_ranks, self.wanted, self.max_ranks) if each is not None]
         if bounds != sorted(bounds):

@@ -31,6 +31,11 @@ class RankLink:
         return self.channel is not None and not self.channel.closed
 
     @property
+    def is_missing(self) -> bool:
+        """Whether it is awaited: its wrapper is not connected, and the others have not gone on without it."""
+        return not self.connected and not self.outcome.survived
+
+    @property
     def result(self) -> bytes | None:
         """What the program of `keras_ddl.run` returned, None for nothing."""
         return b"".join(self._chunks) if self._chunks else None

@@ -41,6 +41,7 @@ from keras_ddl.launch.control import (
     sign,
     verify,
 )
+from keras_ddl.launch.membership_socket import MembershipSocket
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
 from keras_ddl.launch.rank_program import RankProgram, require_directory
 
@@ -73,9 +74,11 @@ class RankProcess:
         self._mark = ""
         self._call_file: Any = None
         self._program: RankProgram | None = None
+        self._membership: MembershipSocket | None = None
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
+        self._survived = False  # the other ranks go on without this one
         self._terminated = False
         self._starter = "mpirun" if config.get("HOST_RANK") is None else "host_ranks"
         self._received: list[int] = []  # signals for the program
@@ -128,7 +131,7 @@ class RankProcess:
         message["checkpoint"] = last_checkpoint.read(self._run_dir)
         self._channel.send(Kind.EXIT, message)
         self._wait_for_bye()
-        return status
+        return 0 if self._survived else status  # what started the wrapper ends the others otherwise
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
@@ -143,6 +146,9 @@ class RankProcess:
             # With a full backlog the program blocks, as with a slow terminal.
             for fd in program.sources:
                 poll.register(fd, select.POLLIN)
+        questions = [] if self._membership is None else self._membership.fds
+        for fd in questions:
+            poll.register(fd, select.POLLIN)
         if program is not None and program.stdin is not None and program.wants_stdin:
             poll.register(program.stdin, select.POLLOUT)
         if self._kill_at is not None:
@@ -151,6 +157,9 @@ class RankProcess:
             if fd == self._wakeup.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
+            elif self._membership is not None and fd in questions:
+                if (epoch := self._membership.serve(fd)) is not None:
+                    self._channel.send(Kind.REGROUP, {"epoch": epoch})
             elif program is not None and fd == program.stdin:
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:
@@ -201,9 +210,12 @@ class RankProcess:
             self._signal(json.loads(payload)["signal"])
         elif kind is Kind.HOSTS_CHANGED:
             (self._run_dir / HOSTS_FILE).touch()
+        elif kind is Kind.MEMBERS and self._membership is not None:
+            self._membership.answer(payload)
         elif kind is Kind.BYE:
-            self._may_exit = True
-            self._keep_job_dir = not json.loads(payload)["last"]
+            goodbye = json.loads(payload)
+            self._may_exit, self._survived = True, goodbye["survived"]
+            self._keep_job_dir = not goodbye["last"]
 
     def _prepare(self, welcome: dict[str, Any] | None) -> None:
         if welcome is None:
@@ -220,6 +232,8 @@ class RankProcess:
             self._job_dir.mkdir(mode=0o700, exist_ok=True)
         if welcome.get("clock"):
             (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
+        if welcome["regroups"]:
+            self._membership = MembershipSocket(self._run_dir)
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 
@@ -315,7 +329,8 @@ class RankProcess:
             time.sleep(0.05)
 
     def _wait_for_bye(self) -> None:
-        deadline = time.monotonic() + _GOODBYE_SECONDS
+        # The others may take their time to find that this rank is lost, and go on.
+        deadline = time.monotonic() + (_GOODBYE_SECONDS if self._membership is None else float("inf"))
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True

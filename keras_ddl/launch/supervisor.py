@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
+from keras_ddl import config
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
+from keras_ddl.launch.membership import Membership
 from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
@@ -42,6 +44,7 @@ _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
 _DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
+_KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
@@ -75,6 +78,12 @@ class Supervisor:
         self._killed = False
         self._hosts_changed = False
         self._refusal: str | None = None  # why the programs must not start
+        self._membership: Membership | None = None
+        if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
+            # As long as a collective waits for a rank that lives.
+            self._patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
+            self._membership = Membership(range(job.num_ranks), job.min_ranks, self._patience)
+        self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -152,6 +161,7 @@ class Supervisor:
             "stdin": self._stdin.wanted,
             "sends_file": self._job.call is not None,
             "kept": self._job.kept,
+            "regroups": self._membership is not None,
             "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
         }
 
@@ -173,7 +183,7 @@ class Supervisor:
                 self._result.timed_out = True
                 self._say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            if not self._stopping and now - began > START_SECONDS and any(not x.connected for x in self._links):
+            if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in self._links):
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._hosts_changed and all(link.started for link in self._links):
                 self._hosts_changed = False
@@ -196,6 +206,8 @@ class Supervisor:
         busy = self._screen.tick()
         for link in self._links:
             busy |= link.output.tick()
+        if self._membership is not None:
+            busy |= self._regroup(self._membership)
         times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
@@ -284,6 +296,9 @@ class Supervisor:
         for kind, payload in () if channel.closed else channel.read():
             if kind is control.Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
+            elif kind is control.Kind.REGROUP and self._membership is not None:
+                self._membership.ask(link.outcome.rank, json.loads(payload)["epoch"], time.monotonic())
+                self._regroup(self._membership)
             else:
                 link.handle(kind, payload)
         if channel.closed:
@@ -296,6 +311,11 @@ class Supervisor:
     def _on_rank_ended(self, link: RankLink) -> None:
         if link.result is not None:
             self._result.results[link.outcome.rank] = link.result
+        if self._membership is not None:
+            self._membership.end(link.outcome.rank)
+            if link.outcome.is_lost and not self._stopping and not self._membership.is_too_small():
+                self._regroup(self._membership)
+                return
         if link.outcome.done or self._stopping:
             return
         wait = _CASCADE_SECONDS
@@ -305,6 +325,31 @@ class Supervisor:
             wait = _CASCADE_OF_RESTART_SECONDS
         when = time.monotonic() + wait
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
+
+    def _regroup(self, membership: Membership) -> bool:
+        """Answers those that ask who is left, if all that live have asked. Returns whether some are still awaited."""
+        now = time.monotonic()
+        for rank in membership.overdue(now):
+            link = self._links[rank]
+            if rank not in self._killed_at:
+                self._killed_at[rank] = now
+                self._say(f"rank {rank} has not come to the others for {self._patience:g} s, and is killed.")
+                link.signal(signal.SIGKILL)
+            elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
+                link.channel.close()  # then _serve_rank counts it as lost
+        before = membership.members
+        members = membership.advance()
+        if members is None:
+            return bool(membership.missing())
+        for rank in set(before) - set(members):
+            outcome = self._links[rank].outcome
+            if outcome.is_lost:
+                outcome.survived = True
+                self._say(f"rank {rank} was lost ({outcome.describe()}); {len(members)} go on.")
+                self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+        for rank in members:
+            self._links[rank].send(control.Kind.MEMBERS, {"epoch": membership.epoch, "members": members})
+        return False
 
     def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
         self._stopping = True
@@ -328,7 +373,7 @@ class Supervisor:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
         for link in self._links:
-            link.send(control.Kind.BYE, {"last": last})
+            link.send(control.Kind.BYE, {"last": last, "survived": link.outcome.survived})
         first_wait = _MPIRUN_SECONDS
         if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
             first_wait = 0.0

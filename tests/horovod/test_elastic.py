@@ -8,6 +8,7 @@ import pytest
 from launch.launching import run
 
 PROGRAM = str(Path(__file__).with_name("elastic_training.py"))
+SURVIVORS = str(Path(__file__).with_name("elastic_survivors.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
@@ -82,3 +83,11 @@ def test_elastic_fit_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     told = told_after(tmp_path, "-np", "2", "--min-np", "1", "--host-discovery-script", str(script))
     assert told["size"] == 1 and told["resets"] == [[1, 3, 8]] and told["seen"], told
     assert not told["equal"]  # the rows of the other rank are missing since
+
+
+def test_the_others_go_on_from_their_commit_when_rank_0_is_killed(tmp_path: Path) -> None:
+    ended = run(["run", "-np", "3", "--min-np", "2", "python", SURVIVORS, "0"], tmp_path)
+    assert ended.status == 0, ended
+    left = sorted(json.loads(line.partition("] ")[2]) for line in ended.out.splitlines())
+    # Batch 7 of the second epoch was lost; 6 of it are in the last commit.
+    assert left == [[1, 0, 3, [[2, 1, 6]], True], [2, 1, 3, [[2, 1, 6]], True]], ended

@@ -1,0 +1,85 @@
+"""How the ranks meet: by MPI, on one host without it, or alone; and what must be equal on all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_ddl import config
+from keras_ddl.communicator import error_report, host, mpi, stack_position
+from keras_ddl.communicator.membership import Membership
+from keras_ddl.communicator.native_library import Transport
+from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.topology import Topology, make_topology, tf_config
+from keras_ddl.topology.launcher import Launcher, allocation_size, host_key
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
+    """Meets the ranks of an MPI communicator. COLLECTIVE."""
+    error_report.install(world.rank, mpi.abort, mpi.no_pending_exit_status)
+    place = _agree(world, mode)
+    if not all(world.allgather(mpi.finalises)):
+        mpi.no_exit_status_consensus()
+    return place, mpi.transport(world)
+
+
+def on_host(launcher: Launcher, mode: str, membership: Membership | None = None) -> tuple[Topology, Transport | None]:
+    """Meets the ranks of this host: all that `launcher` started, or those of a `membership`. COLLECTIVE over them."""
+    # No abort function waits here for other ranks: the launcher compares how all of them have ended.
+    error_report.install(launcher.rank, host.abort)
+    if membership is not None and len(membership.members) == 1:
+        return make_topology(0, [host_key()], mode), None
+    world = host.start(launcher, membership)
+    try:
+        return _agree(world, mode), world
+    except BaseException:
+        world.destroy()
+        raise
+
+
+def refuse_mpi() -> None:
+    """Raises for a program that has initialised MPI where the ranks were started without it."""
+    if mpi.running():
+        raise ConfigError(
+            "A program that uses MPI itself needs ranks that mpirun has started. Received: mpi4py has initialised MPI "
+            "in a rank that `keras-ddl run` has started without it, so its COMM_WORLD has size 1. Start the job with "
+            "`keras-ddl run --mpirun mpirun ...` (or KERAS_DDL_MPIRUN=mpirun)."
+        )
+
+
+def _agree(world: MPI.Intracomm | host.HostTransport, mode: str) -> Topology:
+    """Exchanges hosts and compares settings, before the native communicator is made. COLLECTIVE."""
+    mine = {
+        "mode": mode,
+        "version of keras_ddl": config.version(),
+        "KERAS_DDL_STAGING_BYTES": config.get("STAGING_BYTES"),
+        "KERAS_DDL_CMA": config.get("CMA"),
+        "KERAS_DDL_WARN_AFTER_SECONDS": config.get("WARN_AFTER_SECONDS"),
+        "KERAS_DDL_DEADLINE_SECONDS": config.get("DEADLINE_SECONDS"),
+        "KERAS_DDL_LOST_AFTER_SECONDS": config.get("LOST_AFTER_SECONDS"),
+    }
+    gathered = world.allgather((host_key(), config.get("RACK"), mine))
+    for setting in mine:
+        ranks_by_value: dict[str, list[int]] = {}
+        for other, (_, _, settings) in enumerate(gathered):
+            ranks_by_value.setdefault(repr(settings[setting]), []).append(other)
+        if len(ranks_by_value) > 1:
+            received = "; ".join(f"{value} on rank(s) {ranks}" for value, ranks in ranks_by_value.items())
+            raise RankMismatchError(f"init: the {setting} must be equal on all ranks. Received: {received}.")
+    hosts, racks, _ = zip(*gathered)
+    return make_topology(world.rank, hosts, mode, racks)
+
+
+def check_alone_on_purpose(launcher: Launcher | None) -> None:
+    """Raises if TF_CONFIG names a cluster of several tasks; warns in a Slurm allocation of several tasks."""
+    if launcher is None:
+        tf_config.check_not_one_of_a_cluster()
+    tasks = allocation_size()
+    if tasks is not None and tasks > 1:
+        stack_position.warn(
+            f"keras_ddl runs alone (rank 0 of size 1) inside a Slurm allocation of {tasks} tasks. If the ranks were "
+            "meant to work together, start the script with `keras-ddl run`, mpirun, or srun --mpi=pmix.",
+            RuntimeWarning,
+        )

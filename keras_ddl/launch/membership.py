@@ -1,0 +1,78 @@
+"""Which ranks a job goes on with after it has lost some: decided by the launcher, for all ranks alike.
+
+The launcher starts every rank and sees each of them end, so the ranks need no vote of their own. A rank that misses
+another one asks for the next membership. It gets it when every other member has asked, too, or has ended. A member that
+does neither in time is killed: so nobody is taken for dead who may come back.
+
+    epoch 0: ranks 0, 1, 2          rank 1 is killed; ranks 0 and 2 ask
+    epoch 1: ranks 0, 2             rank 0 is killed while they meet; rank 2 asks
+    epoch 2: rank 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Membership:
+    """The members of a job.
+
+    Args:
+        ranks: the members of epoch 0. min_members: fewer do not go on. patience: seconds that a member has to ask,
+            after the first has asked.
+
+    Attributes:
+        epoch: counts memberships. members: of this epoch, in ascending order, whether or not they have been lost since.
+    """
+
+    def __init__(self, ranks: Iterable[int], min_members: int, patience: float) -> None:
+        self.epoch = 0
+        self.members = tuple(sorted(ranks))
+        self._min_members, self._patience = min_members, patience
+        self._asking: set[int] = set()
+        self._ended: set[int] = set()
+        self._first_asked_at: float | None = None
+
+    def ask(self, rank: int, epoch: int, now: float) -> None:
+        """A rank of membership `epoch` asks for the next one. One that has been left out never gets it."""
+        if epoch == self.epoch and rank in self.members and rank not in self._ended:
+            self._asking.add(rank)
+            self._first_asked_at = now if self._first_asked_at is None else self._first_asked_at
+
+    def end(self, rank: int) -> None:
+        """The program of a rank has ended, or its host is gone."""
+        self._ended.add(rank)
+        self._asking.discard(rank)
+        if not self._asking:
+            self._first_asked_at = None
+
+    def is_awaited(self, rank: int) -> bool:
+        """Whether a rank asks and has not been answered."""
+        return rank in self._asking
+
+    def missing(self) -> list[int]:
+        """Returns the members for whom those that ask are waiting."""
+        return [rank for rank in self.members if rank not in self._asking | self._ended] if self._asking else []
+
+    def overdue(self, now: float) -> list[int]:
+        """Returns those of them whose time is over: they are to be killed, whose end is then reported by `end`."""
+        if self._first_asked_at is None or now - self._first_asked_at < self._patience:
+            return []
+        return self.missing()
+
+    def advance(self) -> tuple[int, ...] | None:
+        """Begins the next epoch if nobody is missing any more; returns its members, who are to be answered.
+
+        None: nobody asks, some are missing, or too few are left: see `is_too_small`.
+        """
+        if not self._asking or self.missing() or self.is_too_small():
+            return None
+        self.epoch += 1
+        self.members = tuple(sorted(self._asking))
+        self._asking.clear()
+        self._first_asked_at = None
+        return self.members
+
+    def is_too_small(self) -> bool:
+        """Whether fewer members live than may go on."""
+        return sum(rank not in self._ended for rank in self.members) < self._min_members

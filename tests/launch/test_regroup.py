@@ -1,0 +1,116 @@
+"""Ranks that are killed in the middle of a job whose program goes on without them: keras_ddl.regroup."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from launch.launching import Ended, run, write_program
+
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+
+# Sums of 300 steps. A step that was not finished on all ranks is made again by those that are left; one that some have
+# finished is taken from them. PLAN is {rank: [step, how it ends]}, by the numbers of the launcher.
+PROGRAM = """
+import json, signal
+import numpy as np
+import keras_ddl
+from keras_ddl import communicator
+from keras_ddl.errors import RankLostError
+keras_ddl.init()
+ME, PLAN = keras_ddl.rank(), {int(rank): end for rank, end in json.loads(sys.argv[1]).items()}
+
+def end(when):
+    step, how = PLAN.get(ME, (None, None))
+    if when == step:
+        if how == "error": raise ValueError("my own")
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+
+total, step, sizes = 0.0, 0, [keras_ddl.size()]
+while step < 300:
+    try:
+        end(step)
+        x = communicator.all_reduce_array(np.full(100, float(step)), name="x")
+        total, step = total + x[0] / keras_ddl.size(), step + 1
+    except (RankLostError, keras_ddl.errors.DeadlineError):
+        while True:
+            end("regroup")
+            try:
+                place = keras_ddl.regroup()
+                end("regrouped")
+                step, total = max(keras_ddl.all_gather_object((step, total)))
+                break
+            except RankLostError:
+                pass
+        sizes.append(place.size)
+comm = keras_ddl.split("all")
+assert comm is None or comm.size == keras_ddl.size()
+print(json.dumps([ME, keras_ddl.rank(), total, sizes]), flush=True)
+"""
+
+
+def job(tmp_path: Path, ranks: int, least: int, plan: dict[int, tuple[int | str, str]], **env: str) -> Ended:
+    program = write_program(tmp_path, PROGRAM)
+    options = [word for name, value in env.items() for word in ("-x", f"{name}={value}")]
+    arguments = ["run", "-np", str(ranks), "--min-np", str(least), *options, "python", program, json.dumps(plan)]
+    return run(arguments, tmp_path)
+
+
+def left(ended: Ended) -> list[list]:
+    assert ended.status == 0, ended
+    lines = [re.sub(r"^\[\d\] ", "", line) for line in ended.out.splitlines()]
+    return sorted(map(json.loads, lines))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
+    ended = job(tmp_path, 3, 2, {rank: (100, "kill")})
+    others = [each for each in range(3) if each != rank]
+    total = 300 * 299 / 2
+    assert left(ended) == [[each, place, total, [3, 2]] for place, each in enumerate(others)], ended
+    assert f"keras-ddl: rank {rank} was lost (killed by SIGKILL); 2 go on." in ended.err, ended
+    assert "Traceback" not in ended.err, ended
+
+
+@pytest.mark.parametrize("second", [[100, "kill"], ["regroup", "kill"], ["regrouped", "kill"]], ids=str)
+def test_a_second_one_is_killed_at_once_or_while_they_regroup(second: list, tmp_path: Path) -> None:
+    ended = job(tmp_path, 4, 1, {0: (100, "kill"), 2: tuple(second)})
+    (first, last) = left(ended)
+    assert (first[:3], last[:3]) == ([1, 0, 300 * 299 / 2], [3, 1, 300 * 299 / 2]), ended
+    assert first[3][-1] == last[3][-1] == 2, ended
+
+
+def test_a_rank_that_stands_still_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    ended = job(tmp_path, 3, 2, {1: (100, "stop")}, KERAS_DDL_DEADLINE_SECONDS="4")
+    assert [each[:2] for each in left(ended)] == [[0, 0], [2, 1]], ended
+    assert "keras-ddl: rank 1 has not come to the others for 4 s, and is killed." in ended.err, ended
+
+
+def test_too_few_are_left(tmp_path: Path) -> None:
+    ended = job(tmp_path, 3, 3, {1: (100, "kill")})
+    assert ended.status == 137, ended
+    assert "rank 1 on host" in ended.err and "failed first, and the job was ended: killed by SIGKILL" in ended.err, (
+        ended
+    )
+
+
+def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:
+    ended = job(tmp_path, 3, 1, {1: (100, "error")})
+    assert ended.status == 1 and ended.err.rstrip().endswith("ValueError: my own"), ended
+
+
+def test_regroup_is_refused_where_the_launcher_ends_the_job(tmp_path: Path) -> None:
+    program = write_program(tmp_path, "import keras_ddl\nkeras_ddl.init()\nkeras_ddl.regroup()")
+    ended = run(["run", "-np", "2", "python", program], tmp_path)
+    assert ended.status == 1 and "--min-np N" in ended.err.splitlines()[-1], ended
+
+
+def test_a_job_that_goes_on_is_not_taken_for_one_that_does_not_start(tmp_path: Path) -> None:
+    hurried = "import sys; from keras_ddl.launch import supervisor; supervisor.START_SECONDS = 3.0; "
+    hurried += "from keras_ddl.cli import main; sys.exit(main())"
+    program = write_program(tmp_path, PROGRAM + "\ntime.sleep(8)")
+    arguments = ["run", "-np", "3", "--min-np", "2", "python", program, json.dumps({1: (100, "kill")})]
+    assert len(left(run(arguments, tmp_path, main=("-c", hurried)))) == 2
