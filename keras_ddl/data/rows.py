@@ -19,11 +19,13 @@ class BatchRows:
     Attributes:
         total: rows of each global batch. is_chunked: a rank has those that `chunk` says.
         of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
+        is_global: the batches have the rows of all ranks, of which each step takes its rank's.
         spec: the element_spec of the global batches, where each rank reads all of them.
     """
 
     total: int | None = None
     is_chunked: bool = False
+    is_global: bool = False
     of_others: frozenset[int] = frozenset()
     spec: Any = None
 

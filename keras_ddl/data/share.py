@@ -24,7 +24,9 @@ MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what 
 _last_number = 0
 
 
-def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | None = None) -> tf.data.Dataset:
+def share_dataset(
+    dataset: tf.data.Dataset, rank: int, size: int, number: int | None = None, *, takes: bool = True
+) -> tf.data.Dataset:
     """Returns `dataset` with each batch cut to the rows of `rank`. COLLECTIVE when the dataset shuffles.
 
     A dataset that was made from the result of this function is returned as it is.
@@ -32,6 +34,7 @@ def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | 
     Args:
         number: the dataset's, from `agree_number`, for which the steps that use it compare the ranks' batches
             (order.py); None: they are not compared.
+        takes: False: the rows are taken later; batches are compared all the same.
     Raises:
         ConfigError: a shuffle that has no seed, or deterministic=False, so that the ranks' chunks would be chunks of
             different batches.
@@ -46,7 +49,7 @@ def share_dataset(dataset: tf.data.Dataset, rank: int, size: int, number: int | 
 
     @do_not_convert
     def take(*batch: Any) -> Any:
-        leaves = [take_chunk(value, rank, size) for value in tf.nest.flatten(batch)]
+        leaves = [take_chunk(value, rank, size) if takes else value for value in tf.nest.flatten(batch)]
         return tf.nest.pack_sequence_as(spec, leaves)
 
     @do_not_convert

@@ -13,7 +13,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.device import configure_tensorflow
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy import cluster, keras_patches, one_per_job
+from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
@@ -22,6 +22,7 @@ from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
 from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
 from keras_ddl.strategy.step.tracing import sees_global_batch
+from keras_ddl.topology import Topology
 
 
 class Strategy(tf.distribute.Strategy):
@@ -117,6 +118,8 @@ class Strategy(tf.distribute.Strategy):
         if self.size > 1:
             self.saves = SaveRecords(self.job.token, self.rank)
             keras_patches.install(shards=self.job.shards_from_elements is not None)
+        self.survival = survival.of_job()
+        self.job.goes_on = self.survival is not None
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))
@@ -127,6 +130,13 @@ class Strategy(tf.distribute.Strategy):
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
+
+    def renew(self, topology: Topology) -> None:
+        """Goes on with fewer ranks (survival.py). COLLECTIVE over them."""
+        self.rank, self.size, self.topology = topology.rank, topology.size, topology
+        self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
+        self.random_state.rank, self.random_state.size = topology.rank, topology.size
+        communicator.prepare_plans()
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         return self  # a copy of a model or an optimizer is of the same job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from keras_ddl.topology import Topology
 
 
+class SurvivalInterface(Protocol):
+    """A `survival.Survival`, likewise."""
+
+    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]] = ..., caller: Any = ...) -> Any: ...
+
+
 class StrategyInterface(Protocol):
     """A `keras_ddl.Strategy`, as its parts see it."""
 
@@ -25,7 +32,9 @@ class StrategyInterface(Protocol):
     random_state: RandomState
     saves: SaveRecords  # of several ranks
     keras_steps: KerasSteps
+    survival: SurvivalInterface | None
 
+    def renew(self, topology: Topology) -> None: ...
     def scope(self) -> AbstractContextManager[Any]: ...
     def function(self, step: Any, *, batches: str, reduce_retracing: bool) -> Any: ...
     def experimental_distribute_dataset(self, dataset: Any) -> Any: ...

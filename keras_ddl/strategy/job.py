@@ -27,7 +27,7 @@ class Settings:
     shard_optimizer: bool
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Job:
     """The ranks that share each batch, and how they do it.
 
@@ -39,6 +39,8 @@ class Job:
         bucket_size: of the gradients that travel in one collective.
         shards_from_elements: slots of so many elements or more are in shards; None: no slots are.
         drift_check_fraction: of training time, which comparing weights may take.
+        goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
+        epoch: how often they have.
     """
 
     rank: int
@@ -49,6 +51,8 @@ class Job:
     bucket_size: bucket_size.BucketSize
     shards_from_elements: int | None
     drift_check_fraction: float
+    goes_on: bool = False
+    epoch: int = 0
 
 
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:

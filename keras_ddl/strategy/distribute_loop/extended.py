@@ -50,7 +50,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     def __init__(self, container: tf.distribute.Strategy, job: Job) -> None:
         super().__init__(container)
-        self.rank, self.size, self.device = job.rank, job.size, job.device
+        self._job, self.device = job, job.device
         self.bucket_size = job.bucket_size
         self._sparse_as_dense = job.settings.sparse_as_dense is True
         self.share = RowShare(job.rank, job.size)
@@ -58,6 +58,14 @@ class DdlExtended(strategies.StrategyExtendedV1):
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     # ---- who and where
+    @property
+    def rank(self) -> int:
+        return self._job.rank
+
+    @property
+    def size(self) -> int:
+        return self._job.size
+
     @property
     def _num_replicas_in_sync(self) -> int:
         # A step that sees the global batch means what it means in one process.

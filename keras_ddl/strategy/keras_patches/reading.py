@@ -6,18 +6,20 @@ Replaced: TFEpochIterator, and `_maybe_symbolic_build` of keras/src/backend/tens
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, py_dataset
 from keras_ddl.data.position import Reading
-from keras_ddl.data.rows import UNKNOWN, BatchRows
-from keras_ddl.data.share import agree_number, batch_rows_of
+from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
+from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
 from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of
 
@@ -60,23 +62,37 @@ class EpochIterator(_KerasIterator):
 
     def _init_rows(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
         rank, size = strategy.rank, strategy.size
-        if py_dataset.has_rows(kwargs.get("x")):
+        if strategy.job.goes_on:  # then a step takes the rows, which are others when a rank has been lost
+            rank, size = 0, 1
+        elif py_dataset.has_rows(kwargs.get("x")):
             chosen = {key: kwargs[key] for key in ("shuffle", "class_weight") if key in kwargs}
             kwargs["x"] = py_dataset.RowsAdapter(kwargs["x"], rank, size, **chosen)
         super(_KerasIterator, self).__init__(*args, **kwargs)
         self._distribute_strategy = strategy
         adapter = self.data_adapter
         if isinstance(adapter, keras_compat.ArrayDataAdapter):
-            dataset = self._rows_of_arrays(adapter, strategy)
+            dataset, is_global = self._rows_of_arrays(adapter, strategy, rank, size), strategy.job.goes_on
         else:
-            dataset = strategy.experimental_distribute_dataset(adapter.get_tf_dataset())
+            dataset = adapter.get_tf_dataset()
+            is_global = strategy.job.goes_on and not is_shared(dataset)
+            if is_global:
+                dataset = share_dataset(dataset, strategy.rank, strategy.size, agree_number(), takes=False)
+            else:
+                dataset = strategy.experimental_distribute_dataset(dataset)
         self._distributed_dataset = dataset
         self.batch_rows = batch_rows_of(dataset)
-        if size == 1:
+        if is_global:
+            self.batch_rows = dataclasses.replace(chunked_rows(dataset.element_spec), is_global=True)
+        elif strategy.job.goes_on and strategy.rank == 0:
+            stack_position.warn(
+                "fit goes on without a lost rank where every rank can read all data. Received: a dataset of which each "
+                "rank has its own part: the job ends when a rank is lost. Give fit the same batches on all ranks."
+            )
+        if strategy.size == 1:
             return
-        arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), rank)
+        arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), strategy.rank)
 
-    def _rows_of_arrays(self, adapter: Any, strategy: StrategyInterface) -> tf.data.Dataset:
+    def _rows_of_arrays(self, adapter: Any, strategy: StrategyInterface, rank: int, size: int) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
         has set no seed.
 
@@ -90,8 +106,8 @@ class EpochIterator(_KerasIterator):
             shuffle_rows = functools.partial(_shuffle_from, self._shuffle_seed, [0])
         return arrays.dataset_of_rows(
             read.inputs,
-            strategy.rank,
-            strategy.size,
+            rank,
+            size,
             agree_number(),
             batch_size=read.batch_size,
             shuffle=read.shuffle,

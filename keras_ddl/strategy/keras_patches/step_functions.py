@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
-from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, total_rows
-from keras_ddl.strategy import fits, trainer_calls
+from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, take_chunk, total_rows
+from keras_ddl.strategy import fits, survival, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
@@ -29,9 +30,30 @@ class _KerasFunction(Caller):
     def __init__(self, model: Any, step: str, strategy: StrategyInterface) -> None:
         super().__init__(strategy.keras_steps.step_of(model, step))
         self._model, self._step, self._job = model, step, strategy.job
+        self._survival, self._epoch = strategy.survival, strategy.job.epoch
         self._kinds = BatchKinds()
         self._executions: dict[Any, Execution] = {}
         self._has_executed = False  # in this call, and may have traced
+
+    def _call(self, run: Callable[[], Any], *, again: bool = True) -> Any:
+        """Calls `run` on all ranks together; again, where some are lost and a job goes on that may."""
+        if self._survival is None:
+            return self.together(run)
+        if not again:
+            with survival.not_again():
+                return self.together(run)
+
+        def call() -> Any:
+            if self._epoch != self._job.epoch:  # what was cut for more ranks; what was traced stays
+                self._epoch = self._job.epoch
+                self._executions.clear()
+                self._kinds.rebuild()
+            return self.together(run)
+
+        return self._survival.call(call, lambda: models.written_by_steps(self._model), self)
+
+    def _own_rows(self, batch: Any) -> Any:
+        return tf.nest.map_structure(lambda leaf: take_chunk(leaf, self._job.rank, self._job.size), batch)
 
     def _execution(self, kind: BatchKind, rows: BatchRows, **options: bool) -> Execution:
         rows = rows.of_kind(kind.specs)
@@ -73,11 +95,35 @@ class IteratorFunction(_KerasFunction):
     def __call__(self, iterator: Any) -> Any:
         """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
         try:
-            return self.together(lambda: self._run(iterator))
+            if isinstance(iterator, tf.data.Iterator) and (rows := reading.rows_of(iterator)).is_global:
+                return self._execute_kept(iterator, rows)
+            return self._call(lambda: self._run(iterator), again=False)
         except tf.errors.OutOfRangeError:
             self.cut_step.restore()
             self._run_without_batch(iterator)
             raise
+
+    def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
+        """Executes steps on global batches, each kept until its step has ended: it may run again, on other rows."""
+        in_fit = self._step == "train_step" and fits.of(self._model) is not None
+        kind, returned = self._kinds.of(rows.spec), None
+        for _ in range(self._model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if self._model.steps_per_execution == 1 and not self._model.run_eagerly and 0 in kind.traces:
+                    self.cut_step.run_without_batch(kind.traces[0])
+                raise
+
+            def run(batch: Any = batch) -> Any:
+                self._has_executed = False
+                if in_fit:
+                    accumulation.begin_step(self._model, self._job.rank)
+                execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True, accumulates_parts=in_fit)
+                return self._execute(execution, self._own_rows(batch))
+
+            returned = self._call(run)
+        return returned
 
     def _run(self, iterator: Any) -> Any:
         self._has_executed = False
@@ -143,7 +189,10 @@ class PredictFunction(_KerasFunction):
         loop = trainer_calls.innermost()
         if not isinstance(loop, trainer_calls.Loop) or loop.method != "predict" or loop.model is not self._model:
             return self._execute(self._local, batches)
-        return self.together(lambda: self._run(loop.iterator.batch_rows, batches))
+        rows = loop.iterator.batch_rows
+        if rows.is_global:
+            return self._call(lambda: self._run(rows, self._own_rows(batches)))
+        return self._call(lambda: self._run(rows, batches), again=False)
 
     def _run(self, rows: BatchRows, batches: Sequence[Any]) -> Any:
         self._has_executed = False

@@ -30,6 +30,11 @@ def begin_step(model: Any, rank: int) -> None:
             variable.assign(tf.zeros_like(variable.value))
 
 
+def is_in_parts() -> bool:
+    """Whether ranks have accumulated parts that no other rank has."""
+    return any(models.is_accumulating(model) for model in _in_parts)
+
+
 def combine(model: Any) -> None:
     """Sums the accumulators over ranks, so that every rank has the total. COLLECTIVE if steps have run since the last
     call and the optimizer is between two updates.

@@ -50,6 +50,11 @@ class BatchKinds:
         """Forgets all kinds, and what was traced for them."""
         self._kinds.clear()
 
+    def rebuild(self) -> None:
+        """The graphs of the ranks are made anew, of what was traced."""
+        for kind in self._kinds:
+            kind.built.clear()
+
     def of(self, batch: Any) -> BatchKind:
         """Returns the kind of a batch. `batch`: its structure, with the type specs of the global batch for tensors.
 

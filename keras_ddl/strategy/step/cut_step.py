@@ -39,7 +39,6 @@ class CutStep:
     def __init__(self, name: str, scope: str, job: Job) -> None:
         self.name = name
         self.scope = scope
-        self.rank, self.size = job.rank, job.size
         self._job = job
         self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
@@ -49,6 +48,16 @@ class CutStep:
         self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
         self._known: set[Any] = set()  # references of variables that are equal on all ranks already
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._job.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._job.size
 
     def tables(self) -> list[str]:
         """Returns a table of the collectives of each trace, under the step's name."""
@@ -70,6 +79,10 @@ class CutStep:
     def committed(self) -> tf.Operation:
         """The commit of the step that was built last, after which its variables are written."""
         return self._snapshots[-1].committed
+
+    def draws_in_kernels(self) -> bool:
+        """Whether a kernel of the step keeps the state of its random numbers, which another graph would begin anew."""
+        return any("seed2" in each.attr for concrete in self._traced for each in _nodes(concrete))
 
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
