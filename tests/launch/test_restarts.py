@@ -182,7 +182,7 @@ def test_placement_follows_a_script_between_its_bounds():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"wanted": 2, "min_ranks": 1},
+        {"wanted": 2, "max_ranks": 3},
         {"wanted": 2, "fixed": (Host("h0", 2),), "min_ranks": 3},
         {"wanted": 2, "fixed": (Host("h0", 2),), "max_ranks": 1},
         {"wanted": 2, "fixed": (Host("h0", 2),), "discovery": Discovery("hosts")},
