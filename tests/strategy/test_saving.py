@@ -115,6 +115,19 @@ def test_records_go_with_the_last_rank(tmp_path: Path, monkeypatch: pytest.Monke
     assert records_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])  # TensorFlow knows others, such as gs://, likewise
+def test_a_file_is_written_once_whatever_names_it(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
+    written = []
+    for rank in (ranks := [SaveRecords("mine", rank) for rank in range(2)]):
+        with rank.claim(f"{scheme}{tmp_path}/model", "call") as mine:
+            (tmp_path / "model").touch()
+            written.append(mine)
+    assert written == [True, False]
+    for rank in ranks:
+        rank._leave(os.getpid())
+
+
 @pytest.mark.parallel
 def test_ranks_that_are_killed_after_saving_leave_nothing(tmp_path: Path) -> None:
     program = write_program(

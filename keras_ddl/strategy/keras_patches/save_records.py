@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from keras_ddl import config
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, DeadlineError
 from keras_ddl.files.durable import remove_unless_read
 
@@ -56,11 +57,11 @@ class SaveRecords:
             call: what is written, so that the ranks' calls find each other: equal on all ranks that write the same.
         Raises: DeadlineError: another rank has been writing for KERAS_DDL_DEADLINE_SECONDS.
         """
-        path = os.path.realpath(path)
+        path = _name_of(path)
         with self._locked(path) as file:
             record = file.read().split()
             seen = self._seen.get(path, 0)
-            if call in record[seen:] and Path(path).exists():
+            if call in record[seen:] and tf.io.gfile.exists(path):
                 self._seen[path] = record.index(call, seen) + 1
                 yield False
                 return
@@ -70,7 +71,7 @@ class SaveRecords:
 
     def is_written(self, path: str) -> bool:
         """Whether another rank has written `path` in a call to which this rank has not come yet."""
-        path = os.path.realpath(path)
+        path = _name_of(path)
         if not self._file_of(path).exists():
             return False
         with self._locked(path) as file:
@@ -129,3 +130,8 @@ class SaveRecords:
 
 def _is_own_directory(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _name_of(path: str) -> str:
+    """Returns one name for all names of a file; a URL, such as gs://bucket/model.keras, as it is."""
+    return path if "://" in path else os.path.realpath(path)
