@@ -128,7 +128,9 @@ class Traced:
             name: [self.ranks.rows if e == "n" else e for e in each] if isinstance(each, list) else each
             for name, each in self.case.attrs.items()
         }
-        if names[0] in ("inputs", "values") or self.case.type == "IdentityN":
+        if self.case.type == "ConcatV2":
+            made = function(values=operands[:-1], axis=operands[-1])
+        elif names[0] in ("inputs", "values") or self.case.type == "IdentityN":
             made = function(**{names[0]: operands}, **attrs)
         elif self.case.type == "Einsum":
             made = function(inputs=operands, **attrs)
