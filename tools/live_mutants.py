@@ -1,13 +1,16 @@
-"""Makes a mutant of a process that has imported the package: its live functions get the code of the mutant."""
+"""Makes a mutant of a process: its live functions get the mutant's code, or the mutant is imported."""
 
 from __future__ import annotations
 
 import ast
 import gc
+import importlib.abc
+import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
-from types import CodeType, FunctionType
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from mutations import PACKAGE, Mutant, source_of, tree_of
 
@@ -52,17 +55,41 @@ class LiveFunctions:
                 functions = self._by_file.setdefault(code.co_filename, {})
                 functions.setdefault((code.co_qualname, code.co_firstlineno), []).append(each)
 
-    def change(self, mutant: Mutant) -> bool:
-        """Makes a mutant of this process; False if that takes an import."""
+    def change(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]] | None:
+        """Makes a mutant of this process; returns what `restore` needs, None if the mutant takes an import."""
         path = sys.modules[mutant.module].__file__
         assert path is not None
         codes = changed_functions(mutant, path)
         if codes is None:
-            return False
+            return None
+        functions = [each for place in codes for each in self._by_file.get(path, {}).get(place, ())]
+        if not functions:
+            return None
+        before = [(each, each.__code__) for each in functions]
         try:
-            for place, code in codes.items():
-                for each in self._by_file.get(path, {}).get(place, ()):
-                    each.__code__ = code
+            for each in functions:
+                each.__code__ = codes[each.__code__.co_qualname, each.__code__.co_firstlineno]
         except ValueError:  # a closure over fewer variables
-            return False
-        return True
+            self.restore(before)
+            return None
+        return before
+
+    @staticmethod
+    def restore(before: Iterable[tuple[FunctionType, CodeType]]) -> None:
+        """Undoes `change`."""
+        for function, code in before:
+            function.__code__ = code
+
+
+class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a syntax tree."""
+
+    def __init__(self, name: str, tree: ast.Module, path: str) -> None:
+        self._name, self._code, self._path = name, compile(tree, path, "exec"), path
+
+    def find_spec(self, name: str, path: object, target: object = None) -> Any:
+        return importlib.util.spec_from_loader(name, self, origin=self._path) if name == self._name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = self._path
+        exec(self._code, module.__dict__)

@@ -10,9 +10,9 @@ reach its line, those that most probably notice it first, until one fails. A mut
 not change what is computed (only what it costs, say) and stands in tests/cut/equivalent_mutants.txt with the reason, or
 a test is missing.
 
-Importing TensorFlow and collecting the tests takes longer than most tests: it is done once, and each mutant is made in
-a fork, whose live functions get the code of the mutant. Where the change is one of what runs on import (tables of
-specs), a fork from before imports anew.
+Importing TensorFlow and collecting the tests takes longer than most tests: it is done once. Mutants are made in forks
+of that process, one after the other, by giving live functions the code of the mutant. Where the change is one of what
+runs on import (tables of specs), a fork from before imports anew.
 
 Exits with 1 if a mutant survives that is not explained.
 """
@@ -20,11 +20,9 @@ Exits with 1 if a mutant survives that is not explained.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import functools
 import gc
-import importlib.abc
 import importlib.util
 import io
 import json
@@ -40,32 +38,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from live_mutants import LiveFunctions
+from live_mutants import Importer, LiveFunctions
 from mutations import PACKAGE, ROOT, Mutant, all_mutants, explained, tree_of
 from reach import Reach
 
 _FORK = multiprocessing.get_context("fork")
 _ON_IMPORT = "what runs on import"
+_NOT_FIT = "fails without any mutant: "
 _MARKS = "not (long or slurm or alone or parallel)"  # tests of ranks in processes of their own meet no mutant
 
 # ---- running tests ---------------------------------------------------------------------------------------------------
-
-
-class _Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a syntax tree."""
-
-    def __init__(self, name: str, tree: ast.Module, path: str) -> None:
-        self._name, self._code, self._path = name, compile(tree, path, "exec"), path
-
-    def find_spec(self, name: str, path: object, target: object = None) -> Any:
-        return importlib.util.spec_from_loader(name, self, origin=self._path) if name == self._name else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = self._path
-        exec(self._code, module.__dict__)
 
 
 class _Record:
@@ -127,24 +111,16 @@ def _meet_on_import(mutant: Mutant, tests: Sequence[str]) -> str:
     assert path is not None and path.origin is not None
     for name in [each for each in sys.modules if each.startswith(PACKAGE)]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Importer(mutant.module, tree_of(mutant), path.origin))
+    sys.meta_path.insert(0, Importer(mutant.module, tree_of(mutant), path.origin))
     failures = _Failures()
     status = _run_tests(["-x", *tests], [failures])
     return (*failures.failed, f"pytest, which ends with {status}" if status else "")[0]
 
 
-def _meet(session: Any, live: LiveFunctions, mutant: Mutant, tests: Sequence[str]) -> str:
-    """In a process that has collected the tests: returns the test that notices a mutant, or nothing."""
-    if not live.change(mutant):
-        return _ON_IMPORT
-    failures, wanted = _Failures(), {each: at for at, each in enumerate(tests)}
-    session.config.pluginmanager.register(failures)
-    items = sorted((each for each in session.items if each.nodeid in wanted), key=lambda each: wanted[each.nodeid])
-    for item, following in zip(items, [*items[1:], None]):
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if failures.failed:
-            return failures.failed[0]
-    return ""
+def _be_silent() -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
 
 
 def _in_fork(function: Callable[[], str], seconds: float) -> str:
@@ -155,8 +131,7 @@ def _in_fork(function: Callable[[], str], seconds: float) -> str:
         with contextlib.suppress(BaseException):
             os.setpgid(0, 0)
             resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1), os.dup2(silence, 2)
+            _be_silent()
             theirs.send(function())
         os._exit(0)
     theirs.close()
@@ -173,7 +148,7 @@ def _in_fork(function: Callable[[], str], seconds: float) -> str:
 
 
 class _Loop:
-    """A plug-in of pytest: instead of running the tests that were collected, lets mutants meet them, each in a fork."""
+    """A plug-in of pytest: instead of running the tests that were collected, lets mutants meet them in forks."""
 
     def __init__(self, requests: Sequence[Connection]) -> None:
         self._requests = requests
@@ -191,10 +166,89 @@ class _Loop:
         return True
 
 
+def _late(signal_: int, frame: object) -> None:
+    raise TimeoutError
+
+
+class _Worker:
+    """A process that runs tests on mutants, one after the other: what TensorFlow makes once, it makes once."""
+
+    def __init__(self, session: Any, live: LiveFunctions) -> None:
+        self._ours, theirs = _FORK.Pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            with contextlib.suppress(BaseException):
+                self._serve(theirs, session, live)
+            os._exit(0)
+        theirs.close()
+
+    def meet(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, bool]:
+        """Returns the test that notices a mutant, or nothing, and whether the process is fit for more."""
+        self._ours.send((mutant, tests, seconds))
+        with contextlib.suppress(EOFError):
+            if self._ours.poll(600 + 10 * seconds):
+                answer: tuple[str, bool] = self._ours.recv()
+                return answer
+            return "nobody: it does not end", False
+        return "nobody: the process is killed", False
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+        self._ours.close()
+
+    def _serve(self, requests: Connection, session: Any, live: LiveFunctions) -> None:
+        os.setpgid(0, 0)
+        _be_silent()
+        signal.signal(signal.SIGPROF, _late)
+        failures = _Failures()
+        session.config.pluginmanager.register(failures)
+        items = {each.nodeid: each for each in session.items}
+        paths = {each.path: each for each in session.items}
+
+        def fails(test: str) -> bool:
+            failures.failed.clear()
+            item = items[test]
+            elsewhere = next((each for path, each in paths.items() if path != item.path), None)  # but in this session
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=elsewhere)
+            return bool(failures.failed)
+
+        while True:
+            mutant, tests, seconds = requests.recv()
+            before = live.change(mutant)
+            if before is None:
+                requests.send((_ON_IMPORT, True))
+                continue
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            try:
+                by = next((each for each in tests if fails(each)), "")
+            except TimeoutError:
+                by = "nobody: it does not end"
+            is_late = signal.setitimer(signal.ITIMER_PROF, 0)[0] == 0
+            live.restore(before)
+            # What fails also without the mutant suffers from an earlier one.
+            requests.send((by, not is_late and (by not in items or not fails(by))))
+
+
 def _answer(requests: Connection, session: Any, live: LiveFunctions) -> None:
+    worker: _Worker | None = None
     while (asked := requests.recv()) is not None:
-        mutant, tests, seconds = asked
-        requests.send(_in_fork(functools.partial(_meet, session, live, mutant, tests), seconds))
+        is_new = worker is None
+        worker = worker or _Worker(session, live)
+        by, is_fit = worker.meet(*asked)
+        if not is_fit and not is_new:
+            worker.end()
+            worker = _Worker(session, live)
+            by, is_fit = worker.meet(*asked)
+        if not is_fit and by in asked[1]:
+            by = _NOT_FIT + by
+        if not is_fit:
+            worker.end()
+            worker = None
+        requests.send(by)
+    if worker is not None:
+        worker.end()
 
 
 class Servers:
@@ -224,6 +278,8 @@ class Servers:
         if by == _ON_IMPORT:
             by = _in_fork(functools.partial(_meet_on_import, mutant, tests), seconds + 30)
         self._free.put(pipe)
+        if by.startswith(_NOT_FIT):
+            raise RuntimeError(by)
         return by
 
     def end(self) -> None:
@@ -257,8 +313,8 @@ def _arguments() -> argparse.Namespace:
 def _chosen(asked: argparse.Namespace) -> list[Mutant]:
     mutants = [each for each in all_mutants() if asked.only in each.name]
     if asked.names is not None:
-        names = set(asked.names.read_text().splitlines())
-        return [each for each in mutants if each.name in names]
+        by_name = {each.name: each for each in mutants}
+        return [by_name[each] for each in asked.names.read_text().splitlines() if each in by_name]
     if asked.all or len(mutants) <= asked.sample:
         return mutants
     seed = asked.seed if asked.seed is not None else int(time.time() // 86400)

@@ -55,6 +55,8 @@ _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
     ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
+_REGISTER = ("spec", "rule", "extents", "numbers", "contents")  # types of operations, in any order
+_GENERIC = ("Callable", "Counter", "dict", "list", "set", "tuple", "Sequence")
 _COMBINED = {"sum": "max", "max": "min", "min": "sum", "product": "sum", "mean": "sum"}
 
 
@@ -96,6 +98,9 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], ast.AST]]]:
     if (
         isinstance(node, ast.Call)
         and len(node.args) >= 2
+        and not all(
+            isinstance(a, ast.Constant) and isinstance(a.value, str) for a in node.args[:2]
+        )  # types in any order
         and not any(isinstance(a, ast.Starred) for a in node.args[:2])
     ):
 
@@ -104,7 +109,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], ast.AST]]]:
             return each
 
         yield "first two arguments exchanged", swapped
-    if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == 2 and isinstance(node.ctx, ast.Load):
+    is_pair = isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == 2 and isinstance(node.ctx, ast.Load)
+    if is_pair and not hasattr(node, "is_set"):
 
         def exchanged(each: ast.List) -> ast.AST:
             each.elts.reverse()
@@ -126,6 +132,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], ast.AST]]]:
 
 
 def _is_factors(text: str) -> bool:
+    if set(text) & set("aeiou"):  # a word
+        return False
     return 2 <= len(text) <= 5 and text.isalpha() and text.islower() and len(set(text)) == len(text)
 
 
@@ -139,6 +147,8 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.AST]]:
             return
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
+        if not function and isinstance(node, ast.Subscript) and ast.unparse(node.value) in _GENERIC:  # a type
+            return
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             function = f"{function}.{node.name}".lstrip(".")
             for each in node.decorator_list:
@@ -146,6 +156,8 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.AST]]:
             for each in node.body:
                 yield from of(each, function, each)
             return
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            node.comparators[0].is_set = True  # `x in (a, b)`, in any order
         yield function, statement, node
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns"):

@@ -209,7 +209,7 @@ def broadcast_labels(shapes: Sequence[Dims | None]) -> tuple[list[str], str] | N
     known = complete(shapes)
     if known is None:
         return None
-    rank = max(map(len, known), default=0)
+    rank = max(map(len, known))
     if rank > len(LABELS):
         return None
     result = ""

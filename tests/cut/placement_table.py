@@ -8,6 +8,7 @@ A line is one of some types of operations, with operands and attributes as in `C
 operands and, after ">", of the results. R: replicated. S1: sharded along axis 1; 2S0: in two blocks; S0*2: in units of
 two. P: a part of a sum; Pmax: of a maximum. -0: operand 0 is gathered or combined before. "open" begins what differs
 where the number of rows is not known when the step is traced; the extents of the results are those known then.
+"unranked" begins what becomes of parts of operands whose rank is not known.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from keras_ddl.cut import Batch, Program  # noqa: E402
 from keras_ddl.cut.builder import Builder  # noqa: E402
 from keras_ddl.cut.dims import dim  # noqa: E402
 from keras_ddl.cut.extents import Dims  # noqa: E402
-from keras_ddl.cut.placements import REPLICATED, Partial, Placement, Sharded  # noqa: E402
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, Partial, Placement, Sharded  # noqa: E402
 
 ROWS = 7  # no other extent of the cases, nor one of a product of them
 FILE = Path(__file__).with_suffix(".txt")
@@ -41,13 +42,14 @@ def lines(cases: Iterable[Case]) -> list[str]:
     """Returns the lines of the table for some cases: types of equal lines together."""
     types: dict[str, list[str]] = {}
     for case in cases:
-        of_types = types.setdefault(_line(case), [])
+        of_types = types.setdefault(line(case), [])
         if case.type not in of_types:
             of_types.append(case.type)
-    return [f"{' '.join(each)}: {line}" for line, each in types.items()]
+    return [f"{' '.join(each)}: {rest}" for rest, each in types.items()]
 
 
-def _line(case: Case) -> str:
+def line(case: Case) -> str:
+    """Returns what the table says of a case, after its type."""
     operands = ", ".join(each if isinstance(each, str) else _constant(each) for each in case.operands)
     attrs = "".join(f" {name}={getattr(each, 'name', each)}" for name, each in case.attrs.items())
     known, open_ones = (Traced(case, Ranks(2, ROWS, static), np.random.default_rng(0)) for static in (True, False))
@@ -56,7 +58,20 @@ def _line(case: Case) -> str:
     for placements, outcome in zip(_combinations(known), outcomes):
         other, extents = _outcome(open_ones, placements)
         differing += [other] if other != outcome else []
-    return f"{operands}{attrs} | {' '.join(outcomes)} | {' '.join(['open', extents, *differing])}"
+    unranked = _unranked(case)
+    return f"{operands}{attrs} | {' '.join(outcomes)} | {' '.join(['open', extents, *differing])} | {unranked}"
+
+
+def _unranked(case: Case) -> str:
+    """Returns what becomes of parts of operands whose rank is not known."""
+    try:
+        traced = Traced(case, Ranks(2, ROWS, False), np.random.default_rng(0), has_ranks=False)
+    except (ValueError, TypeError):
+        return "needs ranks"
+    count = len(traced.arrays)
+    parts = [at for at in range(count) if traced.kinds[at] in "fphis"]
+    placed = [[PARTIAL if at == part else REPLICATED for at in range(count)] for part in (None, *parts)]
+    return " ".join(["unranked", *(_outcome(traced, each)[0] for each in placed)])
 
 
 def _constant(value: Any) -> str:
@@ -87,7 +102,8 @@ def _outcome(traced: Traced, placements: Sequence[Placement]) -> tuple[str, str]
         for value, placement, letters in zip(program.inputs, placements, traced.letters):
             local = b.static_local_shape(value.shape, placement) if isinstance(placement, Sharded) else value.shape
             dims = tuple(b.rows * ("nm".index(each) + 1) if each in "nm" else dim(int(each)) for each in letters)
-            b.place(value, tf.compat.v1.placeholder(value.dtype, local), placement, dims)
+            local = tf.compat.v1.placeholder(value.dtype, local)
+            b.place(value, local, placement, dims if value.rank is not None else None)
         b.build({})
         moved = "".join(f"-{at}" for at, each in enumerate(program.inputs) if each in report.values)
         results = ",".join(_word(b.placement(each)) for each in program.outputs)

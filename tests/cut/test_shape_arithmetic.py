@@ -13,6 +13,13 @@ from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Extents
 
 raw = tf.raw_ops
+
+
+def unranked(tensor: Any) -> Any:
+    """Returns a tensor of whose rank tracing sees nothing."""
+    return raw.PlaceholderWithDefault(input=tensor, shape=None)
+
+
 # Of x [rows, 3], its shape s and ids [rows]: an integer tensor, and its entries.
 NUMBERS: list[tuple[Callable[[Any, Any, Any], Any], str]] = [
     (lambda x, s, ids: s, "[rows, 3]"),
@@ -144,6 +151,45 @@ NUMBERS: list[tuple[Callable[[Any, Any, Any], Any], str]] = [
     (lambda x, s, ids: ids, "unknown"),
     (lambda x, s, ids: tf.cast(x[:, 0], tf.int32), "unknown"),
     (lambda x, s, ids: x[0], "unknown"),
+    (lambda x, s, ids: tf.shape(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.size(unranked(x)), "?"),
+    (lambda x, s, ids: raw.ShapeN(input=[unranked(x), x])[1], "[rows, 3]"),
+    (lambda x, s, ids: tf.concat([unranked(s), s], 0), "unknown"),
+    (lambda x, s, ids: tf.gather(unranked(s), [0]), "unknown"),
+    (lambda x, s, ids: tf.gather(s, unranked(ids)[:1]), "unknown"),
+    (lambda x, s, ids: unranked(s)[0], "unknown"),
+    (lambda x, s, ids: unranked(s)[1:], "unknown"),
+    (lambda x, s, ids: tf.reduce_prod(unranked(s)), "?"),
+    (lambda x, s, ids: tf.reshape(unranked(s), [2]), "[?, ?]"),
+    (lambda x, s, ids: tf.reshape(unranked(s), []), "?"),
+    (lambda x, s, ids: unranked(s) + s, "unknown"),
+    (lambda x, s, ids: s * unranked(s), "unknown"),
+    (lambda x, s, ids: tf.maximum(s, unranked(s)), "unknown"),
+    (lambda x, s, ids: tf.cast(unranked(s), tf.int64), "unknown"),
+    (lambda x, s, ids: raw.DynamicStitch(indices=[[0, 1], [1]], data=[unranked(s), [5]]), "[?, ?]"),
+    (lambda x, s, ids: tf.slice(unranked(s), [0], [1]), "[?]"),
+    (lambda x, s, ids: tf.slice(s, unranked(ids)[:1], [1]), "[?]"),
+    (lambda x, s, ids: tf.unstack(unranked(s), num=2)[1], "unknown"),
+    (lambda x, s, ids: tf.stack([unranked(s)[0], 4]), "[?, ?]"),
+    (lambda x, s, ids: tf.fill([2], unranked(ids)[0]), "[?, ?]"),
+    (lambda x, s, ids: tf.fill(unranked(ids)[:1], 5), "unknown"),
+    (lambda x, s, ids: tf.identity(unranked(s)), "unknown"),
+    (lambda x, s, ids: tf.range(unranked(ids)[0]), "unknown"),
+    (lambda x, s, ids: tf.range(0, 6, unranked(ids)[0]), "unknown"),
+    (lambda x, s, ids: raw.InvertPermutation(x=unranked(ids)[:2]), "unknown"),
+    (lambda x, s, ids: raw.BroadcastArgs(s0=s, s1=unranked(s)[:2]), "unknown"),
+    (lambda x, s, ids: tf.slice(s, [0], unranked(s)[:1]), "unknown"),
+    (lambda x, s, ids: tf.slice(s, [1], [0]), "[]"),
+    (lambda x, s, ids: s[1:2], "[3]"),
+    (lambda x, s, ids: s[-1:], "[3]"),
+    (lambda x, s, ids: s[::-2], "[3]"),
+    (lambda x, s, ids: s[1::-1], "[3, rows]"),
+    (lambda x, s, ids: tf.gather(tf.concat([s, s], 0), [3, 2, 0]), "[3, rows, rows]"),
+    (lambda x, s, ids: tf.concat([s, s], 0)[2:], "[rows, 3]"),
+    (lambda x, s, ids: tf.concat([s, s, s], 0)[1:5:2], "[3, 3]"),
+    (lambda x, s, ids: tf.concat([s, s], 0)[-3:-1], "[3, rows]"),
+    (lambda x, s, ids: tf.concat([s, s], 0)[3:0:-1], "[3, rows, 3]"),
+    (lambda x, s, ids: tf.slice(tf.concat([s, s], 0), [1], [2]), "[3, rows]"),
 ]
 # A tensor, and its extents. "?" is one that only the tensor tells.
 EXTENTS: list[tuple[Callable[[Any, Any, Any], Any], str]] = [
@@ -299,6 +345,112 @@ EXTENTS: list[tuple[Callable[[Any, Any, Any], Any], str]] = [
     (lambda x, s, ids: x[:, 1], "[?]"),
     (lambda x, s, ids: tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2.0), (0, x))[1], "[?, 3]"),
     (lambda x, s, ids: tf.cond(s[0] > 2, lambda: x, lambda: x * 2.0), "[?, 3]"),
+    (lambda x, s, ids: unranked(x), "unknown"),
+    (lambda x, s, ids: tf.tile(unranked(x), [2, 1]), "[?, ?]"),
+    (lambda x, s, ids: tf.tile(x, unranked(ids)[:2]), "[?, ?]"),
+    (lambda x, s, ids: tf.concat([unranked(x), x], 0), "[?, 3]"),
+    (lambda x, s, ids: tf.concat([x, unranked(x)], -1), "[?, ?]"),
+    (lambda x, s, ids: tf.fill(unranked(s), 0.5), "unknown"),
+    (lambda x, s, ids: tf.range(unranked(ids)[0]), "[?]"),
+    (lambda x, s, ids: raw.UnsortedSegmentSum(data=unranked(x), segment_ids=ids, num_segments=5), "unknown"),
+    (lambda x, s, ids: raw.UnsortedSegmentSum(data=x, segment_ids=unranked(ids), num_segments=5), "unknown"),
+    (lambda x, s, ids: raw.UnsortedSegmentSum(data=x, segment_ids=ids, num_segments=ids[0]), "[?, 3]"),
+    (
+        lambda x, s, ids: raw.SparseTensorDenseMatMul(
+            a_indices=tf.zeros([2, 2], tf.int64), a_values=x[:2, 0], a_shape=tf.cast(s, tf.int64), b=unranked(x)
+        ),
+        "[?, ?]",
+    ),
+    (
+        lambda x, s, ids: raw.SparseTensorDenseMatMul(
+            a_indices=tf.zeros([2, 2], tf.int64), a_values=x[:2, 0], a_shape=unranked(tf.cast(s, tf.int64)), b=x
+        ),
+        "[?, 3]",
+    ),
+    (
+        lambda x, s, ids: raw.SparseSegmentSumWithNumSegments(
+            data=unranked(x), indices=ids, segment_ids=ids, num_segments=s[0]
+        ),
+        "unknown",
+    ),
+    (
+        lambda x, s, ids: raw.SparseSegmentSumWithNumSegments(
+            data=x, indices=ids, segment_ids=ids, num_segments=unranked(ids)[0]
+        ),
+        "[?, 3]",
+    ),
+    (
+        lambda x, s, ids: raw.SparseFillEmptyRows(
+            indices=tf.zeros([2, 2], tf.int64),
+            values=x[:2, 0],
+            dense_shape=unranked(tf.cast(s, tf.int64)),
+            default_value=tf.constant(0.0, tf.float64),
+        )[2],
+        "[?]",
+    ),
+    (lambda x, s, ids: tf.scatter_nd(ids[:, None], x, unranked(s)), "unknown"),
+    (lambda x, s, ids: tf.reshape(unranked(x), [-1, 3]), "[?, 3]"),
+    (lambda x, s, ids: tf.reshape(x, unranked(s)), "unknown"),
+    (lambda x, s, ids: tf.reshape(unranked(x), [s[0], -1]), "[rows, ?]"),
+    (lambda x, s, ids: tf.broadcast_to(unranked(x), [2, s[0], 3]), "[2, ?, 3]"),
+    (lambda x, s, ids: tf.broadcast_to(x, unranked(s)), "unknown"),
+    (lambda x, s, ids: tf.random.shuffle(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.transpose(unranked(x), [1, 0]), "[?, ?]"),
+    (lambda x, s, ids: tf.expand_dims(unranked(x), 1), "unknown"),
+    (lambda x, s, ids: tf.squeeze(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.squeeze(unranked(x), [0]), "unknown"),
+    (lambda x, s, ids: tf.roll(unranked(x), 1, 0), "unknown"),
+    (lambda x, s, ids: tf.pad(unranked(x), [[0, 0], [1, 2]]), "[?, ?]"),
+    (lambda x, s, ids: tf.one_hot(unranked(ids), 5), "unknown"),
+    (lambda x, s, ids: tf.gather(unranked(x), ids), "unknown"),
+    (lambda x, s, ids: tf.gather(x, unranked(ids)), "unknown"),
+    (lambda x, s, ids: tf.gather_nd(unranked(x), ids[:, None]), "unknown"),
+    (lambda x, s, ids: tf.gather_nd(x, unranked(ids[:, None])), "unknown"),
+    (lambda x, s, ids: tf.math.top_k(unranked(x), 2)[0], "unknown"),
+    (lambda x, s, ids: tf.reduce_sum(unranked(x), 0), "unknown"),
+    (lambda x, s, ids: tf.reduce_sum(x, unranked(ids)[:1]), "unknown"),
+    (lambda x, s, ids: tf.argmax(unranked(x), 0), "unknown"),
+    (lambda x, s, ids: tf.cumsum(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.cumsum(x, unranked(ids)[0]), "[?, 3]"),
+    (lambda x, s, ids: tf.matmul(unranked(x), x, transpose_a=True), "unknown"),
+    (lambda x, s, ids: raw.BatchMatMulV2(x=unranked(x), y=x), "unknown"),
+    (lambda x, s, ids: tf.einsum("ij,kj->ik", unranked(x), x), "[?, rows]"),
+    (lambda x, s, ids: tf.einsum("...j,kj->...k", unranked(x), x), "unknown"),
+    (lambda x, s, ids: tf.einsum("...j,kj->...k", x, x), "[rows, rows]"),
+    (lambda x, s, ids: tf.linalg.diag(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.linalg.inv(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.nn.softmax(unranked(x)), "unknown"),
+    (lambda x, s, ids: tf.nn.bias_add(unranked(x), tf.zeros([3], tf.float64)), "unknown"),
+    (lambda x, s, ids: raw.BiasAddGrad(out_backprop=unranked(x)), "[?]"),
+    (lambda x, s, ids: raw.L2Loss(t=unranked(x)), "[]"),
+    (lambda x, s, ids: raw.Select(condition=unranked(ids) > 0, x=x, y=x), "[?, 3]"),
+    (lambda x, s, ids: raw.Select(condition=ids > 0, x=unranked(x), y=x), "[?, 3]"),
+    (lambda x, s, ids: tf.bitcast(unranked(x), tf.int32), "unknown"),
+    (lambda x, s, ids: tf.stack([unranked(x), x], 1), "[?, 2, 3]"),
+    (lambda x, s, ids: tf.unstack(unranked(x), 3, 1)[0], "unknown"),
+    (lambda x, s, ids: raw.EnsureShape(input=unranked(x), shape=[None, 3]), "[?, 3]"),
+    (
+        lambda x, s, ids: tf.nn.conv2d(unranked(tf.zeros([s[0], 4, 4, 3])), tf.zeros([2, 2, 3, 5]), 1, "SAME"),
+        "[?, ?, ?, 5]",
+    ),
+    (lambda x, s, ids: tf.math.bincount(unranked(ids), minlength=4, maxlength=4), "[?]"),
+    (lambda x, s, ids: raw.LowerBound(sorted_inputs=x, values=x), "[rows, 3]"),
+    (lambda x, s, ids: raw.ConcatV2(values=[x, x], axis=unranked(ids[0])), "[?, ?]"),
+    (
+        lambda x, s, ids: tf.gather_nd(x, raw.PlaceholderWithDefault(input=ids[:, None], shape=[None, None])),
+        "unknown",
+    ),
+    (lambda x, s, ids: tf.fill([s[0] - s[0]], 0.5), "[0]"),
+    (
+        lambda x, s, ids: raw.ImageProjectiveTransformV3(
+            images=tf.zeros([s[0], 4, 4, 3]),
+            transforms=tf.zeros([1, 8]),
+            output_shape=s,
+            fill_value=0.0,
+            interpolation="NEAREST",
+        ),
+        "[rows, rows, 3, 3]",
+    ),
 ]
 
 

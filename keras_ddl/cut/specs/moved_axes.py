@@ -94,8 +94,7 @@ def _pack(known: Extents, node: Node) -> Factors | None:
 
 @spec("Unpack", linear=_MOVES)
 def _unpack(known: Extents, node: Node) -> Factors | None:
-    dims = known.dims(node.inputs[0])
-    labels = labels_of(dims, [node.attr("axis", int)]) if dims else None
+    labels = labels_of(known.dims(node.inputs[0]), [node.attr("axis", int)])
     if labels is None:
         return None
     return Factors([labels], ["".join(each for each in labels if each.islower())] * len(node.outputs))
