@@ -73,6 +73,7 @@ def _slices() -> list[Case]:
     for shapes, axis in (
         (("nn", "nn"), 0), (("nn", "nn"), 1), (("n2n", "n1n"), 1), (("n2n", "n1n"), -2), (("mn", "nn"), 0),
         (("n2", "m2", "n2"), 0), (("2n", "2m"), -1), (("n3", "23"), 0), (("n2", "n2"), 1), (("nn", "1n"), 0),
+        (("m2", "m2"), 1), (("n2", "02"), 0),
     ):  # fmt: skip
         cases.append(Case("ConcatV2", [*(f"{each} f" for each in shapes), np.int32(axis)]))
     for shape, axis, count in (("m2", 0, 2), ("m2", 1, 2), ("2m", -1, 2), ("nn4", 2, 2), ("nn4", -1, 4), ("2m", 0, 2)):
