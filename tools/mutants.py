@@ -4,11 +4,15 @@
     make mutants ARGS="--all"             # every one: hours
     make mutants ARGS="--only specs/contractions --list"
 
-A mutant is one small change in one file of keras_ddl/cut/: an axis off by one, a sum for a maximum, the second operand
-for the first, a condition dropped, a comparison turned round. It is made in memory: no file changes. First the tests
-run once as they are and it is recorded which of them reach which line; then each mutant meets the tests that reach its
-line, the quickest first, until one fails. A mutant that no test notices either does not change what is computed (only
-what it costs, say) and stands in tests/cut/equivalent_mutants.txt with the reason, or a test is missing.
+A mutant (mutations.py) is one small change in one file of keras_ddl/cut/. It is made in memory: no file changes. First
+the tests run once as they are and it is recorded which of them reach which line; then each mutant meets the tests that
+reach its line, those that most probably notice it first, until one fails. A mutant that no test notices either does
+not change what is computed (only what it costs, say) and stands in tests/cut/equivalent_mutants.txt with the reason, or
+a test is missing.
+
+Importing TensorFlow and collecting the tests takes longer than most tests: it is done once. Mutants are made in forks
+of that process, one after the other, by giving live functions the code of the mutant. Where the change is one of what
+runs on import (tables of specs), a fork from before imports anew.
 
 Exits with 1 if a mutant survives that is not explained.
 """
@@ -16,250 +20,65 @@ Exits with 1 if a mutant survives that is not explained.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import copy
-import dataclasses
-import importlib.abc
+import functools
+import gc
 import importlib.util
 import io
-import itertools
 import json
 import multiprocessing
 import os
+import queue
 import random
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = "keras_ddl.cut"
-TESTS = ROOT / "tests" / "cut"
-EXPLAINED = TESTS / "equivalent_mutants.txt"
-# What decides the numbers. Reports, plans of cost and graph-building mechanics decide none.
-FILES = (
-    "specs/*",
-    "rules/*",
-    "propagation",
-    "factors",
-    "own_statistics",
-    "sharding",
-    "redistribute",
-    "extents",
-    "dims",
-)
-_SECONDS = 90.0  # of tests for one mutant, as they took without it
+from live_mutants import Importer, LiveFunctions
+from mutations import PACKAGE, ROOT, Mutant, all_mutants, explained, tree_of
+from reach import Reach
 
-# ---- mutants ---------------------------------------------------------------------------------------------------------
+_FORK = multiprocessing.get_context("fork")
+_ON_IMPORT = "what runs on import"
+_NOT_FIT = "fails without any mutant: "
+_MARKS = "not (long or slurm or alone or parallel)"  # tests of ranks in processes of their own meet no mutant
 
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """One change that can be made in a file."""
-
-    file: str  # below keras_ddl/cut/
-    line: int
-    place: tuple[int, int]  # in the order of `_places`, and of `_changes`
-    name: str  # file, function and change: the same while the code around it changes
-    lines: tuple[int, int]  # of the statement that tests must reach
-
-    @property
-    def module(self) -> str:
-        return f"{PACKAGE}.{self.file.removesuffix('.py').replace('/', '.')}"
-
-
-_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-_COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
-    ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
-}  # fmt: skip
-_COMBINED = {"sum": "max", "max": "min", "min": "sum", "product": "sum", "mean": "sum"}
-
-
-def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], ast.AST]]]:
-    """Yields (what is changed, the function that changes a copy of `node`)."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
-
-        def turned(each: ast.Compare) -> ast.AST:
-            each.ops[0] = _COMPARED[type(each.ops[0])]()
-            return each
-
-        yield "comparison turned", turned
-    if isinstance(node, ast.BinOp) and type(node.op) in _COMPUTED:
-
-        def computed(each: ast.BinOp) -> ast.AST:
-            each.op = _COMPUTED[type(each.op)]()
-            return each
-
-        yield "another operator", computed
-    if isinstance(node, ast.BoolOp):
-        for place in range(len(node.values)):
-
-            def dropped(each: ast.BoolOp, place: int = place) -> ast.AST:
-                del each.values[place]
-                return each.values[0] if len(each.values) == 1 else each
-
-            yield f"condition {place} dropped", dropped
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield "not dropped", lambda each: each.operand
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield f"{node.value} inverted", lambda each: ast.Constant(not each.value)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        yield f"{node.value} + 1", lambda each: ast.Constant(each.value + 1)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in _COMBINED:
-        yield f"{_COMBINED[node.value]} for {node.value}", lambda each: ast.Constant(_COMBINED[each.value])
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_factors(node.value):
-        yield f"labels of {node.value!r} reversed", lambda each: ast.Constant(each.value[::-1])
-        yield f"first label of {node.value!r} another", lambda each: ast.Constant("Q" + each.value[1:])
-    if (
-        isinstance(node, ast.Call)
-        and len(node.args) >= 2
-        and not any(isinstance(a, ast.Starred) for a in node.args[:2])
-    ):
-
-        def swapped(each: ast.Call) -> ast.AST:
-            each.args[0], each.args[1] = each.args[1], each.args[0]
-            return each
-
-        yield "first two arguments exchanged", swapped
-    if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == 2 and isinstance(node.ctx, ast.Load):
-
-        def exchanged(each: ast.List) -> ast.AST:
-            each.elts.reverse()
-            return each
-
-        yield "two elements exchanged", exchanged
-    if isinstance(node, (ast.If, ast.IfExp)):
-
-        def never(each: ast.If) -> ast.AST:
-            each.test = ast.Constant(False)
-            return each
-
-        def always(each: ast.If) -> ast.AST:
-            each.test = ast.Constant(True)
-            return each
-
-        yield "condition never holds", never
-        yield "condition always holds", always
-
-
-def _is_factors(text: str) -> bool:
-    return 2 <= len(text) <= 5 and text.isalpha() and text.islower() and len(set(text)) == len(text)
-
-
-def _places(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.AST]]:
-    """Yields (function, outermost statement inside it, node) for all that may be changed: no types, messages, texts."""
-
-    def of(node: ast.AST, function: str, statement: ast.stmt) -> Iterator[tuple[str, ast.stmt, ast.AST]]:
-        if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.arg)):
-            return
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            return
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            function = f"{function}.{node.name}".lstrip(".")
-            for each in node.decorator_list:
-                yield from of(each, function, node)
-            for each in node.body:
-                yield from of(each, function, each)
-            return
-        yield function, statement, node
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns"):
-                continue
-            for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, ast.AST):
-                    inner = each if isinstance(each, ast.stmt) and function else statement
-                    yield from of(each, function, inner)
-
-    for each in tree.body:
-        yield from of(each, "", each)
-
-
-def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Yields every mutant of a file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    file = path.relative_to(ROOT / "keras_ddl" / "cut").as_posix()
-    names = set[str]()
-    for index, (function, statement, node) in enumerate(_places(tree)):
-        for kind, (what, change) in enumerate(_changes(node)):
-            if ast.dump(change(copy.deepcopy(node))) == ast.dump(node):
-                continue
-            name = f"{file}:{function}: {what} in `{ast.unparse(node).splitlines()[0][:80]}`"
-            while name in names:
-                name += " (again)"
-            names.add(name)
-            last = statement.end_lineno or statement.lineno
-            if isinstance(statement, ast.If):  # its own line is enough
-                last = statement.test.end_lineno or statement.lineno
-            yield Mutant(file, getattr(node, "lineno", statement.lineno), (index, kind), name, (statement.lineno, last))
-
-
-def all_mutants() -> list[Mutant]:
-    """Returns every mutant of FILES."""
-    paths = sorted({path for each in FILES for path in (ROOT / "keras_ddl" / "cut").glob(f"{each}.py")})
-    return [mutant for path in paths for mutant in mutants_of(path)]
-
-
-def tree_of(mutant: Mutant) -> ast.Module:
-    """Returns the syntax tree of a mutant's module."""
-    tree = ast.parse((ROOT / "keras_ddl" / "cut" / mutant.file).read_text(encoding="utf-8"))
-    index, kind = mutant.place
-    *_, (_, _, node) = itertools.islice(_places(tree), index + 1)
-    _, change = list(_changes(node))[kind]
-    return ast.fix_missing_locations(_replace(tree, node, change(node)))
-
-
-def _replace(tree: ast.Module, old: ast.AST, new: ast.AST) -> ast.Module:
-    if new is old:
-        return tree
-
-    class Replacing(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> Any:
-            return new if node is old else self.generic_visit(node)
-
-    return Replacing().visit(tree)
-
-
-class _Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a syntax tree."""
-
-    def __init__(self, name: str, tree: ast.Module, path: str) -> None:
-        self._name, self._code, self._path = name, compile(tree, path, "exec"), path
-
-    def find_spec(self, name: str, path: object, target: object = None) -> Any:
-        return importlib.util.spec_from_loader(name, self, origin=self._path) if name == self._name else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = self._path
-        exec(self._code, module.__dict__)
-
-
-# ---- tests -----------------------------------------------------------------------------------------------------------
+# ---- running tests ---------------------------------------------------------------------------------------------------
 
 
 class _Record:
-    """A plug-in of pytest: which lines each test reaches, and how long it takes."""
+    """A plug-in of pytest: which lines each test reaches, and the processor time it takes."""
 
     def __init__(self, measured: Any) -> None:
-        self._measured, self.seconds, self.failed = measured, dict[str, float](), set[str]()
+        self._measured, self.seconds, self.failed = measured, dict[str, float](), list[str]()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._measured.switch_context(nodeid)
+        self.seconds[nodeid] = -time.process_time()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seconds[nodeid] += time.process_time()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
-            self.failed.add(report.nodeid)
+            self.failed.append(report.nodeid)
+
+
+class _Failures:
+    """A plug-in of pytest: which tests fail."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
 
 
 def _run_tests(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
@@ -270,79 +89,203 @@ def _run_tests(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
         return int(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", "--tb=no", *arguments], list(plugins)))
 
 
-def _record(tests: Sequence[str], data: Path, seconds: Path) -> None:
+def _record(tests: str, data: Path) -> str:
+    """Writes which lines the tests of a file reach, and what they take beside it."""
     import coverage
 
     measured = coverage.Coverage(data_file=str(data), source_pkgs=[PACKAGE], config_file=False)
     measured.start()
     record = _Record(measured)
-    _run_tests(tests, [record])
+    _run_tests([tests, "-m", _MARKS], [record])
     measured.stop()
     measured.save()
-    for each in sorted(record.failed):  # such as what measures seconds, which recording takes
-        print(f"left out, it fails while lines are recorded: {each}", flush=True)
-        del record.seconds[each]
-    seconds.write_text(json.dumps(record.seconds))
-    os._exit(0 if record.seconds else 1)
+    for each in record.failed:  # such as what measures seconds, which recording takes
+        record.seconds.pop(each, None)
+    data.with_suffix(".json").write_text(json.dumps(record.seconds))
+    return "\n".join(record.failed)
 
 
-def _meet(mutant: Mutant, tests: Sequence[str]) -> None:
-    """In a process of its own: exits with pytest's status, or 9 where the module cannot even be imported."""
+def _meet_on_import(mutant: Mutant, tests: Sequence[str]) -> str:
+    """In a process that has not imported the package: returns the test that notices a mutant, or nothing."""
     path = importlib.util.find_spec(mutant.module)
     assert path is not None and path.origin is not None
     for name in [each for each in sys.modules if each.startswith(PACKAGE)]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Importer(mutant.module, tree_of(mutant), path.origin))
-    os._exit(_run_tests(["-x", *tests]))
+    sys.meta_path.insert(0, Importer(mutant.module, tree_of(mutant), path.origin))
+    failures = _Failures()
+    status = _run_tests(["-x", *tests], [failures])
+    return (*failures.failed, f"pytest, which ends with {status}" if status else "")[0]
 
 
-def _in_child(target: Callable[..., None], arguments: tuple[Any, ...], limit: float | None) -> int | None:
-    """Returns the child's status; None if it had to be ended."""
-    child = multiprocessing.get_context("fork").Process(target=target, args=arguments)
-    child.start()
-    child.join(limit)
-    if child.is_alive() and child.pid is not None:
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        return None
-    return child.exitcode
+def _be_silent() -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
 
 
-class Reach:
-    """Which tests reach which lines, and how long they take."""
+def _in_fork(function: Callable[[], str], seconds: float) -> str:
+    """Returns what a function returns in a fork, or how the fork ended; `seconds`: of processor time."""
+    ours, theirs = _FORK.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
+            _be_silent()
+            theirs.send(function())
+        os._exit(0)
+    theirs.close()
+    result = "nobody: it does not end"
+    with contextlib.suppress(EOFError):
+        if ours.poll(600 + 10 * seconds):
+            result = "nobody: the process is killed"
+            result = ours.recv()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    ours.close()
+    return result
 
-    def __init__(self, data: Path, seconds: Path) -> None:
-        import coverage
 
-        self.seconds: dict[str, float] = json.loads(seconds.read_text())
-        self._lines: dict[str, dict[int, list[str]]] = {}
-        found = coverage.CoverageData(str(data))
-        found.read()
-        for path in found.measured_files():
-            file = path.partition("/keras_ddl/cut/")[2]
-            self._lines[file] = found.contexts_by_lineno(path)
+class _Loop:
+    """A plug-in of pytest: instead of running the tests that were collected, lets mutants meet them in forks."""
 
-    def tests(self, mutant: Mutant) -> list[str]:
-        """Returns tests that reach a mutant's line: those that name what it is about, then the quickest."""
-        lines = self._lines.get(mutant.file, {})
-        first, last = mutant.lines
-        reached = {test for line in range(first, last + 1) for test in lines.get(line, []) if test}
-        if not reached:  # what runs when the module is imported: all tests that reach anything of it
-            reached = {test for each in lines.values() for test in each if test}
-        words = [word for word in mutant.name.replace("'", '"').split('"')[1::2] if word.isalpha()]
-        reached &= self.seconds.keys()
-        order = sorted(reached, key=lambda test: (not any(word in test for word in words), self.seconds.get(test, 0.0)))
-        chosen, total = [], 0.0
-        for test in order:
-            total += self.seconds.get(test, 0.0)
-            if chosen and total > _SECONDS:
-                break
-            chosen.append(test)
-        return chosen
+    def __init__(self, requests: Sequence[Connection]) -> None:
+        self._requests = requests
 
-    def limit(self, tests: Sequence[str]) -> float:
-        """Seconds after which a mutant is one that never ends."""
-        return 60 + 10 * sum(self.seconds.get(each, 0.0) for each in tests)
+    def pytest_runtestloop(self, session: Any) -> bool:
+        live = LiveFunctions()
+        gc.freeze()
+        for each in self._requests:
+            if os.fork() == 0:
+                with contextlib.suppress(BaseException):
+                    _answer(each, session, live)
+                os._exit(0)
+        for _ in self._requests:
+            os.wait()
+        return True
+
+
+def _late(signal_: int, frame: object) -> None:
+    raise TimeoutError
+
+
+class _Worker:
+    """A process that runs tests on mutants, one after the other: what TensorFlow makes once, it makes once."""
+
+    def __init__(self, session: Any, live: LiveFunctions) -> None:
+        self._ours, theirs = _FORK.Pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            with contextlib.suppress(BaseException):
+                self._serve(theirs, session, live)
+            os._exit(0)
+        theirs.close()
+
+    def meet(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, bool]:
+        """Returns the test that notices a mutant, or nothing, and whether the process is fit for more."""
+        self._ours.send((mutant, tests, seconds))
+        with contextlib.suppress(EOFError):
+            if self._ours.poll(600 + 10 * seconds):
+                answer: tuple[str, bool] = self._ours.recv()
+                return answer
+            return "nobody: it does not end", False
+        return "nobody: the process is killed", False
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+        self._ours.close()
+
+    def _serve(self, requests: Connection, session: Any, live: LiveFunctions) -> None:
+        os.setpgid(0, 0)
+        _be_silent()
+        signal.signal(signal.SIGPROF, _late)
+        failures = _Failures()
+        session.config.pluginmanager.register(failures)
+        items = {each.nodeid: each for each in session.items}
+        paths = {each.path: each for each in session.items}
+
+        def fails(test: str) -> bool:
+            failures.failed.clear()
+            item = items[test]
+            elsewhere = next((each for path, each in paths.items() if path != item.path), None)  # but in this session
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=elsewhere)
+            return bool(failures.failed)
+
+        while True:
+            mutant, tests, seconds = requests.recv()
+            before = live.change(mutant)
+            if before is None:
+                requests.send((_ON_IMPORT, True))
+                continue
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            try:
+                by = next((each for each in tests if fails(each)), "")
+            except TimeoutError:
+                by = "nobody: it does not end"
+            is_late = signal.setitimer(signal.ITIMER_PROF, 0)[0] == 0
+            live.restore(before)
+            # What fails also without the mutant suffers from an earlier one.
+            requests.send((by, not is_late and (by not in items or not fails(by))))
+
+
+def _answer(requests: Connection, session: Any, live: LiveFunctions) -> None:
+    worker: _Worker | None = None
+    while (asked := requests.recv()) is not None:
+        is_new = worker is None
+        worker = worker or _Worker(session, live)
+        by, is_fit = worker.meet(*asked)
+        if not is_fit and not is_new:
+            worker.end()
+            worker = _Worker(session, live)
+            by, is_fit = worker.meet(*asked)
+        if not is_fit and by in asked[1]:
+            by = _NOT_FIT + by
+        if not is_fit:
+            worker.end()
+            worker = None
+        requests.send(by)
+    if worker is not None:
+        worker.end()
+
+
+class Servers:
+    """Processes that have collected the tests, which takes one of them; as many mutants at a time meet the tests."""
+
+    def __init__(self, tests: Sequence[str], count: int) -> None:
+        self._pipes = [_FORK.Pipe() for _ in range(count)]
+        self._free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        for ours, _ in self._pipes:
+            self._free.put(ours)
+        self._process = _FORK.Process(target=self._serve, args=(tests,))
+        self._process.start()
+        for _, theirs in self._pipes:
+            theirs.close()
+
+    def _serve(self, tests: Sequence[str]) -> None:
+        for ours, _ in self._pipes:
+            ours.close()
+        _run_tests([*tests, "-m", _MARKS], [_Loop([theirs for _, theirs in self._pipes])])
+
+    def meet(self, mutant: Mutant, tests: Sequence[str], seconds: float, on_import: bool) -> str:
+        """Returns the test that notices a mutant, or nothing."""
+        pipe, by = self._free.get(), _ON_IMPORT
+        if not on_import:
+            pipe.send((mutant, tests, seconds))
+            by = pipe.recv()
+        if by == _ON_IMPORT:
+            by = _in_fork(functools.partial(_meet_on_import, mutant, tests), seconds + 30)
+        self._free.put(pipe)
+        if by.startswith(_NOT_FIT):
+            raise RuntimeError(by)
+        return by
+
+    def end(self) -> None:
+        for ours, _ in self._pipes:
+            ours.send(None)
+        self._process.join()
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------
@@ -351,11 +294,14 @@ class Reach:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--sample", type=int, default=60, metavar="N", help="how many mutants (default: %(default)s)")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N of the sample")
     parser.add_argument("--all", action="store_true", help="every mutant; some hours")
     parser.add_argument("--seed", type=int, default=None, help="of the sample (default: the day's)")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name contains TEXT")
+    parser.add_argument("--names", type=Path, metavar="FILE", help="mutants whose names are lines of FILE")
     parser.add_argument("--list", action="store_true", help="list the mutants, run nothing")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
+    parser.add_argument("--first", type=float, default=15.0, metavar="SECONDS", help="of tests before others are tried")
     parser.add_argument("--tests", nargs="*", default=["tests/cut"], help="the tests that must notice them")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "mutants", help="where what tests reach is kept"
@@ -364,56 +310,73 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def explained() -> set[str]:
-    """Returns the names of the mutants that change nothing that is computed."""
-    lines = EXPLAINED.read_text(encoding="utf-8").splitlines() if EXPLAINED.exists() else []
-    return {line for line in lines if line and not line.startswith("#")}
+def _chosen(asked: argparse.Namespace) -> list[Mutant]:
+    mutants = [each for each in all_mutants() if asked.only in each.name]
+    if asked.names is not None:
+        by_name = {each.name: each for each in mutants}
+        return [by_name[each] for each in asked.names.read_text().splitlines() if each in by_name]
+    if asked.all or len(mutants) <= asked.sample:
+        return mutants
+    seed = asked.seed if asked.seed is not None else int(time.time() // 86400)
+    print(f"{asked.sample} of {len(mutants)} mutants, --seed {seed}")
+    random.Random(seed).shuffle(mutants)  # a larger sample begins with the smaller one
+    return mutants[asked.skip : asked.sample]
+
+
+def _reach(asked: argparse.Namespace) -> Reach:
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    files = [each for name in asked.tests for each in (sorted(Path(name).glob("test_*.py")) or [Path(name)])]
+    records = {each: asked.folder / each.stem for each in files}
+    missing = [each for each in files if asked.record or not records[each].with_suffix(".json").exists()]
+
+    def record(file: Path) -> tuple[Path, str]:
+        records[file].unlink(missing_ok=True)
+        return file, _in_fork(functools.partial(_record, str(file), records[file]), 3600)
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for file, failed in pool.map(record, missing):
+            print(f"recorded which lines {file} reaches; left out: {failed or 'nothing'}", flush=True)
+    return Reach(list(records.values()))
+
+
+def _results(asked: argparse.Namespace, reach: Reach, mutants: Sequence[Mutant]) -> Mapping[Mutant, bool | None]:
+    """Returns of each mutant whether it was noticed; None: no test reaches its file."""
+    servers = Servers(asked.tests, asked.jobs)
+
+    def run(mutant: Mutant) -> tuple[Mutant, str | None]:
+        chosen, by = reach.tests(mutant, asked.first), None
+        for tests in (chosen.first, chosen.others):
+            if tests and not by:
+                by = servers.meet(mutant, tests, reach.limit(tests), chosen.on_import)
+                reach.learn(mutant, tests, by)
+        return mutant, by
+
+    noticed: dict[Mutant, bool | None] = {}
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for number, (mutant, by) in enumerate(pool.map(run, mutants), 1):
+            noticed[mutant] = None if by is None else bool(by)
+            word = "NOT REACHED" if by is None else "killed" if by else "SURVIVED"
+            shown = f"  [{by.rpartition('/')[2]}]" if by else ""
+            print(f"{number:4}/{len(mutants)} {word:11} line {mutant.line}: {mutant.name}{shown}", flush=True)
+    servers.end()
+    return noticed
 
 
 def main() -> int:
     """Runs the program; returns its exit status."""
     asked = _arguments()
-    mutants = [each for each in all_mutants() if asked.only in each.name]
-    total = len(mutants)
-    if not asked.all and len(mutants) > asked.sample:
-        seed = asked.seed if asked.seed is not None else int(time.time() // 86400)
-        mutants = random.Random(seed).sample(mutants, asked.sample)
-        print(f"{asked.sample} of {total} mutants, --seed {seed}")
+    mutants = _chosen(asked)
     if asked.list:
         print(*(each.name for each in mutants), sep="\n")
         return 0
     import tensorflow  # noqa: F401, once for all children; nothing runs in it here
 
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    data, seconds = asked.folder / "lines", asked.folder / "seconds.json"
-    if asked.record or not seconds.exists():
-        data.unlink(missing_ok=True)
-        print("recording which lines the tests reach", flush=True)
-        if _in_child(_record, (asked.tests, data, seconds), None) != 0:
-            seconds.unlink(missing_ok=True)
-            print("no test passes without any mutant", file=sys.stderr)
-            return 2
-    reach = Reach(data, seconds)
+    noticed = _results(asked, _reach(asked), mutants)
     known = explained()
-    killed, never_reached, survivors = 0, [], []
-
-    def run(mutant: Mutant) -> tuple[Mutant, bool | None]:
-        tests = reach.tests(mutant)
-        if not tests:
-            return mutant, None
-        return mutant, _in_child(_meet, (mutant, tests), reach.limit(tests)) != 0
-
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for number, (mutant, is_killed) in enumerate(pool.map(run, mutants), 1):
-            killed += bool(is_killed)
-            if is_killed is None:
-                never_reached.append(mutant)
-            elif not is_killed:
-                survivors.append(mutant)
-            word = {True: "killed", False: "SURVIVED", None: "NOT REACHED"}[is_killed]
-            print(f"{number:4}/{len(mutants)} {word:11} line {mutant.line}: {mutant.name}", flush=True)
-    open_ones = [each for each in (*survivors, *never_reached) if each.name not in known]
-    print(f"{killed} of {len(mutants)} killed; {len(survivors) + len(never_reached) - len(open_ones)} explained")
+    survivors = [each for each in mutants if not noticed[each]]
+    open_ones = [each for each in survivors if each.name not in known]
+    killed = len(mutants) - len(survivors)
+    print(f"{killed} of {len(mutants)} killed; {len(survivors) - len(open_ones)} explained")
     for each in open_ones:
         print(f"not noticed: {each.name}")
     return 1 if open_ones else 0

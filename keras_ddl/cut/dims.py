@@ -97,7 +97,7 @@ class Dim:
 
     def leaves(self) -> Iterator[Unknown]:
         """Yields the unknowns that are computed from no others, each once."""
-        pending, seen = list(self.unknowns), set(self.unknowns)
+        pending, seen = list(dict.fromkeys(self.unknowns)), set(self.unknowns)
         while pending:
             unknown = pending.pop()
             if not unknown.dims:

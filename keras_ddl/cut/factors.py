@@ -204,7 +204,7 @@ def broadcast_labels(shapes: Sequence[Dims]) -> tuple[list[str], str]:
 
     Where an extent may be 1 or not the axis is replicated: only the global tensors tell.
     """
-    rank = max(map(len, shapes), default=0)
+    rank = max(map(len, shapes))
     if rank > len(LABELS):
         raise Uncertain
     aligned = [(ONE,) * (rank - len(dims)) + dims for dims in shapes]

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Sharded, build_step
-from keras_ddl.cut.program import Value
+from keras_ddl.cut.program import Node, Value
 
 RANKS = 2
 
@@ -28,6 +28,22 @@ class NoRanks:
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
+
+
+class Moved(Report):
+    """Records which values an operation has gathered or combined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Value] = []
+
+    def gathered(self, value: Value, reader: Node | None) -> None:
+        self.values += [value] if reader is not None else []
+
+    def bucketed(
+        self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
+    ) -> None:
+        self.values += [each for each, reader in zip(values, readers) if reader is not None]
 
 
 def report_of(step: Callable[..., Any], batch: Any, *, static: bool = True, report: Report | None = None) -> Report:

@@ -30,7 +30,7 @@ from keras_ddl.compat.tensorflow import tf
 tf.config.threading.set_inter_op_parallelism_threads(32)  # as tests/conftest.py
 
 from cut.comparing import difference  # noqa: E402
-from cut.counting import NoRanks, report_of  # noqa: E402
+from cut.counting import Moved, NoRanks, report_of  # noqa: E402
 from cut.placements import Case, Draw, Ranks, Traced, Trial, entries, shards  # noqa: E402
 
 from keras_ddl.cut.dims import Dim  # noqa: E402
@@ -213,25 +213,9 @@ def _is(placement: Placement, local: Sequence[np.ndarray], value: np.ndarray, ra
 # ---- what the cut does
 
 
-class _Moved(Report):
-    """Records which values an operation has gathered or combined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: list[Value] = []
-
-    def gathered(self, value: Value, reader: Node | None) -> None:
-        self.values += [value] if reader is not None else []
-
-    def bucketed(
-        self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
-    ) -> None:
-        self.values += [each for each, reader in zip(values, readers) if reader is not None]
-
-
 def _moved(traced: Traced, states: States, rng: np.random.Generator) -> tuple[int, ...]:
     """Returns the operands that the cut gathers or combines."""
-    report = _Moved()
+    report = Moved()
     with tf.Graph().as_default():
         Trial(traced, states, rng).of_rank(0, NoRanks(), report=report)
     return tuple(at for at, each in enumerate(traced.graph.inputs) if any(each is one.tensor for one in report.values))

@@ -96,10 +96,12 @@ def _trials(case: Case, ranks: Ranks, limit: int | None) -> Iterator[Trial]:
 
 
 class Traced:
-    """A case as a program of one process."""
+    """A case as a program of one process. `has_ranks`: whether tracing sees the ranks of the operands."""
 
-    def __init__(self, case: Case, ranks: Ranks, rng: np.random.Generator, draw: Draw | None = None) -> None:
-        self.case, self.ranks, self._draw = case, ranks, draw or entries
+    def __init__(
+        self, case: Case, ranks: Ranks, rng: np.random.Generator, draw: Draw | None = None, has_ranks: bool = True
+    ) -> None:
+        self.case, self.ranks, self._draw, self._has_ranks = case, ranks, draw or entries, has_ranks
         self.arrays, self.kinds, self.letters = [], [], []
         self.graph = tf.__internal__.FuncGraph(case.type)
         with self.graph.as_default():
@@ -118,7 +120,8 @@ class Traced:
         self.kinds.append(kind)
         self.letters.append(letters)
         known = [None if each in "nm" and not self.ranks.static else e for each, e in zip(letters, shape)]
-        return tf.compat.v1.placeholder(tf.as_dtype(array.dtype) if kind not in "tT" else tf.string, known)
+        dtype = tf.as_dtype(array.dtype) if kind not in "tT" else tf.string
+        return tf.compat.v1.placeholder(dtype, known if self._has_ranks else None)
 
     def made(self, operands: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the results of the operation."""
@@ -128,7 +131,9 @@ class Traced:
             name: [self.ranks.rows if e == "n" else e for e in each] if isinstance(each, list) else each
             for name, each in self.case.attrs.items()
         }
-        if names[0] in ("inputs", "values") or self.case.type == "IdentityN":
+        if self.case.type == "ConcatV2":
+            made = function(values=operands[:-1], axis=operands[-1])
+        elif names[0] in ("inputs", "values") or self.case.type == "IdentityN":
             made = function(**{names[0]: operands}, **attrs)
         elif self.case.type == "Einsum":
             made = function(inputs=operands, **attrs)

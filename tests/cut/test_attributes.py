@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,18 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import attributes
 
 X = np.random.default_rng(0).normal(size=(7, 3))
-WEIGHT = tf.Variable(np.linspace(-1.0, 1.0, 6).reshape(3, 2))
-COUNT = tf.Variable(np.zeros(3))
+
+
+@functools.cache  # not made on import: tools/mutants.py forks once tests are collected, before TensorFlow starts
+def weight() -> tf.Variable:
+    with tf.init_scope():
+        return tf.Variable(np.linspace(-1.0, 1.0, 6).reshape(3, 2))
+
+
+@functools.cache
+def count() -> tf.Variable:
+    with tf.init_scope():
+        return tf.Variable(np.zeros(3))
 
 
 @tf.function(jit_compile=True, autograph=False)
@@ -25,13 +36,13 @@ def compiled(x: tf.Tensor) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False)
 def compiled_product(x: tf.Tensor) -> tf.Tensor:
-    return tf.tanh(x @ WEIGHT)
+    return tf.tanh(x @ weight())
 
 
 @tf.function(jit_compile=True, autograph=False)
 def compiled_count(x: tf.Tensor) -> tf.Tensor:
-    COUNT.assign_add(tf.reduce_sum(x, 0))
-    return COUNT + tf.gather(x, 40)
+    count().assign_add(tf.reduce_sum(x, 0))
+    return count() + tf.gather(x, 40)
 
 
 @tf.function(jit_compile=True, autograph=False)
@@ -51,13 +62,13 @@ def with_gradients(x: tf.Tensor) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = tf.reduce_mean(tf.square(compiled_product(x * 2.0) - x[:, :2]))
-    return [loss, *tape.gradient(loss, [x, WEIGHT])]
+    return [loss, *tape.gradient(loss, [x, weight()])]
 
 
 def of_variables(x: tf.Tensor) -> list[tf.Tensor]:
     found = compiled_count(x)
-    WEIGHT.assign_sub(0.1 * WEIGHT)
-    return [found, COUNT.read_value(), compiled_product(x)]
+    weight().assign_sub(0.1 * weight())
+    return [found, count().read_value(), compiled_product(x)]
 
 
 def in_a_branch(x: tf.Tensor) -> list[tf.Tensor]:
@@ -98,7 +109,7 @@ def check(step: Any, size: int, static: bool, variables: Any = (), times: int = 
 @pytest.mark.parametrize(("size", "static"), [(2, True), (3, False)])
 @pytest.mark.parametrize("step", COMPILED, ids=lambda each: each.__name__)
 def test_what_is_compiled_in_one_process_is_compiled(step: Any, size: int, static: bool) -> None:
-    simulation = check(step, size, static, [WEIGHT, COUNT])
+    simulation = check(step, size, static, [weight(), count()])
     if step is not in_a_loop:  # which is whole, with what it calls
         text = simulation.reports[0].text()
         assert "compiled by XLA" in text and "test_attributes.py" in text

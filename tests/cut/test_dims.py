@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from keras_ddl.cut.dims import Dim, Unknown, dim, number_of, product
+from keras_ddl.cut.dims import Dim, Unknown, dim, number_of, product, total
 
 NAMES = ("rows", "t", "k")
 
@@ -60,3 +60,33 @@ def test_sums_with_numbers_are_told() -> None:
     rows = Dim.unknown("rows")
     assert (rows + 1) - 1 == rows and (rows * 2 + 3) + 4 == rows * 2 + 7 and (rows + 1) - 2 != rows
     assert (rows + rows * rows) + 1 != rows and ((rows + 1) * 2) - 2 != rows
+
+
+def test_what_a_number_is_computed_from_is_known() -> None:
+    rows = Dim.unknown("rows")
+    more, half = rows + 1, (rows + 1).floor_divided_by(2)
+    assert [each.depth for each in (Dim(3), rows, rows * 2, more, half)] == [0, 1, 1, 2, 3]
+    assert [[each.kind for each in one.leaves()] for one in (Dim(3), rows * rows, half * rows)] == [
+        [],
+        ["rows"],
+        ["rows"],
+    ]
+    assert more.unknowns[0].dims == [Dim(1), rows] and rows.unknowns[0].dims == []
+    assert [repr(each) for each in (Dim(1), Dim(0), rows, rows * 3)] == ["1", "0", "rows", "3*rows"]
+    assert total([rows] * 9) == rows * 9 and total([Dim(2), Dim(3), rows]) == rows + 5
+
+
+def test_numbers_that_certainly_are_not_negative_are_known() -> None:
+    rows, entry = Dim.unknown("rows"), Dim.unknown("entry", "x:0", 0)
+    extents = (Dim(0), rows, rows * 2, rows + 1, (rows + 1) * rows, (rows + 1).floor_divided_by(2), rows.smaller_of(3))
+    assert all(each.is_extent for each in (*extents, entry.larger_of(0), Dim.unknown("extent", "x:0", 0)))
+    others = (Dim(-1), entry, rows * -1, rows - 1, rows * entry, entry.smaller_of(3), entry.larger_of(-1))
+    assert not any(each.is_extent for each in others)
+
+
+def test_long_products_are_one_unknown() -> None:
+    rows = Dim.unknown("rows")
+    product_of_16 = product([rows] * 16)
+    assert len(product_of_16.unknowns) == 16 and len((product_of_16 * rows).unknowns) == 1
+    assert (product_of_16 * rows) == (rows * product_of_16) and (product_of_16 * 3 * rows).factor == 3
+    assert (product_of_16 * rows).is_extent

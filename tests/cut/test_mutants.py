@@ -10,17 +10,18 @@ from harness.source_modules import load_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tools" / "mutants.py"
+MUTATIONS = ROOT / "tools" / "mutations.py"
 
 
 def test_explained_mutants_can_still_be_made():
-    module = load_program(PROGRAM)
+    module = load_program(MUTATIONS)
     names = {each.name for each in module.all_mutants()}
     assert len(names) >= 500
     assert sorted(module.explained() - names) == []
 
 
 def test_a_mutant_is_its_file_with_one_change():
-    module = load_program(PROGRAM)
+    module = load_program(MUTATIONS)
     made = [each for each in module.all_mutants() if each.file == "specs/contractions.py"]
     trees = {module.ast.dump(module.tree_of(each)) for each in made}
     unchanged = module.ast.dump(module.ast.parse((ROOT / "keras_ddl/cut/specs/contractions.py").read_text()))

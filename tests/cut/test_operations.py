@@ -32,14 +32,14 @@ def _rows(count: int) -> np.ndarray:
     return _ROWS.normal(size=(count, 3))
 
 
-def _types(program: object) -> list[str]:
+def types_of(program: object) -> list[str]:
     return [kind for kind, programs in CASES.items() if program in programs]
 
 
 def _cases() -> list[Any]:
     """Every program; those of which test_specs.py tries every type in every placement are left to the long tests."""
     return [
-        pytest.param(each, id=_types(each)[0], marks=[pytest.mark.long] if set(_types(each)) <= TRIED else [])
+        pytest.param(each, id=types_of(each)[0], marks=[pytest.mark.long] if set(types_of(each)) <= TRIED else [])
         for each in PROGRAMS
     ]
 
@@ -48,7 +48,7 @@ def _cases() -> list[Any]:
 def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
     for static, size, batches in ((True, 2, [1]), (True, 2, [5]), (False, 3, [5, 1, 2, 7])):
         together = Together(lambda x: tf.nest.flatten(program(x)), [_rows(batches[0])], sizes=[size], static=static)
-        assert set(_types(program)) <= together.types, "not in the program"
+        assert set(types_of(program)) <= together.types, "not in the program"
         for rows in map(_rows, batches):
             expected = together.expected([rows])
             for rank, found in enumerate(together.of_ranks(size, [rows])):

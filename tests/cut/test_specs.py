@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cut import rule_cases
 from cut.operations import operands
 from cut.placements import SETTINGS, Case, Ranks, differences
 
@@ -303,11 +304,18 @@ def test_every_placement_of_operands_gives_the_whole(topic: str, ranks: Ranks) -
     assert not wrong, "\n".join([f"{len(wrong)} of {tried}", *wrong[:20]])
 
 
+@pytest.mark.parametrize("ranks", SETTINGS, ids=str)
+@pytest.mark.parametrize("topic", rule_cases.TOPICS)
+def test_operations_with_rules_give_the_whole(topic: str, ranks: Ranks) -> None:
+    wrong, _ = differences(rule_cases.TOPICS[topic], ranks, limit=2)
+    assert not wrong, "\n".join([str(len(wrong)), *wrong[:20]])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [*SETTINGS, Ranks(2, 3, static=False), Ranks(4, 6)], ids=str)
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", [*TOPICS, *rule_cases.TOPICS])
 def test_all_placements_of_operands_give_the_whole(topic: str, ranks: Ranks) -> None:
-    for case in TOPICS[topic]:
+    for case in {**TOPICS, **rule_cases.TOPICS}[topic]:
         wrong, tried = differences([case], ranks)
         assert not wrong, "\n".join([f"{len(wrong)} of {tried}", *wrong[:20]])
 
