@@ -46,7 +46,7 @@ class Factors:
 
     Attributes:
         new: the extent of the axis "*" of results; None: unknown.
-        only_if_reshaped: results may lack more axes of extent 1; that is no matter where they are only reshaped.
+        only_if_reshaped: which axes of extent 1 results lack is not certain: no matter to readers that reshape.
         combine: how the parts of reduced factors combine, where it is not as `OpSpec.combine` says.
     """
 

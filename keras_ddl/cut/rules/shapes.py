@@ -50,7 +50,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
         return None
     before, after = b.dims(value), b.dims(node.outputs[0])
     result = placement_after(before, after, placement, b.rows)
-    # In a batch of one row, any extent is a unit.
+    # With one row, every extent divides: that it does proves nothing.
     if _is_named_by(result.unit, node.outputs[0].key):
         return None
     shape = _global_shape(b, before, after, node)

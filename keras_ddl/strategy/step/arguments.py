@@ -71,7 +71,7 @@ class Arguments:
         structure: tensors (dense, ragged, sparse), and anything else, which is a constant of the step.
         has_rows: takes the place of a leaf and a tensor; returns whether it has the rows of the batch.
         own_rows: each rank passes rows of its own.
-        gathers_others: also in tensors with other rows than the batch's, if they are no scalars.
+        gathers_others: tensors whose rows are not the batch's are gathered, unless they are scalars.
     Attributes:
         tensors: the components of all tensors, in the order in which the traced step takes them.
         types: what must be equal on all ranks: the structure, and the types of ragged and sparse tensors.

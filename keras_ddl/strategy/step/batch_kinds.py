@@ -23,7 +23,7 @@ class BatchKind:
     Attributes:
         structure: of the batch, and what in it is no tensor. specs: of its tensors, with the rows of all ranks.
         traces: the step, traced for it: once for each position among the steps of an execution.
-        built: the (position, is_single of the execution) for which a trace was made into a graph of this rank.
+        built: the pairs (position, is_single of the execution) that are built into graphs of this rank.
     """
 
     def __init__(self, structure: str, specs: tuple[tf.TypeSpec, ...]) -> None:

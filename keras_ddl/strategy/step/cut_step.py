@@ -187,7 +187,7 @@ class CutStep:
         """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
         last = len(sizes) - 1
         bound = self._job.bucket_size.bound(sum(sizes))
-        # Gradients come in the order of their layers there, the last of which are ready first.
+        # `plan_buckets` expects the order of layers. Here gradients are in the order in which they become ready.
         plan = buckets.plan_buckets(list(sizes)[::-1], list(dtypes)[::-1], bucket_bytes=bound)
         return [[last - i for i in bucket] for bucket in plan]
 

@@ -27,7 +27,8 @@ class Execution(TrainerCall):
         rows: what is known of the rows of its batches. kind: of the batches, None where it is not known.
         accumulates_parts: each rank accumulates its part of the gradients (accumulation.py).
         is_local: the rows are those that the caller has passed, and the step is this rank's alone (predict_on_batch).
-        is_single: Keras passes a batch and no iterator: then its kernels are others in one process as well.
+        is_single: Keras passes a batch and no iterator, and traces another function for it, whose kernels have their
+            own state, in one process as well.
         steps_traced: since the function was called: each of several steps has a trace of its own.
     """
 

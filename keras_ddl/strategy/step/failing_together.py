@@ -188,7 +188,7 @@ def _report(error: Exception, caller: Caller) -> _Report:
         return _Report(None, "", caller.may_have_traced(is_python=False))
     try:
         kind = pickle.dumps(type(error))
-    except Exception:  # a class of a function
+    except Exception:  # a class that was defined in a function
         kind = b""
     if isinstance(error, tf.errors.OpError):  # by a graph while it runs
         return _Report(kind, error.message or "", caller.may_have_traced(is_python=False))
