@@ -241,7 +241,7 @@ TEST(AllToAllErrorTest, WithoutProgressItEndsAtTheDeadlineOnEveryRank) {
   auto spies = Spies(4);
   spies[1]->withholds = [](const Spy::Message& message) { return message.tag == 104; };
   RunOptions options = Spied(spies);
-  options.deadline_s = 0.5;
+  options.deadline_s = 2.0;
   RunRanks(
       {0, 0, 2, 2},
       [&](ddl_comm* comm, int rank) {
