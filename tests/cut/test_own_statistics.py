@@ -11,6 +11,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics
 from keras_ddl.cut.own_statistics import REPLICATED, SUM, Call
 from keras_ddl.cut.program import Program, Value
+from keras_ddl.cut.rules.own_statistics import may_be_along
 
 OPEN, SQUARE = tf.TensorSpec([None, 5]), tf.TensorSpec([5, 5])
 
@@ -66,6 +67,7 @@ def test_a_sum_along_open_axes_is_what_it_is_reshaped_to(after: Any, is_understo
     program, call, (_, result) = found(step, OPEN, tf.TensorSpec([None], tf.int32))
     summed = result.node.inputs[0].node
     assert own_statistics._understand_sum(program, call, summed) == is_understood
+    assert may_be_along(0, summed) and may_be_along(1, summed)
     assert (call.kinds.get(summed.outputs[0]) is SUM) == (summed in call.roles) == is_sum
 
 
