@@ -200,7 +200,28 @@ def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     assert simulation.reports[0].own_statistics == 2
 
 
+def test_batch_of_one_row_is_one_rank_s() -> None:
+    """Tracing sees that there is one row: the gradients are not summed along axis 0 then."""
+
+    def build(normalize: Normalize) -> keras.Model:
+        return keras.Sequential([keras.Input((3, 2)), normalize()])
+
+    cut, one = Training(build, keras_layer), Training(build, keras_layer)
+    assert_trains_as(one, cut, simulated(cut, 2, rows=1), rows=1, steps=2)
+
+
 # ---- what is left to the whole batch
+
+
+class WeighedByRow(layers.BatchNormalization):
+    """With a weight for each of as many rows as there are features: its gradient has the shape of a statistic."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.by_row = self.add_weight(shape=(6, 1), initializer="ones")
+
+    def call(self, x: Any, training: bool = False, mask: Any = None) -> Any:
+        return super().call(x, training=training) * self.by_row
 
 
 class OwnMoments(layers.Layer):
@@ -289,6 +310,20 @@ def assert_left(build: Any, normalize: Normalize, loss: Any = None) -> None:
 @pytest.mark.parametrize("name", LEFT)
 def test_other_statistics_are_those_of_one_process(name: str) -> None:
     assert_left(dense, LEFT[name])
+
+
+def test_statistics_are_those_of_one_process_where_sums_of_their_shape_are_of_features() -> None:
+    cut, one = (
+        Training(lambda normalize: keras.Sequential([keras.Input((6,)), layers.Dense(6), normalize()]), WeighedByRow)
+        for _ in range(2)
+    )
+    x = np.random.default_rng(0).normal(size=(6, 6))
+    simulation = Simulation(cut.step, (x, x), 2, variables=cut.variables, batch_statistics="rank")
+    expected = one.step(x, x)
+    for found in simulation(x, x):
+        np.testing.assert_allclose(found[0], expected, rtol=1e-11)
+    for mine, theirs in zip(cut.variables, one.variables, strict=True):
+        np.testing.assert_allclose(simulation.copies[1][id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
 
 
 def test_masked_statistics_are_those_of_one_process() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import ONE, if_certain, product
+from keras_ddl.cut.dims import ONE, certain, if_certain, product
 from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.own_statistics import Call, Role, ValueKind
 from keras_ddl.cut.placements import PARTIAL, PlacedOutputs, Sharded
@@ -22,7 +24,7 @@ class OwnStatistics:
 
     def __init__(self, calls: list[Call]) -> None:
         self._calls = {node: call for call in calls for node in call.roles}
-        self._inputs: dict[Call, Sharded | None] = {}  # of x; None: not sharded along a normalised axis
+        self._inputs: dict[Call, Sharded | None] = {}  # of x; None: it is built as by any step
         self._own_values: dict[Value, tf.Tensor] = {}
 
     def before(self, node: Node) -> Node | None:
@@ -69,7 +71,17 @@ class OwnStatistics:
 
 def _input_placement(b: Context, call: Call) -> Sharded | None:
     placement, axes = b.placement(call.x), if_certain(axes_of, b, call.mean)
-    return placement if isinstance(placement, Sharded) and axes and placement.axis in axes else None
+    if not isinstance(placement, Sharded) or not axes or placement.axis not in axes:
+        return None
+    # Of a batch of one row, whose own statistics are those of the batch, gradients are not summed along the rows.
+    sums = (node for node, role in call.roles.items() if role is Role.SUM)
+    return placement if all(may_be_along(placement.axis, node) for node in sums) else None
+
+
+def may_be_along(axis: int, reduction: Node) -> bool:
+    """Whether a reduction may be along an axis, as far as tracing shows."""
+    axes, rank = reduction.inputs[1].constant(), certain(reduction.inputs[0].rank)
+    return axes is None or axis in {int(each) % rank for each in np.ravel(axes)}
 
 
 def _axes(b: Context, node: Node, placement: Sharded) -> list[int]:

@@ -1,0 +1,110 @@
+"""Operands that programs rarely have: each step, cut, against one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cut.comparing import difference
+from cut.simulated import Simulation
+from cut.together import Together
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Program
+from keras_ddl.cut.dims import Dim
+from keras_ddl.cut.extents import Extents
+
+raw = tf.raw_ops
+
+
+def one_value_broadcast(x: Any) -> list[Any]:
+    """Built of a rank's rows alone, though the value has fewer axes than the result."""
+    return [x * tf.identity(tf.broadcast_to(tf.constant(2.0, x.dtype), tf.shape(x)))]
+
+
+def a_new_first_axis(x: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = tf.square(x[None])
+    return [found, tape.gradient(found, x), x[None, :, None]]
+
+
+def index_that_is_a_sum(x: Any) -> list[Any]:
+    """Every rank has a part of the index."""
+    count = tf.reduce_sum(tf.cast(tf.abs(x) < 1e9, tf.int32))
+    return [tf.gather_nd(tf.square(tf.range(64)), tf.reshape(count, [1, 1]))]
+
+
+def pictures_of_a_size_without_a_length(x: Any) -> list[Any]:
+    size, _ = tf.unique(tf.cast([3, 2], tf.int32))  # of which tracing does not know that it has two entries
+    moved = raw.ImageProjectiveTransformV3(
+        images=tf.reshape(x, [-1, 3, 1, 1]),
+        transforms=tf.constant([[1.0, 0, 0, 0, 1, 1, 0, 0]]),
+        output_shape=size,
+        fill_value=0.0,
+        interpolation="NEAREST",
+    )
+    return [moved]
+
+
+def centered(x: Any) -> list[Any]:
+    return [x - tf.reduce_mean(x, 0, keepdims=True)]
+
+
+STEPS: list[Callable[[Any], list[Any]]] = [
+    one_value_broadcast, a_new_first_axis, index_that_is_a_sum, pictures_of_a_size_without_a_length, centered,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda each: each.__name__)
+def test_steps_with_rare_operands_equal_those_of_one_process(step: Callable[[Any], list[Any]]) -> None:
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    for static, size in ((True, 2), (False, 3)):
+        together = Together(step, [x], sizes=[size], static=static)
+        for rows in [5] if static else [5, 2]:
+            expected = together.expected([x[:rows]])
+            for found in together.of_ranks(size, [x[:rows]]):
+                assert difference(found, expected) is None
+        together.close()
+
+
+def test_vectors_are_keys_of_a_table_that_was_made_before() -> None:
+    table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, empty_key=[-1, -1], deleted_key=[-2, -2])
+    table.insert(tf.constant([[0, 1], [2, 3]], tf.int64), tf.constant([5, 6], tf.int64))
+    keys = np.array([[2, 3], [0, 1], [4, 5]])
+
+    def step(x: Any) -> list[Any]:
+        found = table.lookup(x)  # of whose rank tracing sees nothing
+        return [found, tf.shape(found)]
+
+    for found, shape in Simulation(step, [keys], 2)(keys):
+        np.testing.assert_array_equal(found, [6, 5, -1])
+        np.testing.assert_array_equal(shape, [3])
+
+
+def test_parts_of_a_sum_of_halves_are_summed_as_floats() -> None:
+    x = np.full((4, 2), 20000.0, np.float16)
+    together = Together(lambda x: [tf.cast(tf.reduce_sum(x, 0), tf.float32)], [x], sizes=[2])
+    for found in together.of_ranks(2, [x]):
+        np.testing.assert_array_equal(found[0], [80000.0, 80000.0])
+    together.close()
+
+
+def test_a_long_chain_of_integers_is_followed_link_by_link() -> None:
+    def step(x: Any) -> Any:
+        count = tf.shape(x)[0]
+        for _ in range(sys.getrecursionlimit() // 2):
+            count = raw.AddV2(x=count, y=1)
+        return count
+
+    rows = Dim.unknown("rows")
+    program = Program(tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([None, 3])).graph)
+    known = Extents(rows)
+    known.set_dims(program.inputs[0], (rows, Dim(3)))
+    for node in program.nodes:
+        for each in node.outputs:
+            known.follow(each)
+    assert known.number(program.outputs[0]) == rows + sys.getrecursionlimit() // 2
