@@ -181,19 +181,19 @@ def test_other_operations_on_a_variable_in_shards_are_refused():
         Simulation(step, [X], 2, variables=[slot], sharded=[slot])(X)
 
 
-def both(step, variables, sharded, size=3, static=True):
+def both(step, variables, sharded, size=3, static=True, tolerance=1e-12):
     """Runs a step twice in one process and on ranks; returns the simulation, after comparing all variables."""
     simulation = Simulation(step, [X], size, static=static, variables=variables, sharded=sharded)
     for _ in range(2):
         expected = simulation.expected(X)
         for outputs in simulation(X):
             for mine, one in zip(outputs, expected):
-                np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
+                np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)
     for variable in variables:
         own = [copies[id(variable.handle)].numpy() for copies in simulation.copies]
         found = [simulation.together(variable)] if any(variable is each for each in sharded) else own
         for each in found:
-            np.testing.assert_allclose(each, variable, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(each, variable, rtol=0, atol=tolerance)
     return simulation
 
 
@@ -324,12 +324,22 @@ def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
     assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1), ("sum", 1)]
 
 
+def test_a_slot_that_was_put_together_stays_so():
+    slot = tf.Variable(RNG.normal(size=(5, 4)))
+
+    def step(x):
+        read = slot.read_value()
+        return tf.sort(read * tf.sort(read, axis=0)[0, 0], axis=0)
+
+    assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1)]
+
+
 def test_a_weight_gets_a_shard_after_it_was_assigned_whole():
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
         slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
-        weight.assign(weight * 2.0)
+        weight.assign(tf.reverse(x[:5, :4], [0]))
         weight.assign_sub(0.1 * slot)
         return tf.reduce_max(weight)
 
@@ -376,13 +386,17 @@ def test_a_python_function_sees_a_weight_that_was_assigned_a_shard():
         np.testing.assert_allclose(outputs, expected)
 
 
-def test_parts_are_added_before_they_are_scattered():
-    slot, others = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+def test_parts_are_added_and_widened_before_they_are_scattered():
+    slot, narrow, wide = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
     def step(x):
         first, second = tf.transpose(x) @ x[:, :4], tf.transpose(x) @ x[:, 1:]
         slot.assign(slot * 0.5 + (first + second))
-        others.assign(others + first)
+        halves = tf.transpose(tf.cast(x, tf.float32)) @ tf.cast(x[:, :4] > 0, tf.float32)
+        narrow.assign(tf.cast(halves, tf.float64))
+        wide.assign(wide + tf.cast(halves, tf.float64))
         return tf.constant(0)
 
-    assert moves_of(both(step, [slot, others], [slot, others])) == [("reduce_scatter", 2)]
+    simulation = both(step, [slot, narrow, wide], [slot, narrow, wide], tolerance=1e-5)
+    assert moves_of(simulation) == [("reduce_scatter", 3)]
+    assert "float32" not in simulation.reports[0].text()
