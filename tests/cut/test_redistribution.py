@@ -38,12 +38,8 @@ def test_a_list_is_gathered_also_if_it_is_empty_or_some_extent_is_open(static):
         one = raw.TensorListPushBack(input_handle=empty, tensor=x * 2.0)
         none, _ = raw.TensorListPopBack(input_handle=one, element_shape=[-1, 3], **_OF)
         two = raw.TensorListPushBack(input_handle=one, tensor=x[:, :columns])
-        return [
-            raw.TensorListConcatV2(input_handle=each, element_shape=[-1, 3], leading_dims=np.zeros(0, np.int64), **_OF)[
-                0
-            ]
-            for each in (one, none, two)
-        ]
+        whole = {"element_shape": [-1, 3], "leading_dims": np.zeros(0, np.int64), **_OF}
+        return [raw.TensorListConcatV2(input_handle=each, **whole)[0] for each in (one, none, two)]
 
     simulation = same(step, static)
     assert [each.kind for each in simulation.reports[0].entries].count("gather") == 3
