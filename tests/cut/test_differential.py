@@ -43,6 +43,7 @@ def test_random_programs_with_branches_and_loops_equal_one_process() -> None:
     _all_agree(_nested, range(10))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1043])  # a list of shards along an axis that another element does not have
 def test_random_programs_that_failed_once_equal_one_process(seed: int) -> None:
     _all_agree(_nested, range(seed, seed + 1))

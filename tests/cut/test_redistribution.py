@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cut.counting import report_of
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
@@ -70,3 +71,13 @@ def test_an_element_that_was_never_set_has_no_shape_where_it_has_none_in_one_pro
         simulation.expected(X)
     with pytest.raises(tf.errors.OpError, match="uninitialized"):
         simulation(X)
+
+
+def test_a_list_of_shards_is_gathered_where_an_element_has_no_such_axis():
+    def step(x):
+        values = raw.EmptyTensorList(element_shape=-1, max_num_elements=-1, **_OF)
+        for each in (tf.transpose(x), tf.constant([1.0, 2.0], x.dtype)):
+            values = raw.TensorListPushBack(input_handle=values, tensor=each)
+        return raw.TensorListLength(input_handle=values)
+
+    assert [each.kind for each in report_of(step, X[:6]).entries] == ["gather"]
