@@ -104,7 +104,9 @@ class PlacedValues(LocalShapes):
     def can_shard(self, value: Value, placement: Sharded) -> bool:
         """Whether `value` certainly has the extent of this placement along its axis."""
         dims = if_certain(self.dims, value)
-        return dims is not None and dims[placement.axis] == self.extent(placement)
+        if dims is None or placement.axis >= len(dims):
+            return False
+        return dims[placement.axis] == self.extent(placement)
 
     def has_replicated(self, value: Value) -> bool:
         """Whether a sharded value is also available replicated, without a gather."""

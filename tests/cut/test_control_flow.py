@@ -258,3 +258,55 @@ def test_tensors_that_grow_from_round_to_round_equal_one_process(size: int, stat
         return [grown, loss, tape.gradient(loss, x)]
 
     check(step, rows, size, static)
+
+
+def test_a_sum_stays_a_part_in_a_branch_of_a_loop() -> None:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        def add(i: tf.Tensor, total: tf.Tensor) -> list[tf.Tensor]:
+            return [i + 1, tf.cond(i < 1, lambda: total + tf.reduce_sum(x, [0, 1]), lambda: total * 2.0)]
+
+        return [tf.while_loop(lambda i, total: i < 3, add, [0, tf.zeros([3], x.dtype)])[1]]
+
+    assert check(step, 6, 2, True).reports[0].replicated == {}
+
+
+def test_open_extents_that_a_loop_keeps_are_known_after_it() -> None:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        first = tf.ones([tf.shape(x)[0], tf.shape(x)[0], 3], x.dtype) * x[:, :1]
+        last = tf.while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, tf.tanh(a + first)], [0, first])[1]
+        return [tf.reduce_sum(tf.reshape(last, [-1, 3]) * tf.reshape(first, [-1, 3]))]
+
+    simulation = check(step, 5, 2, False)
+    assert simulation.reports[0].replicated == {} and gathers(simulation) == []
+
+
+def test_a_first_state_is_sharded_where_rows_go_into_its_list() -> None:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        rows = x[:, 0]
+
+        def add(i: tf.Tensor, values: tf.Tensor, state: tf.Tensor) -> list[tf.Tensor]:
+            for each in (state, tf.tanh(rows)):
+                values = tf.raw_ops.TensorListPushBack(input_handle=values, tensor=each)
+            return [i + 1, values, tf.tanh(state + rows)]
+
+        shape = tf.shape(rows)
+        empty = tf.raw_ops.EmptyTensorList(element_shape=shape, max_num_elements=-1, element_dtype=x.dtype)
+        starts = [0, empty, tf.zeros(shape, x.dtype)]
+        _, values, state = tf.while_loop(lambda i, *others: i < 3, add, starts)
+        stacked = tf.raw_ops.TensorListStack(input_handle=values, element_shape=shape, element_dtype=x.dtype)
+        return [tf.reduce_sum(tf.tanh(stacked)), tf.reduce_sum(tf.tanh(state))]
+
+    simulation = check(step, 6, 2, True)
+    assert simulation.reports[0].replicated == {} and gathers(simulation) == []
+
+
+def test_a_loop_of_which_only_the_graph_is_known_is_replicated() -> None:
+    doubled = tf.function(lambda x: tf.while_loop(lambda i, a: i < 3, lambda i, a: [i + 1, a * 2.0], [0, x])[1])
+    whole = doubled.get_concrete_function(tf.TensorSpec([6, 4, 3], tf.float64)).graph
+    name, result = whole.inputs[0].op.name, whole.outputs[0].name
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        definition = whole.as_graph_def()
+        return list(tf.graph_util.import_graph_def(definition, input_map={name: x}, return_elements=[result]))
+
+    check(step, 6, 2, True)

@@ -20,6 +20,18 @@ def unranked(tensor: Any) -> Any:
     return raw.PlaceholderWithDefault(input=tensor, shape=None)
 
 
+def _list_of(values: Any) -> Any:
+    return raw.TensorListFromTensor(tensor=values, element_shape=[-1, 3])
+
+
+def _empty(shape: Any) -> Any:
+    return raw.EmptyTensorList(element_shape=shape, max_num_elements=-1, element_dtype=tf.float64)
+
+
+def _item(values: Any, shape: Any) -> Any:
+    return raw.TensorListGetItem(input_handle=values, index=0, element_shape=shape, element_dtype=tf.float64)
+
+
 # Of x [rows, 3], its shape s and ids [rows]: an integer tensor, and its entries.
 NUMBERS: list[tuple[Callable[[Any, Any, Any], Any], str]] = [
     (lambda x, s, ids: s, "[rows, 3]"),
@@ -268,6 +280,10 @@ EXTENTS: list[tuple[Callable[[Any, Any, Any], Any], str]] = [
     (lambda x, s, ids: tf.scatter_nd(ids[:, None], x, s), "[rows, 3]"),
     (lambda x, s, ids: tf.scatter_nd(ids[:, None], x, [7, 3]), "[7, 3]"),
     (lambda x, s, ids: tf.scatter_nd(ids[:, None], x, s - 1), "[?, 2]"),
+    (lambda x, s, ids: _item(_list_of(tf.expand_dims(x, 0)), [-1, 3]), "[rows, 3]"),
+    (lambda x, s, ids: _item(_list_of(raw.PlaceholderWithDefault(input=[x], shape=[1, None, 3])), s), "[rows, 3]"),
+    (lambda x, s, ids: _item(_empty([-1, 3]), s), "[rows, 3]"),
+    (lambda x, s, ids: _item(_empty([-1, 3]), [-1, 3]), "[?, 3]"),
     (
         lambda x, s, ids: raw.SparseToDense(
             sparse_indices=ids, output_shape=s[:1], sparse_values=x[:, 0], default_value=tf.constant(0.0, tf.float64)

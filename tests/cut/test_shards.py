@@ -181,19 +181,19 @@ def test_other_operations_on_a_variable_in_shards_are_refused():
         Simulation(step, [X], 2, variables=[slot], sharded=[slot])(X)
 
 
-def both(step, variables, sharded, size=3):
+def both(step, variables, sharded, size=3, static=True, tolerance=1e-12):
     """Runs a step twice in one process and on ranks; returns the simulation, after comparing all variables."""
-    simulation = Simulation(step, [X], size, variables=variables, sharded=sharded)
+    simulation = Simulation(step, [X], size, static=static, variables=variables, sharded=sharded)
     for _ in range(2):
         expected = simulation.expected(X)
         for outputs in simulation(X):
             for mine, one in zip(outputs, expected):
-                np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
+                np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)
     for variable in variables:
         own = [copies[id(variable.handle)].numpy() for copies in simulation.copies]
         found = [simulation.together(variable)] if any(variable is each for each in sharded) else own
         for each in found:
-            np.testing.assert_allclose(each, variable, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(each, variable, rtol=0, atol=tolerance)
     return simulation
 
 
@@ -275,3 +275,128 @@ def test_a_loop_gets_a_slot_whole_and_never_its_variable():
 
     with pytest.raises(ConfigError, match="keeps in shards"):
         Simulation(inside, [X], 2, variables=[slot], sharded=[slot])(X)
+
+
+def moves_of(simulation):
+    return [(each.kind, len(each.values)) for each in simulation.reports[0].entries]
+
+
+def test_half_the_squares_of_a_slot_are_summed_over_the_ranks():
+    slot = tf.Variable(RNG.normal(size=(5, 4)))
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        return tf.nn.l2_loss(slot)
+
+    assert ("all_gather", 1) not in moves_of(both(step, [slot], [slot]))
+
+
+def test_a_tensor_of_one_number_is_filled_in_chunks_where_nothing_needs_all_of_it():
+    slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        total = tf.reduce_sum(x)
+        slot.assign(slot + tf.fill([5, 4], total))
+        whole = tf.fill([5, 4], total)
+        other.assign(other * whole)
+        return tf.sort(whole)[0]
+
+    assert moves_of(both(step, [slot, other], [slot, other])) == [("sum", 1)]
+
+
+def test_a_slot_meets_rows_whose_number_is_open():
+    slot = tf.Variable(RNG.normal(size=(5,)))
+
+    def step(x):
+        slot.assign(slot * 0.5 + tf.reduce_sum(x, 0))
+        return tf.reduce_sum(tf.tanh(slot * x)), tf.reduce_sum(slot + tf.sort(x, axis=0))
+
+    both(step, [slot], [slot], static=False)
+
+
+def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
+    slot = tf.Variable(RNG.normal(size=(5, 4)))
+
+    def step(x):
+        slot.assign(slot * 0.5 + 1.0)
+        return tf.reduce_sum(tf.tanh(x @ slot))
+
+    assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1), ("sum", 1)]
+
+
+def test_a_slot_that_was_put_together_stays_so():
+    slot = tf.Variable(RNG.normal(size=(5, 4)))
+
+    def step(x):
+        read = slot.read_value()
+        return tf.reverse(read * tf.reverse(read, [0])[0, 0], [0])
+
+    assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1)]
+
+
+def test_a_weight_gets_a_shard_after_it_was_assigned_whole():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        weight.assign(tf.reverse(x[:5, :4], [0]))
+        weight.assign_sub(0.1 * slot)
+        return tf.reduce_max(weight)
+
+    both(step, [slot, weight], [slot])
+
+
+def test_a_weight_that_is_assigned_twice_travels_once():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        weight.assign(weight - 0.1 * slot)
+        weight.assign(weight - 0.2 * slot)
+        return tf.constant(0)
+
+    assert moves_of(both(step, [slot, weight], [slot])) == [("sum", 1), ("all_gather", 1)]
+
+
+def test_rows_are_scattered_into_a_weight_that_was_assigned_a_shard():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        weight.assign_sub(0.1 * slot)
+        weight.scatter_add(tf.IndexedSlices(x[:2, :4], tf.constant([4, 0])))
+        return tf.reduce_sum(x)
+
+    both(step, [slot, weight], [slot])
+
+
+def test_a_python_function_sees_a_weight_that_was_assigned_a_shard():
+    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+    seen = [weight]
+
+    def step(x):
+        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
+        with tf.control_dependencies([weight.assign_sub(0.1 * slot, read_value=False)]):
+            return tf.numpy_function(lambda: seen[0].numpy().sum(), [], tf.float64)
+
+    simulation = Simulation(step, [X], 3, variables=[slot, weight], sharded=[slot])
+    expected = simulation.expected(X)
+    seen[0] = simulation.copies[0][id(weight.handle)]
+    for outputs in simulation(X):
+        np.testing.assert_allclose(outputs, expected)
+
+
+def test_parts_are_added_and_widened_before_they_are_scattered():
+    slot, narrow, wide = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
+
+    def step(x):
+        first, second = tf.transpose(x) @ x[:, :4], tf.transpose(x) @ x[:, 1:]
+        slot.assign(slot * 0.5 + (first + second))
+        halves = tf.transpose(tf.cast(x, tf.float32)) @ tf.cast(x[:, :4] > 0, tf.float32)
+        narrow.assign(tf.cast(halves, tf.float64))
+        wide.assign(wide + tf.cast(halves, tf.float64))
+        return tf.constant(0)
+
+    simulation = both(step, [slot, narrow, wide], [slot, narrow, wide], tolerance=1e-5)
+    assert moves_of(simulation) == [("reduce_scatter", 3)]
+    assert "float32" not in simulation.reports[0].text()

@@ -109,8 +109,7 @@ class _Loop:
 
         # Rounds that overlap would draw in another order on each rank.
         at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations", int)
-        results = tf.while_loop(condition, body, starts, shape_invariants=shapes, parallel_iterations=at_once)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        results = list(tf.while_loop(condition, body, starts, shape_invariants=shapes, parallel_iterations=at_once))
         b.ran(operation_behind(results[0]))
         for inner in inners.values():
             b.report.add(inner.report)

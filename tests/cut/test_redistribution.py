@@ -1,0 +1,83 @@
+"""Shards that are taken of all of a tensor, lists that are gathered, and what a rank's lists are declared to hold."""
+
+import numpy as np
+import pytest
+from cut.counting import report_of
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+
+raw = tf.raw_ops
+X = np.random.default_rng(0).normal(size=(7, 3))
+_OF = {"element_dtype": tf.float64}
+
+
+def same(step, static=True):
+    simulation = Simulation(step, [X], 2, static=static)
+    expected = simulation.expected(X)
+    for outputs in simulation(X):
+        for mine, one in zip(outputs, expected):
+            np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
+    return simulation
+
+
+def test_shards_of_several_batches_are_taken_of_all_of_a_tensor():
+    weights = np.random.default_rng(1).normal(size=(21, 1))
+
+    def step(x):
+        return tf.tanh(tf.reshape(tf.transpose(x), [-1, 1]) * weights)  # [3 * rows, 1]: a batch for each column
+
+    simulation = same(step)
+    assert [each.reason for each in simulation.reports[0].entries if each.kind == "gather"] == ["is a result"]
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_list_is_gathered_also_if_it_is_empty_or_some_extent_is_open(static):
+    def step(x):
+        columns = raw.PlaceholderWithDefault(input=3, shape=[])
+        empty = raw.EmptyTensorList(element_shape=[-1, -1], max_num_elements=-1, **_OF)
+        one = raw.TensorListPushBack(input_handle=empty, tensor=x * 2.0)
+        none, _ = raw.TensorListPopBack(input_handle=one, element_shape=[-1, 3], **_OF)
+        two = raw.TensorListPushBack(input_handle=one, tensor=x[:, :columns])
+        whole = {"element_shape": [-1, 3], "leading_dims": np.zeros(0, np.int64), **_OF}
+        return [raw.TensorListConcatV2(input_handle=each, **whole)[0] for each in (one, none, two)]
+
+    simulation = same(step, static)
+    assert [each.kind for each in simulation.reports[0].entries].count("gather") == 3
+
+
+def test_an_optional_is_gathered():
+    def step(x):
+        some = raw.OptionalFromValue(components=[x])
+        found = tf.cond(
+            tf.reduce_sum(x) > 100.0, lambda: raw.OptionalFromValue(components=[tf.ones([7, 3], x.dtype)]), lambda: some
+        )
+        return raw.OptionalGetValue(optional=found, output_types=[x.dtype], output_shapes=[x.shape])[0]
+
+    simulation = same(step)
+    assert "gather" in [each.kind for each in simulation.reports[0].entries]
+
+
+def test_an_element_that_was_never_set_has_no_shape_where_it_has_none_in_one_process():
+    def step(x):
+        values = raw.EmptyTensorList(element_shape=[-1, 3], max_num_elements=-1, **_OF)
+        values = raw.TensorListPushBack(input_handle=values, tensor=x)
+        values, _ = raw.TensorListPopBack(input_handle=values, element_shape=[-1, 3], **_OF)
+        values = raw.TensorListResize(input_handle=values, size=1)
+        return raw.TensorListGetItem(input_handle=values, index=0, element_shape=[-1, 3], **_OF)
+
+    simulation = Simulation(step, [X], 2)
+    with pytest.raises(tf.errors.OpError, match="uninitialized"):
+        simulation.expected(X)
+    with pytest.raises(tf.errors.OpError, match="uninitialized"):
+        simulation(X)
+
+
+def test_a_list_of_shards_is_gathered_where_an_element_has_no_such_axis():
+    def step(x):
+        values = raw.EmptyTensorList(element_shape=-1, max_num_elements=-1, **_OF)
+        for each in (tf.transpose(x), tf.constant([1.0, 2.0], x.dtype)):
+            values = raw.TensorListPushBack(input_handle=values, tensor=each)
+        return raw.TensorListLength(input_handle=values)
+
+    assert [each.kind for each in report_of(step, X[:6]).entries] == ["gather"]
