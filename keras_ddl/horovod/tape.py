@@ -119,12 +119,30 @@ def DistributedGradientTape(
 @do_not_convert
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
-    *,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: str = ReduceOp.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = None,
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
-    **arguments: Any,
+    scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """As `DistributedGradientTape`, except that `local_layers` stay local: see `PartialDistributedOptimizer`."""
     local = layers_of(local_layers)
-    tape = DistributedGradientTape(gradtape, **arguments)
+    tape = DistributedGradientTape(
+        gradtape,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     tape._ddl_reduction.local_layers += local
     return tape

@@ -85,6 +85,7 @@ def test_elastic_fit_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     assert not told["equal"]  # the rows of the other rank are missing since
 
 
+@pytest.mark.long
 def test_the_others_go_on_from_their_commit_when_rank_0_is_killed(tmp_path: Path) -> None:
     ended = run(["run", "-np", "3", "--min-np", "2", "python", SURVIVORS, "0"], tmp_path)
     assert ended.status == 0, ended
