@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-_KEPT_FILES = 200  # for models, logs, gRPC's own, and connections that are accepted but not yet counted
+_KEPT_FILES = 220  # for models, logs, gRPC's own, and connections that are accepted but not yet counted
 _MOST_FILES = 8192
 _MOST_CONNECTIONS = 1000  # per interface
 
