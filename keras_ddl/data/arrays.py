@@ -85,7 +85,7 @@ def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: 
 def _shuffled_whole(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
-    is_checked = size > 1 and order.check_is_on()
+    is_checked = communicator.size() > 1 and order.check_is_on()  # also where a step takes the rows
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
     @do_not_convert
@@ -104,7 +104,8 @@ def _shuffled_within_batches(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
     shuffled = tf.data.Dataset.range(rows).batch(batch_size, drop_remainder=rows % batch_size == 0).map(shuffle_rows)
-    return share_dataset(shuffled, rank, size, number)
+    # Compared also where a step takes the rows.
+    return share_dataset(shuffled, communicator.rank(), communicator.size(), number, takes=size > 1)
 
 
 def _cut(positions: tf.Tensor, batch_size: int, rank: int, size: int) -> tf.data.Dataset:

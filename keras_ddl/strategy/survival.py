@@ -34,7 +34,7 @@ class Survival:
 
     def __init__(self) -> None:
         self._finished = 0  # calls
-        self._written: list[Any] = []  # variables that the last of them may have written
+        self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
         Communicator.recover = self._collective
 
@@ -57,7 +57,7 @@ class Survival:
                     if returned is _AGAIN:
                         continue
                 self._finished += 1
-                self._written, self._returned = variables(), returned
+                self._written, self._returned = variables, returned
                 return returned
 
     def _collective(self, call: Callable[[Communicator], Any]) -> Any:
@@ -92,18 +92,24 @@ class Survival:
         """Returns what the call has returned on ranks that have finished it; _AGAIN: this rank is to make it."""
         mine = self._finished, caller is not None and caller.may_have_traced(is_python=False)
         gathered = communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
-        if caller is not None and any(traced for _, traced in gathered):
-            caller.forget_traces()
         most = max(finished for finished, _ in gathered)
-        if all(finished == most for finished, _ in gathered):
+        if all(finished == most for finished, _ in gathered):  # all are in the same call, which some may have traced
+            if caller is not None and any(traced for _, traced in gathered):
+                caller.forget_traces()
             return _AGAIN
         root = next(rank for rank, (finished, _) in enumerate(gathered) if finished == most)
         is_behind = self._finished < most
-        written = variables() if is_behind else self._written
-        if written:
-            ops.broadcast_variables(written, root=root)
-        returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
-        returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
+        written = variables() if is_behind else self._written()
+        before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
+        try:
+            if written:
+                ops.broadcast_variables(written, root=root)
+            returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
+            returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
+        except BaseException:  # the root is lost, too: what has come of its state may never be complete
+            for variable, value in before:
+                variable.assign(value)
+            raise
         return tf.nest.map_structure(_received, returned) if is_behind else _AGAIN
 
 

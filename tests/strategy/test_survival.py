@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from launch.launching import Ended, run
+from keras_ddl.errors import RankLostError
+from keras_ddl.strategy import survival
+from launch.launching import Ended, run, write_program
 
 PROGRAM = str(Path(__file__).with_name("surviving_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
@@ -80,3 +83,48 @@ def test_rank_0_is_killed(tmp_path: Path) -> None:
     ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, "mlp", "arrays", "step", "0:6"], tmp_path)
     assert ended.status == 137, ended
     assert "rank 0 on host" in ended.err and "failed first, and the job was ended: killed by SIGKILL" in ended.err
+
+
+UNLIKE = """
+import keras, numpy as np, tensorflow as tf
+import keras_ddl
+strategy = keras_ddl.Strategy(seed=3)
+if strategy.rank == 1:
+    plain = tf.random.shuffle
+    tf.random.shuffle = lambda value, *more: plain(value, *more)[::-1]
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.arange(40.0).reshape(20, 2)
+try:
+    model.fit(x, x[:, :1], batch_size=8, verbose=0, shuffle=SHUFFLE)
+except keras_ddl.errors.RankMismatchError as error:
+    assert "must read the same batches" in str(error), error
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_other_orders_of_arrays_are_refused_as_in_other_jobs(shuffle: bool | str, tmp_path: Path) -> None:
+    program = write_program(tmp_path, UNLIKE.replace("SHUFFLE", repr(shuffle)))
+    ended = run(["run", "-np", "2", "--min-np", "1", "python", program], tmp_path)
+    assert ended.status == 0 and ended.out.count("refused") == 2, ended
+
+
+def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that gives it dies meanwhile: no real one can be made to, between two variables."""
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+
+    def broadcast(given: list[tf.Variable], root: int) -> None:
+        given[0].assign(10.0)
+        raise RankLostError("rank 1 died")
+
+    monkeypatch.setattr(survival.Communicator, "recover", None)
+    monkeypatch.setattr(survival.communicator, "rank", lambda: 0)
+    monkeypatch.setattr(survival.communicator, "all_gather_object", lambda mine, name: [mine, (1, False)])
+    monkeypatch.setattr(survival.ops, "broadcast_variables", broadcast)
+    behind = survival.Survival()
+    with pytest.raises(RankLostError):
+        behind._catch_up(lambda: variables, None)
+    assert [float(each) for each in variables] == [1.0, 2.0]
