@@ -26,12 +26,12 @@ from keras_ddl.launch import control, processes, terminal
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
-from keras_ddl.launch.membership import Membership
 from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
+from keras_ddl.launch.regrouping import Regrouping
 from keras_ddl.launch.stdin import StdinForwarder
 
 START_SECONDS = 120.0
@@ -44,7 +44,6 @@ _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
 _DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
-_KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
@@ -78,12 +77,11 @@ class Supervisor:
         self._killed = False
         self._hosts_changed = False
         self._refusal: str | None = None  # why the programs must not start
-        self._membership: Membership | None = None
+        self._regrouping: Regrouping | None = None
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
             # As long as a collective waits for a rank that lives.
-            self._patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
-            self._membership = Membership(range(job.num_ranks), job.min_ranks, self._patience)
-        self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
+            patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
+            self._regrouping = Regrouping(self._links, job.min_ranks, patience, self._say)
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -161,7 +159,7 @@ class Supervisor:
             "stdin": self._stdin.wanted,
             "sends_file": self._job.call is not None,
             "kept": self._job.kept,
-            "regroups": self._membership is not None,
+            "regroups": self._regrouping is not None,
             "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
         }
 
@@ -206,8 +204,8 @@ class Supervisor:
         busy = self._screen.tick()
         for link in self._links:
             busy |= link.output.tick()
-        if self._membership is not None:
-            busy |= self._regroup(self._membership)
+        if self._regrouping is not None:
+            busy |= self._regrouping.answer()
         times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
@@ -296,9 +294,8 @@ class Supervisor:
         for kind, payload in () if channel.closed else channel.read():
             if kind is control.Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
-            elif kind is control.Kind.REGROUP and self._membership is not None:
-                self._membership.ask(link.outcome.rank, json.loads(payload)["epoch"], time.monotonic())
-                self._regroup(self._membership)
+            elif kind is control.Kind.REGROUP and self._regrouping is not None:
+                self._regrouping.ask(link.outcome.rank, json.loads(payload)["epoch"])
             else:
                 link.handle(kind, payload)
         if channel.closed:
@@ -311,11 +308,8 @@ class Supervisor:
     def _on_rank_ended(self, link: RankLink) -> None:
         if link.result is not None:
             self._result.results[link.outcome.rank] = link.result
-        if self._membership is not None:
-            self._membership.end(link.outcome.rank)
-            if link.outcome.is_lost and not self._stopping and not self._membership.is_too_small():
-                self._regroup(self._membership)
-                return
+        if self._regrouping is not None and self._regrouping.goes_on_without(link, is_stopping=self._stopping):
+            return
         if link.outcome.done or self._stopping:
             return
         wait = _CASCADE_SECONDS
@@ -325,31 +319,6 @@ class Supervisor:
             wait = _CASCADE_OF_RESTART_SECONDS
         when = time.monotonic() + wait
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
-
-    def _regroup(self, membership: Membership) -> bool:
-        """Answers those that ask who is left, if all that live have asked. Returns whether some are still awaited."""
-        now = time.monotonic()
-        for rank in membership.overdue(now):
-            link = self._links[rank]
-            if rank not in self._killed_at:
-                self._killed_at[rank] = now
-                self._say(f"rank {rank} has not come to the others for {self._patience:g} s, and is killed.")
-                link.signal(signal.SIGKILL)
-            elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
-                link.channel.close()  # then _serve_rank counts it as lost
-        before = membership.members
-        members = membership.advance()
-        if members is None:
-            return bool(membership.missing())
-        for rank in set(before) - set(members):
-            outcome = self._links[rank].outcome
-            if outcome.is_lost:
-                outcome.survived = True
-                self._say(f"rank {rank} was lost ({outcome.describe()}); {len(members)} go on.")
-                self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
-        for rank in members:
-            self._links[rank].send(control.Kind.MEMBERS, {"epoch": membership.epoch, "members": members})
-        return False
 
     def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
         self._stopping = True

@@ -1,0 +1,64 @@
+"""Lets a job go on without lost ranks: answers those that ask who is left (membership.py)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from keras_ddl.launch import control
+from keras_ddl.launch.membership import Membership
+from keras_ddl.launch.rank_link import RankLink
+
+_KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
+
+
+class Regrouping:
+    """The memberships of one job.
+
+    Args:
+        patience: seconds for which a rank that lives is waited for. say: shows a line.
+    """
+
+    def __init__(self, links: Sequence[RankLink], min_ranks: int, patience: float, say: Callable[[str], None]) -> None:
+        self.membership = Membership(range(len(links)), min_ranks, patience)
+        self._links, self._patience, self._say = links, patience, say
+        self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
+
+    def ask(self, rank: int, epoch: int) -> None:
+        """A rank asks for the membership after `epoch`."""
+        self.membership.ask(rank, epoch, time.monotonic())
+        self.answer()
+
+    def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
+        """A rank has ended. Returns whether the job goes on for all that."""
+        self.membership.end(link.outcome.rank)
+        if is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
+            return False
+        self.answer()
+        return True
+
+    def answer(self) -> bool:
+        """Answers those that ask who is left, if all that live have asked. Returns whether some are still awaited."""
+        now = time.monotonic()
+        for rank in self.membership.overdue(now):
+            link = self._links[rank]
+            if rank not in self._killed_at:
+                self._killed_at[rank] = now
+                self._say(f"rank {rank} has not come to the others for {self._patience:g} s, and is killed.")
+                link.signal(signal.SIGKILL)
+            elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
+                link.channel.close()  # then _serve_rank counts it as lost
+        before = self.membership.members
+        members = self.membership.advance()
+        if members is None:
+            return bool(self.membership.missing())
+        for rank in set(before) - set(members):
+            outcome = self._links[rank].outcome
+            if outcome.is_lost:
+                outcome.survived = True
+                self._say(f"rank {rank} was lost ({outcome.describe()}); {len(members)} go on.")
+                self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+        for rank in members:
+            self._links[rank].send(control.Kind.MEMBERS, {"epoch": self.membership.epoch, "members": members})
+        return False
