@@ -107,7 +107,8 @@ class RankProcess:
             if self._welcome:
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
-                self._remove_job_folder()
+                # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
+                remove_job_folder(self._run_dir.parent, _MPIRUN_SECONDS if self._stopped_by == _LOSS else 0.0)
                 # A launcher that is gone does not restart the job; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
@@ -309,31 +310,38 @@ class RankProcess:
         written = report.get("time")
         return report, max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
 
-    def _remove_job_folder(self) -> None:
-        """Removes the job's directory and the ranks' shared files, if this is the last rank on this host."""
-        folder = self._run_dir.parent
-        # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
-        is_alone = self._stopped_by == _LOSS
-        deadline = time.monotonic() + (_MPIRUN_SECONDS if is_alone else 0.0)
-        while not any(folder.glob("rank-*")):
-            for shared in folder.glob("keras_ddl-*"):  # other files belong to mpirun, which still runs
-                shutil.rmtree(shared, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-            if not folder.exists():
-                return
-            if time.monotonic() >= deadline:
-                if is_alone:
-                    shutil.rmtree(folder, ignore_errors=True)
-                return
-            time.sleep(0.05)
-
     def _wait_for_bye(self) -> None:
         # The others may take their time to find that this rank is lost, and go on.
         deadline = time.monotonic() + (_GOODBYE_SECONDS if self._membership is None else float("inf"))
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True
+
+
+def remove_job_folder(folder: Path, patience: float) -> None:
+    """Removes the job's directory and the ranks' shared files, if this is the last rank on this host.
+
+    Args:
+        patience: seconds after which it is removed with what others still have in it; 0: it stays then.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            names = [each.name for each in folder.iterdir()]
+        except FileNotFoundError:  # another rank, or the launcher, was faster
+            return
+        if any(name.startswith("rank-") for name in names):
+            return
+        for name in names:
+            if name.startswith("keras_ddl-"):  # other files belong to mpirun, which still runs
+                shutil.rmtree(folder / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        if time.monotonic() >= deadline:
+            if patience:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
+        time.sleep(0.05)
 
 
 def main(argv: list[str]) -> int:

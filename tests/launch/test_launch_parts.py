@@ -6,6 +6,7 @@ import select
 import socket
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
+from keras_ddl.launch.rank_process import remove_job_folder
 from keras_ddl.launch.stdin import StdinForwarder
 from launch.launching import LIMIT_SECONDS
 
@@ -399,3 +401,14 @@ def test_result_is_75_when_all_ranks_ask_to_be_started_again():
     assert ended_with(-15, -15, signal=15).exit_status == 143
     assert JobResult([RankOutcome(0, status=75), RankOutcome(1, status=1)]).exit_status != 0
     assert not JobResult([RankOutcome(0, status=75), RankOutcome(1, status=1)]).asks_to_restart
+
+
+def test_ranks_that_end_together_remove_the_folder_of_their_job_together(tmp_path: Path):
+    folder = tmp_path / "keras_ddl-job"
+    with ThreadPoolExecutor(4) as ranks:
+        for _ in range(100):
+            for name in ("keras_ddl-1", "keras_ddl-2"):
+                (folder / name).mkdir(parents=True)
+            for removal in [ranks.submit(remove_job_folder, folder, 0.0) for _ in range(4)]:
+                removal.result()
+            assert not folder.exists()
