@@ -24,6 +24,8 @@ PREFIX = "KERAS_DDL_"
 ENDED_FILE = "ended.{rank}"
 # In KERAS_DDL_RUN_DIR, of a job that may go on without lost ranks: where a rank asks who is left.
 MEMBERSHIP_SOCKET = "membership"
+# In the directory of KERAS_DDL_HOST_RANK, of a job that has spares: memory that ranks and newcomers share.
+NEWCOMERS_FILE, NEWCOMERS_BYTES = "newcomers", 16
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _bytes_or_auto(text: str) -> int | str:
 
 def _host_rank(text: str) -> tuple[int, int, str]:
     match = re.fullmatch(r"(\d+)/(\d+)@(/.+)", text)
-    if not match or int(match[1]) >= int(match[2]):
+    if not match:
         raise ValueError("rank/size@directory, as `keras-ddl run` sets it; it is not meant for users")
     return int(match[1]), int(match[2]), match[3]
 
@@ -256,8 +258,8 @@ _TABLE = (
         "HOST_RANK",
         "rank/size@directory",
         None,
-        "Set by the launcher if it starts all ranks on its host without mpirun: which one this is, and the directory "
-        "of the ranks' sockets.",
+        "Set by the launcher if it starts all ranks on its host without mpirun: which one this is (from `size` on they "
+        "are spares), and the directory of the ranks' sockets.",
     ),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )

@@ -30,8 +30,9 @@ from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.resuming import resume_from_latest
-from keras_ddl.resuming.progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
+from keras_ddl.resuming.training_state import agreed_layer_state
 from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 from keras_ddl.strategy.shards import gathered_slots
 
 

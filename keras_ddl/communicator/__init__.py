@@ -16,6 +16,7 @@ from keras_ddl.communicator import (
     child_process,
     error_report,
     group,
+    history,
     meeting,
     membership,
     mpi,
@@ -28,7 +29,7 @@ from keras_ddl.topology import Topology, make_topology, plain_mode
 from keras_ddl.topology.launcher import find_launcher, host_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import ArrayLike
@@ -80,10 +81,17 @@ def init(mode: str | None = None) -> Topology:
         mode = config.mode_from_environment() if mode is None else mode
         launcher = find_launcher()
         transport: Transport | None = None
-        if launcher is not None and launcher.directory is not None and launcher.size != 1:
+        if launcher is not None and launcher.directory is not None and (launcher.size != 1 or launcher.is_spare):
             child_process.refuse(launcher.rank)
             meeting.refuse_mpi()
-            place, transport = meeting.on_host(launcher, mode)
+            board = history.board_in(launcher.directory)
+            if launcher.is_spare and board is not None:
+                members = membership.start()
+                place, _state.epoch = meeting.beside(members, launcher), members.epoch
+                history.begin(history.Replay(board, str(launcher.rank)))
+            else:
+                place, transport = meeting.on_host(launcher, mode)
+                history.begin(None if board is None else history.Record(board, [], 0))
             child_process.mark_rank()
         elif mpi.running() or (launcher is not None and launcher.size != 1):
             child_process.refuse(None if launcher is None else launcher.rank)
@@ -105,7 +113,9 @@ def init(mode: str | None = None) -> Topology:
 
 
 def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
-    native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings(), note=note)
+    # A newcomer has a number beside the others, and exchanges with itself alone.
+    alone = make_topology(0, [host_key()], place.mode) if transport is None else place
+    native = binding.Communicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
     _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
 
 
@@ -123,24 +133,54 @@ def regroup() -> Topology:
         ConfigError: the job was started otherwise, or with a mode that has dimensions.
         RankLostError: fewer than N ranks are left.
     """
+    return regroup_with()
+
+
+def regroup_with(admits: Sequence[int] | None = None) -> Topology:
+    """As `regroup`, where newcomers may be among the ranks that meet. COLLECTIVE.
+
+    admits: newcomers that this rank names, or none; None: there must be none among them.
+    """
     with _state.lock:
-        place = topology()
-        launcher = find_launcher()
-        if launcher is None or place.mode != "p":
-            raise ConfigError(
-                f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
-                f"{place.rank}. Use mode 'p'."
-            )
-        _close_world()  # and the timeline goes on
-        while True:
-            members = membership.after(_state.epoch)
-            _state.epoch = members.epoch
-            try:
-                place, transport = meeting.on_host(launcher, place.mode, members)
-                _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
-            except (RankLostError, CollectiveError):  # another one, while they met
-                continue
-            return place
+        _check_can_regroup()
+        return _meet(lambda: membership.after(_state.epoch, admits))
+
+
+def join_others(is_over: Callable[[], bool]) -> Topology | None:
+    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over all of them. None: it must not wait any longer,
+    says `is_over`.
+    """
+    with _state.lock:
+        members = membership.join(is_over)
+        if members is None:
+            return None
+        asked = iter([members])
+        return _meet(lambda: next(asked, None) or membership.after(_state.epoch))
+
+
+def _check_can_regroup() -> None:
+    place = topology()
+    if find_launcher() is None or place.mode != "p":
+        raise ConfigError(
+            f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
+            f"{place.rank}. Use mode 'p'."
+        )
+
+
+def _meet(ask: Callable[[], membership.Membership]) -> Topology:
+    """Makes the communicator of all ranks anew, of those that `ask` returns."""
+    launcher = find_launcher()
+    assert launcher is not None
+    _close_world()  # and the timeline goes on
+    while True:
+        members = ask()
+        _state.epoch = members.epoch
+        try:
+            place, transport = meeting.on_host(launcher, "p", members)
+            _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
+        except (RankLostError, CollectiveError):  # another one, while they met
+            continue
+        return place
 
 
 def shutdown() -> None:

@@ -39,6 +39,13 @@ def on_host(launcher: Launcher, mode: str, membership: Membership | None = None)
         raise
 
 
+def beside(membership: Membership, launcher: Launcher) -> Topology:
+    """Returns, for a newcomer, the place that it would have beside the members of a job, whom it has not met."""
+    error_report.install(launcher.rank, host.abort)
+    number = len(membership.members)
+    return make_topology(number, [host_key()] * (number + 1), "p")
+
+
 def refuse_mpi() -> None:
     """Raises for a program that has initialised MPI where the ranks were started without it."""
     if mpi.running():

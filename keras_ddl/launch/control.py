@@ -60,7 +60,7 @@ class Kind(enum.IntEnum):
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program
     SIGNAL = 16  # L JSON: signal, for the program and nothing else
-    REGROUP = 17  # R JSON: epoch: the program asks for the membership after it (membership.py)
+    REGROUP = 17  # R JSON: a question of the program about the membership (membership_socket.py)
     MEMBERS = 18  # L JSON: epoch, members: the answer
 
 

@@ -1,6 +1,6 @@
 """Starts the ranks of a job on this host alone: forks a wrapper for each. No daemon, no port.
 
-    python -P -m keras_ddl.launch.host_ranks -np 2 -- python train.py
+    python -P -m keras_ddl.launch.host_ranks -np 2 --spares 1 -- python train.py
 
 It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended.
 """
@@ -26,12 +26,16 @@ _LOOK_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first nonzero status, or 0."""
-    size, command = int(argv[1]), argv[3:]
+    """Entry point; `argv` is ["-np", number, "--", program, arguments...], with ["--spares", number] before "--" where
+    there are some. Returns the first nonzero status, or 0.
+    """
+    end = argv.index("--")
+    numbers, command = dict(zip(argv[:end:2], map(int, argv[1:end:2]))), argv[end + 1 :]
+    size, spares = numbers["-np"], numbers.get("--spares", 0)
     directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
     own = os.getpid()
     running: set[int] = set()
-    for rank in range(size):
+    for rank in range(size + spares):
         child = os.fork()
         if child == 0:
             os.environ[config.VARIABLES["HOST_RANK"].environment_name] = f"{rank}/{size}@{directory}"

@@ -42,6 +42,7 @@ class Job:
         output_dir: where each rank's output is stored, None for nowhere.
         seconds_spent: how much of the timeout earlier attempts used.
         min_ranks: the job may go on with so many when ranks are lost (membership.py); None: it ends.
+        spares: processes that take the place of lost ranks; they are numbered after the ranks.
         kept: name of the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
         id: names the job's directory on every host; unguessable, because everybody can write to /tmp.
     """
@@ -59,6 +60,7 @@ class Job:
     seconds_spent: float = 0.0
     kept: str | None = None
     min_ranks: int | None = None
+    spares: int = 0
     verbose: bool = False
     directory: str = field(default_factory=os.getcwd)
     id: str = field(default_factory=new_id)
@@ -75,8 +77,8 @@ class Job:
     def command(self) -> list[str]:
         """Returns the command line of the starter: mpirun or host_ranks.py."""
         if self.mpirun is None:
-            module = "keras_ddl.launch.host_ranks"
-            return [sys.executable, "-P", "-m", module, "-np", str(self.num_ranks), "--", *self.program]
+            numbers = ["-np", str(self.num_ranks), *(["--spares", str(self.spares)] if self.spares else [])]
+            return [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", *numbers, "--", *self.program]
         wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
         if python_path():
@@ -132,6 +134,8 @@ def make(
     grace: float | None = None,
     needs_mpi: bool = False,
     mpi_args: tuple[str, ...] = (),
+    min_ranks: int | None = None,
+    spares: int = 0,
     **rest: object,
 ) -> Job:
     """Checks settings, and returns the job.
@@ -173,6 +177,12 @@ def make(
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
     by_mpirun = bool(requested or parsed or mpirun_module.in_allocation(os.environ))
+    if spares and (by_mpirun or min_ranks is None):
+        where = "ranks that mpirun starts" if by_mpirun else "no --min-np"
+        raise ConfigError(
+            "spares take the place of lost ranks in a job that goes on: with --min-np, on one host, without mpirun. "
+            f"Received: --spares {spares}, and {where}. Restart the job with --restarts instead, or add --min-np."
+        )
     return Job(
         program=tuple(program),
         num_ranks=num_ranks,
@@ -182,6 +192,8 @@ def make(
         hosts=parsed,
         timeout=timeout,
         grace=grace,
+        min_ranks=min_ranks,
+        spares=spares,
         **rest,  # type: ignore[arg-type]
     )
 

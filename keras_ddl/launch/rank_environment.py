@@ -99,6 +99,12 @@ def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     environment["OMPI_MCA_pml"] = re.sub(r"\W+", "-", _NO_MPI)
 
 
+def prepare_spare(environment: dict[str, str]) -> None:
+    """Makes the Python of a spare import ahead, and wait until it is needed, before it runs its program."""
+    paths = [str(Path(__file__).parent / "spare_start"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
 def python_path() -> str:
     """Returns the PYTHONPATH by which another python imports this keras_ddl; "" when none is needed."""
     # Not site-packages: in PYTHONPATH, its backports would precede the standard library.

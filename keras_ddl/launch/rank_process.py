@@ -159,8 +159,8 @@ class RankProcess:
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
             elif self._membership is not None and fd in questions:
-                if (epoch := self._membership.serve(fd)) is not None:
-                    self._channel.send(Kind.REGROUP, {"epoch": epoch})
+                if (question := self._membership.serve(fd)) is not None:
+                    self._channel.send(Kind.REGROUP, question)
             elif program is not None and fd == program.stdin:
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:
@@ -245,6 +245,8 @@ class RankProcess:
         if config.get("HOST_RANK") is not None:
             rank_environment.without_mpi(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
+        if self.rank >= self.size:
+            rank_environment.prepare_spare(environment)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:

@@ -4,38 +4,67 @@ All ranks make the same calls, of steps and of collectives between them, in the 
 its commit, every rank has all weights, and the batch of a step is kept until it has ended. So when a rank is lost, each
 call was either finished by no rank, and is made again; or by some, who give the others what it has written and
 returned. The traced program does not know how many ranks there are; it is cut again for those that are left.
+
+Newcomers (joining.py) come between two steps, and get the state of all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import Communicator, membership
+from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy.joining import Admission, Newcomer
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.step.failing_together import Caller
+from keras_ddl.topology import Topology
 
 _AGAIN = object()
 _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=False)
 
 
+class Report(NamedTuple):
+    """What a rank says when the ranks that are left have met.
+
+    Attributes:
+        rank: its number before. finished: calls, by it; None: it is a newcomer without state.
+        has_traced: the call that failed may have traced. is_between_steps: no call of it has failed.
+    """
+
+    rank: int
+    finished: int | None
+    has_traced: bool = False
+    is_between_steps: bool = False
+
+
 class Survival:
-    """The calls of a job that goes on. Those of its main thread: what other threads call may fail."""
+    """The calls of a job that goes on. Those of its main thread: what other threads call may fail.
+
+    Attributes:
+        finished: calls, by this rank; None: it is a newcomer, and has no state yet.
+        joining: of newcomers; None: the job takes none.
+    """
 
     def __init__(self) -> None:
-        self._finished = 0  # calls
+        self.finished: int | None = 0
+        self.joining: Admission | Newcomer | None = None
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
+        recorded = history.of_job()
+        if isinstance(recorded, history.Replay):
+            self.finished, self.joining = None, Newcomer(recorded, self)
+        elif recorded is not None:
+            self.joining = Admission(recorded, self)
         Communicator.recover = self._collective
 
     def call(
@@ -46,8 +75,10 @@ class Survival:
         Args:
             variables: returns those that it may write. caller: of the step that it runs, if it does.
         """
-        if _in_call.get():
+        if _in_call.get() or self.finished is None:
             return run()
+        if self.joining is not None:
+            self.joining.look()
         with setting(_in_call, True):
             while True:
                 try:
@@ -56,9 +87,59 @@ class Survival:
                     returned = self._go_on(error, variables, caller)
                     if returned is _AGAIN:
                         continue
-                self._finished += 1
+                self.finished += 1
                 self._written, self._returned = variables, returned
                 return returned
+
+    def between_steps(self, caller: Caller) -> None:
+        """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
+        if self.joining is not None:
+            self.joining.between_steps(caller)
+
+    def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
+        """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.
+
+        Returns whether they are members now, or lost; False: they wait.
+        """
+        admits: Sequence[int] = newcomers
+        with not_again():
+            while True:
+                try:
+                    reports = self._meet(admits, Report(communicator.rank(), self.finished, is_between_steps=True))
+                    self._catch_up(reports, list, caller)
+                except (RankLostError, DeadlineError) as error:
+                    if not communicator.is_initialized() or self._refusal(caller) or getattr(error, "has_left", False):
+                        raise
+                    admits = ()
+                    continue
+                return all(each.is_between_steps or each.finished is None for each in reports)
+
+    def receive(self, meet: Callable[[], Topology]) -> None:
+        """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
+        with not_again():
+            while True:
+                try:
+                    self._renew(meet())
+                    self._catch_up(self._exchange(Report(-1, None)), list, None)
+                    return
+                except RankLostError:
+                    if not communicator.is_initialized():
+                        raise
+                    meet = communicator.regroup
+
+    def begin_fit(self, callbacks: Any) -> None:
+        """Training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE then."""
+        if self.joining is not None:
+            self.joining.begin_fit(callbacks)
+
+    def begin_epoch(self) -> bool:
+        """Whether this rank begins an epoch in which the others already are."""
+        return self.joining is not None and self.joining.begin_epoch()
+
+    def end_fit(self) -> None:
+        """Training has ended."""
+        if self.joining is not None:
+            self.joining.end_fit()
 
     def _collective(self, call: Callable[[Communicator], Any]) -> Any:
         # Outside of fit, evaluate and predict a program may exchange what each rank has for itself.
@@ -66,39 +147,63 @@ class Survival:
             return call(communicator.communicator_of(None))
         return self.call(lambda: call(communicator.communicator_of(None)))
 
+    def _refusal(self, caller: Caller | None) -> bool:
+        """Whether only the lost rank had something."""
+        has_shards = any(each.job.shards_from_elements is not None for each in self._strategies())
+        return has_shards or accumulation.is_in_parts() or (caller is not None and caller.cut_step.draws_in_kernels())
+
+    def _strategies(self) -> list[Any]:
+        place = communicator.topology()
+        return [each for each in one_per_job.alive() if each.topology is place]
+
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
-        old = communicator.topology()
-        strategies = [each for each in one_per_job.alive() if each.topology is old]
-        has_shards = any(each.job.shards_from_elements is not None for each in strategies)
-        draws = caller is not None and caller.cut_step.draws_in_kernels()
-        # What only the lost rank had is lost; and one that has left by itself is missed by a program that is wrong.
-        if has_shards or draws or accumulation.is_in_parts() or getattr(error, "has_left", False):
+        # One that has left by itself is missed by a program that is wrong.
+        if self._refusal(caller) or getattr(error, "has_left", False):
             raise error
+        size = communicator.size()
         while True:
             try:
-                topology = communicator.regroup()
-                ranks = communicator.all_gather_object(old.rank, name="keras_ddl/survival/ranks")
-                if topology.size == old.size or ranks[0] != 0:  # rank 0 has written for all, and others cannot go on
+                has_traced = caller is not None and caller.may_have_traced(is_python=False)
+                reports = self._meet(None, Report(communicator.rank(), self.finished, has_traced))
+                old = sorted(each.rank for each in reports if each.finished is not None)
+                if len(old) == size or old[0] != 0:  # rank 0 has written for all, and others cannot go on
                     break
-                for each in strategies:
-                    each.renew(topology)
-                return self._catch_up(variables, caller)
+                return self._catch_up(reports, variables, caller)
             except RankLostError:
                 if not communicator.is_initialized():
                     raise
         raise error
 
-    def _catch_up(self, variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
+    def _meet(self, admits: Sequence[int] | None, mine: Report) -> list[Report]:
+        strategies = self._strategies()
+        topology = communicator.regroup_with(admits)
+        for each in strategies:
+            each.renew(topology)
+        return self._exchange(mine)
+
+    def _renew(self, topology: Topology) -> None:
+        for each in one_per_job.alive():
+            each.renew(topology)
+
+    def _exchange(self, mine: Report) -> list[Report]:
+        return communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
+
+    def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
         """Returns what the call has returned on ranks that have finished it; _AGAIN: this rank is to make it."""
-        mine = self._finished, caller is not None and caller.may_have_traced(is_python=False)
-        gathered = communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
-        most = max(finished for finished, _ in gathered)
-        if all(finished == most for finished, _ in gathered):  # all are in the same call, which some may have traced
-            if caller is not None and any(traced for _, traced in gathered):
-                caller.forget_traces()
-            return _AGAIN
-        root = next(rank for rank, (finished, _) in enumerate(gathered) if finished == most)
-        is_behind = self._finished < most
+        calls = [each.finished for each in reports]
+        most = max(each for each in calls if each is not None)
+        returned = _AGAIN
+        if any(each not in (None, most) for each in calls):
+            returned = self._share_last_call(calls.index(most), self.finished not in (None, most), variables)
+        elif caller is not None and any(each.has_traced for each in reports):
+            caller.forget_traces()  # all are in the same call, which some may have traced
+        if None in calls:
+            assert self.joining is not None
+            self.joining.share_state(calls.index(most))
+        return returned
+
+    def _share_last_call(self, root: int, is_behind: bool, variables: Callable[[], list[Any]]) -> Any:
+        """Gives ranks that are behind, of which this is one or not, what rank `root` has written and returned."""
         written = variables() if is_behind else self._written()
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
         try:

@@ -25,6 +25,11 @@ class Launcher:
     size: int | None
     directory: str | None = None
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether this process is to take the place of a lost rank (launch/regrouping.py)."""
+        return self.size is not None and self.rank >= self.size
+
 
 # Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
 # set it as well, and it has no variable for the size.

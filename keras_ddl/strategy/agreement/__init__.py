@@ -5,7 +5,7 @@ Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,9 +29,8 @@ def check_same_model(model: keras.Model) -> None:
     Raises: RankMismatchError: on every rank, with the first variable that differs.
     Cost: 32 bytes per rank; the lists only when they differ.
     """
-    lines = [_describe(variable) for variable in all_variables(model)]
     require_equal_lists(
-        lines,
+        descriptions(model),
         name_of(model, "variables"),
         "All ranks must train the same model: variables of equal path, shape and dtype in the same order.",
         "Build and compile the model the same way on every rank.",
@@ -44,18 +43,34 @@ def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
 
     Optimizers not built by then are built by the first step, as in one process.
     """
-    optimizers = named_optimizers_of(model)
+    mine = built_optimizers(model) if rank == 0 else {}
+    build_optimizers(model, communicator.broadcast_object(mine, name=name_of(model, "built_optimizers")))
+
+
+def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
+    """Returns the optimizers that are built: name -> which of the model's variables it trains; None: another one."""
     place = {id(variable): number for number, variable in enumerate(model.variables)}
-    mine = {
+    return {
         name: [place.get(id(variable)) for variable in trained]
-        for name, each in optimizers.items()
-        if rank == 0 and each.built and (trained := trained_variables(each)) is not None
+        for name, each in named_optimizers_of(model).items()
+        if each.built and (trained := trained_variables(each)) is not None
     }
-    built = communicator.broadcast_object(mine, name=name_of(model, "built_optimizers"))
+
+
+def build_optimizers(model: keras.Model, built: Mapping[str, Sequence[int | None]]) -> None:
+    """Builds those that `built_optimizers` has returned on another rank, if they are not."""
+    optimizers = named_optimizers_of(model)
     for name, places in built.items():
         optimizer = optimizers.get(name)
-        if optimizer is not None and not optimizer.built and None not in places:
-            optimizer.build([model.variables[number] for number in places])
+        if optimizer is not None and not optimizer.built:
+            trained = [model.variables[number] for number in places if number is not None]
+            if len(trained) == len(places):
+                optimizer.build(trained)
+
+
+def descriptions(model: keras.Model) -> list[str]:
+    """Returns path, dtype and shape of each of `all_variables`."""
+    return [_describe(variable) for variable in all_variables(model)]
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:

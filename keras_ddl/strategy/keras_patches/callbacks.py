@@ -80,13 +80,13 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
+    position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last of them
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
     on_batch_begin = _hook("on_batch_begin")
     on_batch_end = _hook("on_batch_end")
     on_test_batch_begin = _hook("on_test_batch_begin")
     on_predict_batch_begin = _hook("on_predict_batch_begin")
-    on_train_end = _hook("on_train_end")
     on_test_end = _hook("on_test_end")
     on_predict_end = _hook("on_predict_end")
     # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
@@ -154,13 +154,31 @@ class CallbackList(_KerasList):
         self._saves = MidEpochSaves(self, strategy.job)
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
+        self.position = (start or 0, 0, None)
+        if strategy.survival is not None:
+            strategy.survival.begin_fit(self)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """On one rank, and then nobody can join any more."""
+        with self._of_one_rank():
+            super().on_train_end(logs)
+        strategy = self._strategy
+        if strategy is not None and strategy.survival is not None:
+            strategy.survival.end_fit()
+
+    def agreed_state(self) -> list[Any]:
+        """Returns the objects whose plain attributes are what the ranks have agreed on in this fit."""
+        return [each for each in (self._drift, self._saves) if each is not None]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
         with self._of_one_rank():
             super().on_epoch_begin(epoch, logs)
         strategy = self._strategy
+        self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
+            return
+        if strategy.survival is not None and strategy.survival.begin_epoch():  # the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -192,6 +210,7 @@ class CallbackList(_KerasList):
         if self._drift is None or self._saves is None:
             super().on_train_batch_end(batch, logs)
             return
+        self.position = (self.position[0], batch + 1, logs)
         due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
         if may_stop:  # such a callback may do anything, look at variables too
             accumulation.combine(self.model)

@@ -94,6 +94,8 @@ class IteratorFunction(_KerasFunction):
 
     def __call__(self, iterator: Any) -> Any:
         """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
+        if self._survival is not None and self._step == "train_step" and fits.is_outermost(self._model):
+            self._survival.between_steps(self)
         try:
             if isinstance(iterator, tf.data.Iterator) and (rows := reading.rows_of(iterator)).is_global:
                 return self._execute_kept(iterator, rows)

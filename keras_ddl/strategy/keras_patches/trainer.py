@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.data import order
-from keras_ddl.strategy import fits, trainer_calls
+from keras_ddl.strategy import fits, joining, trainer_calls
 from keras_ddl.strategy.interface import strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import compiling
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -20,8 +20,12 @@ from keras_ddl.strategy.step import accumulation
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
+    compiling.check_scope(model, strategy_of(model))
+    return joining.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
+
+
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = strategy_of(model)
-    compiling.check_scope(model, strategy)
     with fits.running(model) as running:
         if strategy is None:
             compiling.warn_if_alone(model)
@@ -47,8 +51,12 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
     if strategy is None:
         return original(model, *args, **kwargs)
     bound = _bind(original, model, args, kwargs, strategy.rank)
-    with order.translate_errors(), trainer_calls.Loop(model, method).entered():
-        return original(*bound.args, **bound.kwargs)
+
+    def call() -> Any:
+        with order.translate_errors(), trainer_calls.Loop(model, method).entered():
+            return original(*bound.args, **bound.kwargs)
+
+    return joining.call_of_trainer(method, model, call)
 
 
 def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, rank: int) -> inspect.BoundArguments:
