@@ -220,14 +220,23 @@ class Replay:
 
     def has_ended(self, what: str) -> bool:
         """Whether the others have ended the call that runs; `result(what)` is then what it has returned."""
-        self._next = self._call_began
         self._read()
-        return self._next < len(self._entries) and self._entries[self._next].what == what
+        return self._knows_end_of_call(what)
 
-    def ask_to_join(self) -> None:
-        """Returns when the others are about to meet this newcomer, or have ended the call that runs."""
+    def _knows_end_of_call(self, what: str) -> bool:
+        at = self._call_began
+        if at == len(self._entries) or self._entries[at].what != what:
+            return False
+        self._next = at
+        return True
+
+    def ask_to_join(self, what: str) -> bool:
+        """Waits until the others are about to meet this newcomer, in the call that runs, or have ended it. Returns
+        whether they have.
+        """
         self.board.ask("join", self.name, str(self.calls))
-        self._take_answer()
+        self._take_answer()  # after which rank 0 may look no more before this newcomer comes
+        return self._knows_end_of_call(what)
 
     def record(self) -> Record:
         """Returns the record that this newcomer will continue, as one of the others."""

@@ -67,6 +67,8 @@ class Strategy(tf.distribute.Strategy):
         shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
             of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
             and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
+        min_ranks: in a job that goes on when ranks are lost (`keras-ddl run --min-np`): with how many at least fit goes
+            on. With fewer it raises RankLostError, as it does in other jobs.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
@@ -92,6 +94,7 @@ class Strategy(tf.distribute.Strategy):
         batch_statistics: str = "global",
         compression: str | None = None,
         shard_optimizer: bool = False,
+        min_ranks: int = 1,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -107,7 +110,7 @@ class Strategy(tf.distribute.Strategy):
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        settings = Settings(*chosen, compression, shard_optimizer)
+        settings = Settings(*chosen, compression, shard_optimizer, min_ranks)
         check_settings(settings, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()

@@ -12,7 +12,9 @@ it; so all have seen it before the next one.
 from __future__ import annotations
 
 import pickle
+import sys
 import time
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -164,6 +166,10 @@ class Admission(_Joining):
                 board.forget("join", name)
         board.has_question = True  # of those that still wait; rank 0 may be another one now
 
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        super().begin_fit(callbacks)
+        self._board.has_question = True  # newcomers may have come before
+
     def begin_epoch(self) -> bool:
         """As `Newcomer.begin_epoch`."""
         return False
@@ -172,6 +178,7 @@ class Admission(_Joining):
         """Training has ended: nobody can join any more."""
         self._callbacks = None
         self._called.clear()
+        self._board.has_question = True
 
     def _waiting(self) -> dict[str, int]:
         return {name: int(call) for name, call in self._board.questions("join").items()}
@@ -234,8 +241,7 @@ class Newcomer(_Joining):
         replay = self._replay
         build_for_data(callbacks.model)
         while True:
-            replay.ask_to_join()
-            if replay.has_ended(WHAT["fit"]):
+            if replay.ask_to_join(WHAT["fit"]):
                 raise CallHasEnded
             topology = communicator.join_others(lambda: replay.board.has_answer(replay.name))
             if topology is not None:
@@ -366,8 +372,8 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are numbers, texts, arrays, and lists and dicts of these; also of keras_ddl's own
-    objects in `owner`, under names with dots.
+    """Returns the attributes that are numbers, texts, arrays, functions of modules, and lists and dicts of these; also
+    of keras_ddl's own objects in `owner`, under names with dots.
     """
     attributes: dict[str, Any] = {}
     for key, value in vars(owner).items():
@@ -391,6 +397,8 @@ def _is_plain(value: Any) -> bool:
         return True
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
+    if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
+        return "<" not in value.__qualname__ and value.__module__ in sys.modules
     if type(value) in (list, tuple, set, frozenset):
         return all(map(_is_plain, value))
     return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

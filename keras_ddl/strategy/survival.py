@@ -106,12 +106,16 @@ class Survival:
             while True:
                 try:
                     reports = self._meet(admits, Report(communicator.rank(), self.finished, is_between_steps=True))
-                    self._catch_up(reports, list, caller)
+                    too_few = self._too_few(len(reports))
+                    if too_few is None:
+                        self._catch_up(reports, list, caller)
                 except (RankLostError, DeadlineError) as error:
                     if not communicator.is_initialized() or self._refusal(caller) or getattr(error, "has_left", False):
                         raise
                     admits = ()
                     continue
+                if too_few is not None:
+                    raise too_few
                 return all(each.is_between_steps or each.finished is None for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
@@ -152,6 +156,16 @@ class Survival:
         has_shards = any(each.job.shards_from_elements is not None for each in self._strategies())
         return has_shards or accumulation.is_in_parts() or (caller is not None and caller.cut_step.draws_in_kernels())
 
+    def _too_few(self, ranks: int) -> RankLostError | None:
+        for each in self._strategies():
+            if ranks < each.job.settings.min_ranks:
+                return RankLostError(
+                    "fit goes on with as many ranks as Strategy(min_ranks=...) says. Received: "
+                    f"{ranks} left, and min_ranks={each.job.settings.min_ranks} (rank {each.rank}). Restart the job "
+                    "(keras-ddl run --restarts), or make the number smaller."
+                )
+        return None
+
     def _strategies(self) -> list[Any]:
         place = communicator.topology()
         return [each for each in one_per_job.alive() if each.topology is place]
@@ -167,6 +181,9 @@ class Survival:
                 reports = self._meet(None, Report(communicator.rank(), self.finished, has_traced))
                 old = sorted(each.rank for each in reports if each.finished is not None)
                 if len(old) == size or old[0] != 0:  # rank 0 has written for all, and others cannot go on
+                    break
+                if (too_few := self._too_few(len(reports))) is not None:
+                    error = too_few
                     break
                 return self._catch_up(reports, variables, caller)
             except RankLostError:

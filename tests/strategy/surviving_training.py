@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ import tensorflow as tf
 import keras_ddl
 from keras_ddl import communicator, ops
 
-ROWS, BATCH, EPOCHS = 90, 20, 3
+ROWS, BATCH, EPOCHS = 90, 20, int(os.environ.get("EPOCHS", "3"))
 MODEL, DATA = sys.argv[1:3]
 WHERE = sys.argv[3] if len(sys.argv) > 3 else "never"
 KILLED = {int(rank): int(when) for rank, _, when in (each.partition(":") for each in sys.argv[4:])}
@@ -32,7 +33,8 @@ keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
 strategy = keras_ddl.Strategy(seed=3) if "KERAS_DDL_RUN_DIR" in os.environ else None
 keras.utils.set_random_seed(3)
-ME = strategy.rank if strategy is not None else 0
+ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
+PAUSE = float(os.environ.get("PAUSE", "0")) if strategy is not None else 0.0  # seconds per step
 rng = np.random.default_rng(0)
 x = rng.normal(size=(ROWS, 8, 6))
 y = np.tanh(x).mean((1, 2), keepdims=True)[:, 0]
@@ -85,6 +87,12 @@ def data() -> dict[str, object]:
 
 
 class Kills(keras.callbacks.Callback):
+    steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        time.sleep(PAUSE)
+
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer.iterations.numpy())
         kill("between", steps)
@@ -106,9 +114,11 @@ with strategy.scope() if strategy is not None else contextlib.nullcontext():
         steps_per_execution=2 if DATA == "several" else 1,
         jit_compile=False,
     )
+kills = Kills()
 history = model.fit(
-    **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=[Kills()]
+    **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=[kills]
 )
+history.history["steps"] = [kills.steps]  # a callback of the program that counts
 predicted = model.predict(x[:25], batch_size=10, verbose=0)
 weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
 if strategy is not None and strategy.size > 1:
