@@ -59,6 +59,7 @@ class Regrouping:
                 outcome.survived = True
                 self._say(f"rank {rank} was lost ({outcome.describe()}); {len(members)} go on.")
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+        self._links[members[0]].output.come_first()
         for rank in members:
             self._links[rank].send(control.Kind.MEMBERS, {"epoch": self.membership.epoch, "members": members})
         return False

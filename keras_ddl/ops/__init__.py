@@ -15,10 +15,12 @@ them return their input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
-from keras_ddl.communicator import communicator_of
+from keras_ddl.communicator import binding, communicator_of
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
@@ -52,8 +54,30 @@ __all__ = [
 # broadcast_variables copies the values of a request; bounding one request bounds the memory.
 _REQUEST_BYTES = 256 << 20
 
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+
+def _recoverer(comm: Communicator | None) -> Callable[..., Any] | None:
+    """Returns what makes an eager collective of all ranks again when one is lost, or None. In a graph the call that
+    runs it is made again.
+    """
+    of_all = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
+    return Communicator.recover if of_all and tf.executing_eagerly() else None
+
+
+def _recoverable(function: _Function) -> _Function:
+    @functools.wraps(function)
+    def wrapper(*args: Any, comm: Communicator | None = None, **kwargs: Any) -> Any:
+        recover = _recoverer(comm)
+        if recover is None:
+            return function(*args, comm=comm, **kwargs)
+        return recover(lambda world: function(*args, comm=world, **kwargs))
+
+    return cast("_Function", wrapper)
+
 
 @do_not_convert
+@_recoverable
 def all_reduce(
     tensor: Any,
     *,
@@ -102,6 +126,7 @@ def all_reduce(
 
 
 @do_not_convert
+@_recoverable
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -158,6 +183,7 @@ def all_reduce_n(
 
 
 @do_not_convert
+@_recoverable
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -185,6 +211,7 @@ def reduce_scatter(
 
 
 @do_not_convert
+@_recoverable
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -210,6 +237,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
 
 @do_not_convert
+@_recoverable
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -226,6 +254,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 
 
 @do_not_convert
+@_recoverable
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
@@ -246,8 +275,18 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     """
     from keras_ddl.ops import variables as variable_lists
 
-    tf_variables = variable_lists.unwrap(variables)
-    comm = communicator_of(comm)
+    tf_variables, recover = variable_lists.unwrap(variables), _recoverer(comm)
+    if recover is None:
+        return _broadcast_variables(tf_variables, root, communicator_of(comm))
+    return recover(lambda world: _broadcast_variables(tf_variables, root, world, at_once=True), lambda: tf_variables)
+
+
+def _broadcast_variables(
+    tf_variables: list[tf.Variable], root: int, comm: Communicator, *, at_once: bool = False
+) -> Any:
+    """at_once: assigns when all values have arrived, so that a root that is lost has not given a part of its own."""
+    from keras_ddl.ops import variables as variable_lists
+
     check_root(root, comm)
     # A session runs only what it is asked for, in no defined order: names must be unique, and the caller runs the ops.
     of_session = not tf.executing_eagerly() and not tf.inside_function()
@@ -257,10 +296,11 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     if tf.executing_eagerly():
         variable_lists.check_equal_on_all_ranks(tf_variables, comm)
     detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
-    assigned = []
-    for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES)):
-        values = _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint)
-        assigned += [variable.assign(value) for variable, value in zip(group, values)]
+    received: Iterator[tuple[tf.Variable, tf.Tensor]] = itertools.chain.from_iterable(
+        zip(group, _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint))
+        for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES))
+    )
+    assigned = [variable.assign(value) for variable, value in (list(received) if at_once else received)]
     return tf.group(*assigned) if of_session else None
 
 

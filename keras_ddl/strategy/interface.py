@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class SurvivalInterface(Protocol):
     """A `survival.Survival`, likewise."""
 
+    def finished(self) -> int: ...
     def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]] = ..., caller: Any = ...) -> Any: ...
 
 

@@ -4,6 +4,9 @@ All ranks make the same calls, of steps and of collectives between them, in the 
 its commit, every rank has all weights, and the batch of a step is kept until it has ended. So when a rank is lost, each
 call was either finished by no rank, and is made again; or by some, who give the others what it has written and
 returned. The traced program does not know how many ranks there are; it is cut again for those that are left.
+
+Where rank 0 is lost, the lowest rank that is left is the new one, and its callbacks write from then on
+(keras_patches/standby.py). Before the next call the ranks compare their weights.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.step.failing_together import Caller
 
@@ -34,9 +38,14 @@ class Survival:
 
     def __init__(self) -> None:
         self._finished = 0  # calls
+        self._compares_at: int | None = None  # so many calls that all ranks have finished
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
         Communicator.recover = self._collective
+
+    def finished(self) -> int:
+        """Returns how many calls this rank has finished, of those that all ranks make."""
+        return self._finished
 
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
@@ -51,6 +60,7 @@ class Survival:
         with setting(_in_call, True):
             while True:
                 try:
+                    self._compare()
                     returned = run()
                 except (RankLostError, DeadlineError) as error:
                     returned = self._go_on(error, variables, caller)
@@ -60,11 +70,18 @@ class Survival:
                 self._written, self._returned = variables, returned
                 return returned
 
-    def _collective(self, call: Callable[[Communicator], Any]) -> Any:
+    def _compare(self) -> None:
+        """After a loss, has the ranks compare their weights where all of them are between the same two calls."""
+        if self._compares_at == self._finished:
+            for each in trainer_calls.followers():
+                each.compare()
+            self._compares_at = None
+
+    def _collective(self, call: Callable[[Communicator], Any], variables: Callable[[], list[Any]] = list) -> Any:
         # Outside of fit, evaluate and predict a program may exchange what each rank has for itself.
         if not trainer_calls.running() or threading.current_thread() is not threading.main_thread():
             return call(communicator.communicator_of(None))
-        return self.call(lambda: call(communicator.communicator_of(None)))
+        return self.call(lambda: call(communicator.communicator_of(None)), variables)
 
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
         old = communicator.topology()
@@ -77,12 +94,17 @@ class Survival:
         while True:
             try:
                 topology = communicator.regroup()
-                ranks = communicator.all_gather_object(old.rank, name="keras_ddl/survival/ranks")
-                if topology.size == old.size or ranks[0] != 0:  # rank 0 has written for all, and others cannot go on
+                first = communicator.all_gather_object(old.rank, name="keras_ddl/survival/ranks")[0]
+                if topology.size == old.size or (first != 0 and _gathers_on_rank_0()):
                     break
-                for each in strategies:
-                    each.renew(topology)
-                return self._catch_up(variables, caller)
+                for strategy in strategies:
+                    strategy.renew(topology)
+                returned = self._catch_up(variables, caller)
+                if topology.rank == 0 and old.rank != 0:
+                    # Where some have finished this call, rank 0 had begun it, and had written all that came before.
+                    for follower in trainer_calls.followers():
+                        follower.become_first(may_lack_last=returned is _AGAIN)
+                return returned
             except RankLostError:
                 if not communicator.is_initialized():
                     raise
@@ -92,7 +114,7 @@ class Survival:
         """Returns what the call has returned on ranks that have finished it; _AGAIN: this rank is to make it."""
         mine = self._finished, caller is not None and caller.may_have_traced(is_python=False)
         gathered = communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
-        most = max(finished for finished, _ in gathered)
+        most = self._compares_at = max(finished for finished, _ in gathered)
         if all(finished == most for finished, _ in gathered):  # all are in the same call, which some may have traced
             if caller is not None and any(traced for _, traced in gathered):
                 caller.forget_traces()
@@ -116,6 +138,13 @@ class Survival:
 def not_again() -> AbstractContextManager[None]:
     """Returns the context of a call of which a lost rank has a part that no other has: it is not made again."""
     return setting(_in_call, True)
+
+
+def _gathers_on_rank_0() -> bool:
+    """Whether rank 0 alone has the predictions of all ranks."""
+    loops = (call for call in trainer_calls.running() if isinstance(call, trainer_calls.Loop))
+    strategies = (strategy_of(loop.model) for loop in loops if loop.method == "predict")
+    return any(each is not None and each.job.settings.gather_predictions == "rank0" for each in strategies)
 
 
 class _Sent:
