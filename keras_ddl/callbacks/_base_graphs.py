@@ -18,7 +18,7 @@ Serve = str | Sequence[str] | Mapping[str, Any] | None
 
 
 class BaseGraphs:
-    """Writes base graphs on rank 0. Every method but `here` is COLLECTIVE.
+    """Writes base graphs on rank 0. Every method is COLLECTIVE that does not say otherwise.
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
@@ -54,6 +54,12 @@ class BaseGraphs:
         """Writes the graphs after a batch. Raises: ExportError, on every rank: the step has not called a part."""
         on_first_rank(lambda: self._refuse_uncalled(model), "Checkpoint/inputs")
         self._write(model)
+
+    def versions_in(self, directory: Path) -> dict[str | None, Path]:
+        """Returns part of the model -> the directory of its published versions. Not collective."""
+        if self.is_single:
+            return {None: directory}
+        return {name: directory / name for name in self.names if name is not None}
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""

@@ -189,11 +189,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _make_publisher(self) -> None:
         if self._publish_to is not None and self._publisher is None:
-            versions: dict[str | None, Path] = {
-                name: self._publish_to / name for name in self._bases.names if name is not None
-            }
-            if self._bases.is_single:
-                versions = {None: self._publish_to}
+            versions = self._bases.versions_in(self._publish_to)
             self._publisher = Publisher(self.dir, versions, self._publish_keep)
 
     def _resume(self) -> None:
@@ -362,20 +358,31 @@ class Checkpoint(keras.callbacks.Callback):
             if in_epoch:
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
             stack.enter_context(gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0))
-            if not is_first_rank():
-                return
-            self._begun = step
-            self._make_publisher()  # unless another rank was rank 0 until now, this was done when training began
-            bases = self._bases.here(self.model)
-            snapshot = model_state.take(self.model, base=bases, evidence=not in_epoch)
+            extra = {
+                "learning_rate": self._rates(),
+                "batches": self._batches,
+                "in_epoch": in_epoch,
+                "stopped_of": stopped_of,
+            }
+            start = functools.partial(self._start_writing, step, epoch, logs, record, arrays, extra)
+            on_first_rank(start, "Checkpoint/taken")
+
+    def _start_writing(
+        self,
+        step: int,
+        epoch: int,
+        logs: Mapping[str, Any],
+        record: Mapping[str, Any],
+        arrays: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> None:
+        """On rank 0: takes the state of the model, and writes it in a thread."""
+        self._begun = step
+        self._make_publisher()  # unless another rank was rank 0 until now, this was done when training began
+        bases = self._bases.here(self.model)
+        snapshot = model_state.take(self.model, base=bases, evidence=not extra["in_epoch"])
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}
         self._warn_without_monitor(metrics, bool(logs))
-        extra = {
-            "learning_rate": self._rates(),
-            "batches": self._batches,
-            "in_epoch": in_epoch,
-            "stopped_of": stopped_of,
-        }
 
         def write() -> None:
             snapshot.texts[RECORD] = json.dumps(record)

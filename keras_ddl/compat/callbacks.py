@@ -71,6 +71,11 @@ def keeping_batches_seen(callback: keras.callbacks.TensorBoard) -> Iterator[None
     callback._global_train_batch, callback._global_test_batch = seen
 
 
+def finish_batch_hooks(callbacks: keras.callbacks.CallbackList) -> None:
+    """Waits for the hooks that a list of callbacks runs in threads."""
+    callbacks._flush_futures()
+
+
 def flush_points(callback: keras.callbacks.TensorBoard) -> None:
     """Writes what TensorBoard has in memory, which would be lost with the process."""
     for writer in callback._writers.values():

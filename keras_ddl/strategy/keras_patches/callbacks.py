@@ -157,7 +157,7 @@ class CallbackList(_KerasList):
 
     def become_first(self, *, may_lack_last: bool) -> None:
         """This rank is rank 0 now (survival.py): its writers write from here on."""
-        self._flush_futures()
+        keras_callbacks.finish_batch_hooks(self)
         with of_one_rank():
             for number, callback in enumerate(self.callbacks):
                 if isinstance(callback, Standby):
