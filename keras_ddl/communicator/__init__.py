@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from keras_ddl import config
 from keras_ddl.communicator import (
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import ArrayLike
+
+
+_T = TypeVar("_T")
 
 
 class _State:
@@ -279,6 +282,18 @@ def num_hosts() -> int:
 def describe() -> str:
     """Describes for people what collectives run on: the box of ranks, the shared memory, the instruction set."""
     return communicator_of(None).describe()
+
+
+def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> _T:
+    """Returns `run()`, whose collectives only make sense together: where a job goes on without a lost rank, the others
+    make all of them again. COLLECTIVE. `variables`: returns those that it writes.
+    """
+    recover = Communicator.recover
+
+    def make() -> _T:
+        return run() if recover is None else cast("_T", recover(lambda _: run(), variables))
+
+    return history.recorded("as_one", make)
 
 
 def count() -> dict[str, int]:

@@ -91,8 +91,9 @@ class Communicator:
     """
 
     # In a job that goes on when a rank is lost: makes a collective of all ranks, given as a function of their
-    # communicator, and makes it again with those that are left.
-    recover: ClassVar[Callable[[Callable[[Communicator], Any]], Any] | None] = None
+    # communicator, and makes it again with those that are left. Its second argument returns the variables that it
+    # writes. Nested in another one, a collective is made once: the outer one is made again.
+    recover: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(
         self, native: binding.Communicator, place: Topology, name: str, world_ranks: tuple[int, ...], id: int

@@ -288,3 +288,26 @@ def recorded(what: str, make: Callable[[], T]) -> T:
         result = make()
     history.add(what, result)
     return result
+
+
+def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
+    """Returns `make()`, which gives variables the values of one rank; in a newcomer `own()`: it gets the values of all
+    variables when it joins.
+    """
+    history = of_job()
+    if history is None:
+        return make()
+    if isinstance(history, Replay):
+        return own()
+    with history.paused():
+        return make()
+
+
+def not_recorded(what: str, make: Callable[[], T]) -> T:
+    """Returns `make()`, which differs between ranks. A newcomer cannot do it."""
+    if isinstance(of_job(), Replay):
+        raise CollectiveError(
+            f"A newcomer gets what the others got. Received: {what}, whose results differ between ranks, outside of "
+            "fit. Do without spares, or without it."
+        )
+    return make()

@@ -2,9 +2,10 @@
 
     python -m keras_ddl.launch.rank_process -- python train.py ...
 
-The program's output goes to the launcher over the rank's connection (rank 0 writes to a pseudo-terminal when the
-launcher's own output is a terminal). When the program ends, the wrapper kills processes that it left, and sends its
-exit status and error report. It ends the program when the launcher or mpirun orders so, or when the launcher is gone.
+The program's output goes to the launcher over the rank's connection. Rank 0 writes to a pseudo-terminal when the
+launcher's own output is a terminal, and so do all ranks where the job may go on without it. When the program ends, the
+wrapper kills processes that it left, and sends its exit status and error report. It ends the program when the launcher
+or mpirun orders so, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -257,7 +258,8 @@ class RankProcess:
                 self.command,
                 environment,
                 require_directory(welcome["directory"], host),
-                screen=welcome["terminal"] if self.rank == 0 else {},
+                # Where rank 0 may be lost, any rank may have to take its place on the screen.
+                screen=welcome["terminal"] if self.rank == 0 or welcome["regroups"] else {},
                 reads_stdin=self.rank == 0 and welcome["stdin"],
             )
         except OSError as error:

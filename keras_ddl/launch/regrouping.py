@@ -106,6 +106,7 @@ class Regrouping:
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {len(members)} go on.")
+        self._links[members[0]].output.come_first()
         for rank in members:
             self._links[rank].send(control.Kind.MEMBERS, {"epoch": self.membership.epoch, "members": members})
         return False

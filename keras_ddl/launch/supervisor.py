@@ -247,7 +247,8 @@ class Supervisor:
             if signum == signal.SIGWINCH:
                 if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
-                    self._links[0].send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
+                    for link in self._links:  # those that have a terminal
+                        link.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
                 for link in self._links:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import model_state
+from keras_ddl import communicator, model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import is_built
 from keras_ddl.errors import CheckpointError
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import fits
+from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
 from keras_ddl.strategy.shards import sharded_slots
 
@@ -56,9 +56,14 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
     model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
-    with sharded_slots.deferring_restored_values():
+
+    def restore() -> Resumed:
         resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
         broadcast_training_state(model)
+        return resumed
+
+    with sharded_slots.deferring_restored_values():
+        resumed = communicator.as_one(restore, lambda: agreement.all_variables(model))
     if resumed.progress is not None:
         resumed.restoration = Restoration(model, *resumed.progress)
         resumed.restoration.at_train_begin()

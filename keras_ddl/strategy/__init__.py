@@ -139,6 +139,7 @@ class Strategy(tf.distribute.Strategy):
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.random_state.rank, self.random_state.size = topology.rank, topology.size
+        self.saves.rank = topology.rank
         communicator.prepare_plans()
 
     def __deepcopy__(self, memo: Any) -> Strategy:

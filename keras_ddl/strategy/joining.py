@@ -28,6 +28,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
 from keras_ddl.strategy import agreement, fits, trainer_calls
+from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
 from keras_ddl.strategy.step import accumulation, failing_together
 
@@ -50,9 +51,8 @@ class CallbacksOfFit(Protocol):
 class Survives(Protocol):
     """A `survival.Survival`, which imports this module."""
 
-    finished: int | None
-    joining: Any
-
+    def finished(self) -> int: ...
+    def has_joined(self, finished: int, admission: Admission) -> None: ...
     def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
     def receive(self, meet: Callable[[], Topology]) -> None: ...
 
@@ -149,8 +149,8 @@ class Admission(_Joining):
         """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
         self._record.pause()
         board, survival = self._board, self._survival
-        finished = survival.finished
-        if self._callbacks is None or finished is None:
+        finished = survival.finished()
+        if self._callbacks is None:
             return
         self.look()
         if self._called and board.admit_at == self._admitted_at and not accumulation.is_in_parts():
@@ -186,9 +186,8 @@ class Admission(_Joining):
     def _state(self, callbacks: CallbacksOfFit) -> _State:
         epochs, batches, logs = callbacks.position
         record, arrays = capture(callbacks.model, [], epochs, batches, logs)
-        assert self._survival.finished is not None
         return _State(
-            finished=self._survival.finished,
+            finished=self._survival.finished(),
             admitted_at=self._admitted_at,
             variables=agreement.descriptions(callbacks.model),
             optimizers=agreement.built_optimizers(callbacks.model),
@@ -249,8 +248,6 @@ class Newcomer(_Joining):
         history.begin(None)
         met = iter([topology])
         self._survival.receive(lambda: next(met))
-        assert self._state_of_all is not None
-        self._survival.finished = self._state_of_all.finished
         history.begin(replay.record())
 
     def begin_epoch(self) -> bool:
@@ -266,6 +263,9 @@ class Newcomer(_Joining):
         """The first step of this newcomer: its callbacks know now what the others' have noted."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
+        for each in callbacks.callbacks:
+            if isinstance(each, Standby):
+                each.begin_late()
         for name, each in _named(callbacks.callbacks).items():
             _update(each, state.callbacks.get(name, {}))
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
@@ -274,7 +274,7 @@ class Newcomer(_Joining):
         record = history.of_job()
         assert isinstance(record, history.Record)
         admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
-        self._survival.joining = admission
+        self._survival.has_joined(state.finished, admission)
 
     def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
         model = callbacks.model
@@ -361,9 +361,10 @@ def _returned(result: Any, model: Any) -> Any:
 
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> callback. Ranks have the same, but for those that only rank 0 has (the progress bar)."""
+    """Returns name -> callback, the writer of a standby; the same on all ranks."""
     named: dict[str, Any] = {}
-    for each in callbacks:
+    for callback in callbacks:
+        each = callback.writer if isinstance(callback, Standby) else callback
         name, number = type(each).__qualname__, 0
         while f"{name} {number}" in named:
             number += 1
@@ -373,13 +374,14 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 def _plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
     """Returns the attributes that are numbers, texts, arrays, functions of modules, and lists and dicts of these; also
-    of keras_ddl's own objects in `owner`, under names with dots.
+    of the parts of keras_ddl's own callbacks, under names with dots.
     """
     attributes: dict[str, Any] = {}
+    own = getattr(owner, "of_this_process", ())
     for key, value in vars(owner).items():
-        if _is_plain(value) and key != "_rank":
+        if _is_plain(value) and key not in own:
             attributes[f"{prefix}{key}"] = value
-        elif type(value).__module__.startswith("keras_ddl.") and hasattr(value, "__dict__") and not prefix:
+        elif type(value).__module__.startswith("keras_ddl.callbacks.") and hasattr(value, "__dict__") and not prefix:
             attributes |= _plain_attributes(value, f"{key}.")
     return attributes
 

@@ -5,6 +5,9 @@ its commit, every rank has all weights, and the batch of a step is kept until it
 call was either finished by no rank, and is made again; or by some, who give the others what it has written and
 returned. The traced program does not know how many ranks there are; it is cut again for those that are left.
 
+Where rank 0 is lost, the lowest rank that is left is the new one, and its callbacks write from then on
+(keras_patches/standby.py). Before the next call the ranks compare their weights.
+
 Newcomers (joining.py) come between two steps, and get the state of all.
 """
 
@@ -22,14 +25,19 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import DeadlineError, RankLostError
+from keras_ddl.errors import CollectiveError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.joining import Admission, Newcomer
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import Topology
 
 _AGAIN = object()
+_ALONE = (
+    "A newcomer (keras-ddl run --spares) joins the others between two steps of fit. Received: a step, or a collective "
+    "in a callback, before the first step that it makes with them. Train in fit; or do without spares."
+)
 _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=False)
 
 
@@ -51,21 +59,25 @@ class Survival:
     """The calls of a job that goes on. Those of its main thread: what other threads call may fail.
 
     Attributes:
-        finished: calls, by this rank; None: it is a newcomer, and has no state yet.
-        joining: of newcomers; None: the job takes none.
+        joining: how newcomers join; None: the job takes none.
     """
 
     def __init__(self) -> None:
-        self.finished: int | None = 0
-        self.joining: Admission | Newcomer | None = None
+        self._finished: int | None = 0  # calls; None: a newcomer without state
+        self._compares_at: int | None = None  # so many calls that all ranks have finished
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
         recorded = history.of_job()
+        self.joining: Admission | Newcomer | None = None
         if isinstance(recorded, history.Replay):
-            self.finished, self.joining = None, Newcomer(recorded, self)
+            self._finished, self.joining = None, Newcomer(recorded, self)
         elif recorded is not None:
             self.joining = Admission(recorded, self)
         Communicator.recover = self._collective
+
+    def finished(self) -> int:
+        """Returns how many calls this rank has finished, of those that all ranks make."""
+        return self._finished or 0
 
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
@@ -75,19 +87,22 @@ class Survival:
         Args:
             variables: returns those that it may write. caller: of the step that it runs, if it does.
         """
-        if _in_call.get() or self.finished is None:
+        if _in_call.get():
             return run()
+        if self._finished is None:
+            raise CollectiveError(_ALONE)
         if self.joining is not None:
             self.joining.look()
         with setting(_in_call, True):
             while True:
                 try:
+                    self._compare()
                     returned = run()
                 except (RankLostError, DeadlineError) as error:
                     returned = self._go_on(error, variables, caller)
                     if returned is _AGAIN:
                         continue
-                self.finished += 1
+                self._finished += 1
                 self._written, self._returned = variables, returned
                 return returned
 
@@ -102,13 +117,15 @@ class Survival:
         Returns whether they are members now, or lost; False: they wait.
         """
         admits: Sequence[int] = newcomers
+        before = communicator.rank()
         with not_again():
             while True:
                 try:
-                    reports = self._meet(admits, Report(communicator.rank(), self.finished, is_between_steps=True))
+                    reports = self._meet(admits, Report(before, self._finished, is_between_steps=True))
                     too_few = self._too_few(len(reports))
                     if too_few is None:
                         self._catch_up(reports, list, caller)
+                        self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     if not communicator.is_initialized() or self._refusal(caller) or getattr(error, "has_left", False):
                         raise
@@ -131,6 +148,10 @@ class Survival:
                         raise
                     meet = communicator.regroup
 
+    def has_joined(self, finished: int, admission: Admission) -> None:
+        """This newcomer is a rank now, and has the state after so many calls."""
+        self._finished, self.joining = finished, admission
+
     def begin_fit(self, callbacks: Any) -> None:
         """Training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE then."""
         if self.joining is not None:
@@ -145,11 +166,18 @@ class Survival:
         if self.joining is not None:
             self.joining.end_fit()
 
-    def _collective(self, call: Callable[[Communicator], Any]) -> Any:
+    def _compare(self) -> None:
+        """After a loss, has the ranks compare their weights where all of them are between the same two calls."""
+        if self._compares_at is not None and self._compares_at == self._finished:
+            for each in trainer_calls.followers():
+                each.compare()
+            self._compares_at = None
+
+    def _collective(self, call: Callable[[Communicator], Any], variables: Callable[[], list[Any]] = list) -> Any:
         # Outside of fit, evaluate and predict a program may exchange what each rank has for itself.
         if not trainer_calls.running() or threading.current_thread() is not threading.main_thread():
             return call(communicator.communicator_of(None))
-        return self.call(lambda: call(communicator.communicator_of(None)))
+        return self.call(lambda: call(communicator.communicator_of(None)), variables)
 
     def _refusal(self, caller: Caller | None) -> bool:
         """Whether only the lost rank had something."""
@@ -174,22 +202,31 @@ class Survival:
         # One that has left by itself is missed by a program that is wrong.
         if self._refusal(caller) or getattr(error, "has_left", False):
             raise error
-        size = communicator.size()
+        before, size = communicator.rank(), communicator.size()
+        has_traced = caller is not None and caller.may_have_traced(is_python=False)
         while True:
             try:
-                has_traced = caller is not None and caller.may_have_traced(is_python=False)
-                reports = self._meet(None, Report(communicator.rank(), self.finished, has_traced))
+                reports = self._meet(None, Report(before, self._finished, has_traced))
                 old = sorted(each.rank for each in reports if each.finished is not None)
-                if len(old) == size or old[0] != 0:  # rank 0 has written for all, and others cannot go on
+                if len(old) == size or (old[0] != 0 and _gathers_on_rank_0()):
                     break
                 if (too_few := self._too_few(len(reports))) is not None:
                     error = too_few
                     break
-                return self._catch_up(reports, variables, caller)
+                returned = self._catch_up(reports, variables, caller)
+                # Where some have finished this call, rank 0 had begun it, and had written all that came before.
+                self._succeed(before, may_lack_last=returned is _AGAIN)
+                return returned
             except RankLostError:
                 if not communicator.is_initialized():
                     raise
         raise error
+
+    def _succeed(self, before: int, *, may_lack_last: bool) -> None:
+        """This rank, whose number was `before`, writes from now on, if it is rank 0."""
+        if communicator.rank() == 0 and before != 0:
+            for follower in trainer_calls.followers():
+                follower.become_first(may_lack_last=may_lack_last)
 
     def _meet(self, admits: Sequence[int] | None, mine: Report) -> list[Report]:
         strategies = self._strategies()
@@ -208,10 +245,12 @@ class Survival:
     def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
         """Returns what the call has returned on ranks that have finished it; _AGAIN: this rank is to make it."""
         calls = [each.finished for each in reports]
-        most = max(each for each in calls if each is not None)
+        if calls.count(None) == len(calls):
+            raise RankLostError("All ranks that had the state of the training are lost.")
+        most = self._compares_at = max(each for each in calls if each is not None)
         returned = _AGAIN
         if any(each not in (None, most) for each in calls):
-            returned = self._share_last_call(calls.index(most), self.finished not in (None, most), variables)
+            returned = self._share_last_call(calls.index(most), self._finished not in (None, most), variables)
         elif caller is not None and any(each.has_traced for each in reports):
             caller.forget_traces()  # all are in the same call, which some may have traced
         if None in calls:
@@ -238,6 +277,13 @@ class Survival:
 def not_again() -> AbstractContextManager[None]:
     """Returns the context of a call of which a lost rank has a part that no other has: it is not made again."""
     return setting(_in_call, True)
+
+
+def _gathers_on_rank_0() -> bool:
+    """Whether rank 0 alone has the predictions of all ranks."""
+    loops = (call for call in trainer_calls.running() if isinstance(call, trainer_calls.Loop))
+    strategies = (strategy_of(loop.model) for loop in loops if loop.method == "predict")
+    return any(each is not None and each.job.settings.gather_predictions == "rank0" for each in strategies)
 
 
 class _Sent:

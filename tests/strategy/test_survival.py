@@ -78,11 +78,40 @@ def test_all_but_one_are_killed_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_rank_0_is_killed(tmp_path: Path) -> None:
-    """It has written for all: the job ends, and --restarts begins it again."""
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, "mlp", "arrays", "step", "0:6"], tmp_path)
-    assert ended.status == 137, ended
-    assert "rank 0 on host" in ended.err and "failed first, and the job was ended: killed by SIGKILL" in ended.err
+@pytest.mark.parametrize("data", ["dataset", "sequence", "generator", "several"])
+def test_rank_0_is_killed(data: str, tmp_path: Path) -> None:
+    check(tmp_path, "mlp", data, "step", "0:6")
+
+
+DRIFTED = """
+import signal
+import keras, numpy as np
+import keras_ddl
+strategy = keras_ddl.Strategy(seed=3, drift_check_percent=1e-6)
+me = strategy.rank
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+class Ends(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 12 and me == 2:
+            model.layers[0].bias.assign([7.0])
+        elif batch == 12 and me == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.ones((200, 2))
+try:
+    model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[Ends()])
+except keras_ddl.errors.DriftError as error:
+    assert "after step 12" in str(error) and "bias on rank 1 differs from rank 0" in str(error), error
+    print("told", flush=True)
+"""
+
+
+def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: Path) -> None:
+    ended = run(["run", "-np", "3", "--min-np", "1", "python", write_program(tmp_path, DRIFTED)], tmp_path)
+    assert ended.status == 0 and ended.out.count("told") == 2, ended
 
 
 UNLIKE = """

@@ -5,6 +5,7 @@ Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import require_equal_lists
 from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.compat.callbacks import initial_epoch, set_initial_epoch
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
 from keras_ddl.compat.optimizers import trained_variables
@@ -38,13 +40,16 @@ def check_same_model(model: keras.Model) -> None:
     )
 
 
-def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
+def build_optimizers_as_rank_0(model: keras.Model) -> None:
     """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (say, by restoring it).
 
     Optimizers not built by then are built by the first step, as in one process.
     """
-    mine = built_optimizers(model) if rank == 0 else {}
-    build_optimizers(model, communicator.broadcast_object(mine, name=name_of(model, "built_optimizers")))
+
+    def of_rank_0() -> dict[str, list[int | None]]:
+        return communicator.broadcast_object(built_optimizers(model), name=name_of(model, "built_optimizers"))
+
+    build_optimizers(model, communicator.as_one(of_rank_0))
 
 
 def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
@@ -95,9 +100,22 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> N
         if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
             plain.append(variable.value)
         else:
-            variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
+            variable.assign(communicator.as_one(functools.partial(_value_of, variable, root)))
     if plain:
         ops.broadcast_variables(plain, root=root)
+
+
+def _value_of(variable: keras.Variable, root: int) -> np.ndarray:
+    return broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
+
+
+def agree_on_initial_epoch(model: keras.Model) -> None:
+    """Makes the fit of all ranks begin with rank 0's epoch."""
+
+    def of_rank_0() -> int | None:
+        return communicator.broadcast_object(initial_epoch(model), name=name_of(model, "initial_epoch"))
+
+    set_initial_epoch(model, communicator.as_one(of_rank_0))
 
 
 def name_of(model: keras.Model, what: str) -> str:

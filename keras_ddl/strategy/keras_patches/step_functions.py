@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data import arrays
+from keras_ddl.data import arrays, notice
 from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, take_chunk, total_rows
 from keras_ddl.strategy import fits, survival, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
@@ -50,7 +50,7 @@ class _KerasFunction(Caller):
                 self._kinds.rebuild()
             return self.together(run)
 
-        return self._survival.call(call, lambda: models.written_by_steps(self._model), self)
+        return self._survival.call(call, lambda: [*models.written_by_steps(self._model), *notice.variables()], self)
 
     def _own_rows(self, batch: Any) -> Any:
         return tf.nest.map_structure(lambda leaf: take_chunk(leaf, self._job.rank, self._job.size), batch)
