@@ -270,6 +270,11 @@ def of_job() -> Record | Replay | None:
     return _of_job if threading.current_thread() is threading.main_thread() else None
 
 
+def with_own(gathered: list[T], own: T) -> list[T]:
+    """Returns what all ranks have said, to be compared; in a newcomer, which has not been asked, also its own."""
+    return [*gathered, own] if isinstance(of_job(), Replay) else gathered
+
+
 def begin(history: Record | Replay | None) -> None:
     """Sets what `of_job` returns."""
     global _of_job

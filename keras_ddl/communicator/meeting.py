@@ -40,10 +40,10 @@ def on_host(launcher: Launcher, mode: str, membership: Membership | None = None)
 
 
 def beside(membership: Membership, launcher: Launcher) -> Topology:
-    """Returns, for a newcomer, the place that it would have beside the members of a job, whom it has not met."""
+    """Returns, for a newcomer, the place that it has in the script: of as many ranks as there were at first."""
     error_report.install(launcher.rank, host.abort)
-    number = len(membership.members)
-    return make_topology(number, [host_key()] * (number + 1), "p")
+    size = launcher.size or 1
+    return make_topology(min(len(membership.members), size - 1), [host_key()] * size, "p")
 
 
 def refuse_mpi() -> None:

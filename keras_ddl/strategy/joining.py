@@ -11,13 +11,15 @@ it; so all have seen it before the next one.
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
 import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from keras_ddl.communicator import history
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat.keras import keras
 from keras_ddl.data import order
-from keras_ddl.errors import CollectiveError
+from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.strategy import agreement, fits, trainer_calls
 from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
@@ -78,10 +80,11 @@ class _State:
 
 
 class _Joining:
-    """What members and newcomers have in common. `fit`: the outermost that runs, from its on_train_begin on."""
+    """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
 
     def __init__(self) -> None:
         self._callbacks: CallbacksOfFit | None = None
+        self._compares_batch = False
         self._at_begin: dict[str, dict[str, bytes]] = {}
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
@@ -106,6 +109,7 @@ class _Joining:
         order.forget_notes()
         # The data of validation is read from its beginning, by all.
         epoch_iterators.forget_validation(callbacks.model)
+        self._compares_batch = True
 
     def _state(self, callbacks: CallbacksOfFit) -> _State:
         raise NotImplementedError
@@ -121,6 +125,7 @@ class Admission(_Joining):
         super().__init__()
         self._record, self._board, self._survival = record, record.board, survival
         self._admitted_at = 0
+        self._is_new = False  # this rank has joined, and has made no step yet
         self._called: set[str] = set()  # newcomers who have been told to come, on rank 0
 
     @classmethod
@@ -129,6 +134,7 @@ class Admission(_Joining):
         admission = cls(record, survival)
         admission._admitted_at = admitted_at
         admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
+        admission._compares_batch = admission._is_new = True
         return admission
 
     def look(self) -> None:
@@ -173,6 +179,21 @@ class Admission(_Joining):
     def begin_epoch(self) -> bool:
         """As `Newcomer.begin_epoch`."""
         return False
+
+    def check_batch(self, batch: Any) -> None:
+        """Checks, before the first step with newcomers, that they read what the others read. COLLECTIVE then."""
+        if not self._compares_batch:
+            return
+        is_new, self._is_new, self._compares_batch = self._is_new, False, False
+        words = order.digest(batch).numpy().tolist()
+        gathered = communicator.all_gather_object(words, name="keras_ddl/joining/batch")
+        if is_new and words != gathered[0]:
+            give_up(
+                RankMismatchError(
+                    "A newcomer must read the same batches as the others. Received: another batch than theirs, at the "
+                    "place of the data where they are. Set the seeds of all that the script draws."
+                )
+            )
 
     def end_fit(self) -> None:
         """Training has ended: nobody can join any more."""
@@ -226,6 +247,9 @@ class Newcomer(_Joining):
     def look(self) -> None:
         """A newcomer answers nobody."""
 
+    def check_batch(self, batch: Any) -> None:
+        """A newcomer makes no step."""
+
     def end_fit(self) -> None:
         """As `Admission.end_fit`: of a fit without steps."""
 
@@ -247,7 +271,10 @@ class Newcomer(_Joining):
                 break
         history.begin(None)
         met = iter([topology])
-        self._survival.receive(lambda: next(met))
+        try:
+            self._survival.receive(lambda: next(met))
+        except CollectiveError as error:
+            give_up(error)
         history.begin(replay.record())
 
     def begin_epoch(self) -> bool:
@@ -293,6 +320,14 @@ class Newcomer(_Joining):
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def give_up(error: Exception) -> NoReturn:
+    """Ends a newcomer that the others have admitted, and that cannot go on: they go on without it."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
+    raise error
 
 
 # ---- calls of the trainer

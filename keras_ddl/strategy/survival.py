@@ -28,7 +28,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.joining import Admission, Newcomer
+from keras_ddl.strategy.joining import Admission, Newcomer, give_up
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import Topology
@@ -90,7 +90,10 @@ class Survival:
         if _in_call.get():
             return run()
         if self._finished is None:
-            raise CollectiveError(_ALONE)
+            error = CollectiveError(_ALONE)
+            if not isinstance(history.of_job(), history.Replay):  # it is one of the ranks already
+                give_up(error)
+            raise error
         if self.joining is not None:
             self.joining.look()
         with setting(_in_call, True):
@@ -110,6 +113,11 @@ class Survival:
         """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
         if self.joining is not None:
             self.joining.between_steps(caller)
+
+    def check_batch(self, batch: Any) -> None:
+        """Checks that newcomers read what the others read, before their first step. COLLECTIVE then."""
+        if self.joining is not None:
+            self.joining.check_batch(batch)
 
     def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
         """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.

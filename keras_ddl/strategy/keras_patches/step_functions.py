@@ -117,6 +117,9 @@ class IteratorFunction(_KerasFunction):
                     self.cut_step.run_without_batch(kind.traces[0])
                 raise
 
+            if in_fit and self._survival is not None:
+                self._survival.check_batch(tf.nest.flatten(batch))
+
             def run(batch: Any = batch) -> Any:
                 self._has_executed = False
                 if in_fit:
