@@ -31,6 +31,7 @@ class Membership:
         self._min_members, self._patience = min_members, patience
         self._asking: set[int] = set()
         self._ended: set[int] = set()
+        self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
 
     def ask(self, rank: int, epoch: int, now: float) -> None:
@@ -39,9 +40,11 @@ class Membership:
             self._asking.add(rank)
             self._first_asked_at = now if self._first_asked_at is None else self._first_asked_at
 
-    def end(self, rank: int) -> None:
-        """The program of a rank has ended, or its host is gone."""
+    def end(self, rank: int, *, is_lost: bool = True) -> None:
+        """The program of a rank has ended, or its host is gone. `is_lost`: before it had done its part."""
         self._ended.add(rank)
+        if not is_lost:
+            self._ended_well.add(rank)
         self._asking.discard(rank)
         if not self._asking:
             self._first_asked_at = None
@@ -74,5 +77,5 @@ class Membership:
         return self.members
 
     def is_too_small(self) -> bool:
-        """Whether fewer members live than may go on."""
-        return sum(rank not in self._ended for rank in self.members) < self._min_members
+        """Whether fewer members are left than may go on; those count that had done their part when they ended."""
+        return sum(rank not in self._ended - self._ended_well for rank in self.members) < self._min_members

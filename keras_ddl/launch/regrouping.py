@@ -32,7 +32,7 @@ class Regrouping:
 
     def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
         """A rank has ended. Returns whether the job goes on for all that."""
-        self.membership.end(link.outcome.rank)
+        self.membership.end(link.outcome.rank, is_lost=link.outcome.is_lost)
         if is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
             return False
         self.answer()

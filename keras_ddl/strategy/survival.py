@@ -83,7 +83,7 @@ class Survival:
                 for each in strategies:
                     each.renew(topology)
                 return self._catch_up(variables, caller)
-            except RankLostError:
+            except (RankLostError, DeadlineError):
                 if not communicator.is_initialized():
                     raise
         raise error
