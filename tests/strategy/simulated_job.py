@@ -25,12 +25,11 @@ from keras_ddl.communicator import Communicator, binding
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.launch import control, regrouping
-from keras_ddl.strategy import Strategy, survival, trainer_calls
+from keras_ddl.strategy import survival
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import make_topology
 
 PATIENCE = 10.0
-PRIME = 1_000_003
 Choice = tuple[str, int]
 
 
@@ -77,6 +76,8 @@ class Engine:
 
 
 class Variable:
+    """A variable of a model: an integer."""
+
     def __init__(self, value: int) -> None:
         self.value = value
 
@@ -169,7 +170,7 @@ class Rank:
 _here = threading.local()
 
 
-def _rank() -> Rank:
+def this_rank() -> Rank:
     return _here.rank
 
 
@@ -337,74 +338,10 @@ class Job:
             rank.join()
 
 
-def fit(calls: int, collectives: int) -> Callable[[Rank], None]:
-    """Returns a program that makes `calls` calls of a step of so many collectives, with a collective after each."""
-
-    def program(rank: Rank) -> None:
-        job = rank.job
-        everybody = tuple(range(len(job.ranks)))
-        topology = make_topology(rank.number, ["host"] * len(everybody))
-        _open(rank, topology, job.world(0, everybody))
-        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0)
-        place = SimpleNamespace(rank=0, size=0)
-        rank.strategy = SimpleNamespace(topology=topology, job=job_of_strategy, random_state=place)
-        rank.strategy.renew = lambda new: Strategy.renew(rank.strategy, new)
-        rank.survival = survival.Survival()
-        Communicator.recover = lambda call: _rank().survival._collective(call)
-        with trainer_calls.TrainerCall(None).entered():
-            for number in range(calls):
-                returned = rank.survival.call(
-                    lambda number=number: _step(rank, number, collectives),
-                    lambda: [rank.state, rank.iterations],
-                    rank.caller,
-                )
-                seen = communicator.all_gather_object((number, returned))  # of a callback, say
-                assert set(seen) == {(number, returned)}, seen
-                rank.log.append(returned)
-
-    return program
-
-
-def _open(rank: Rank, topology: Any, world: World) -> None:
+def open_world(rank: Rank, topology: Any, world: World) -> None:
     native: Any = Engine(rank, world)
     everybody = tuple(range(topology.size))
     communicator._state.world = Communicator(native, topology, "world", everybody, binding.WORLD)
-
-
-def _step(rank: Rank, number: int, collectives: int) -> int:
-    """A step on batch `number`: each rank has some of its rows; nothing is written before the last sum."""
-    rank.caller._traces_before = rank.cut_step.traces
-    comm = communicator.communicator_of(None)
-    traces = not rank.has_trace
-    comm.barrier(f"step {number}: {traces=}")  # what ranks agree on before they trace
-    if traces:  # ranks trace together: those that do otherwise would not meet
-        rank.cut_step.traces += 1
-        rank.has_trace = True
-    total = rank.state.value
-    for each in range(collectives):
-        rows = range(comm.rank, ROWS, comm.size)
-        mine = sum((number + 1) * (row + 1) * (each + 2) * total for row in rows) % PRIME
-        parts = comm.native().all_gather_bytes(mine, f"step {number}: sum {each}, {traces=}")
-        total = (total + sum(parts)) % PRIME
-    rank.state.assign((31 * rank.state.value + total) % PRIME)
-    rank.iterations.assign(rank.iterations.value + 1)
-    return total
-
-
-ROWS = 7
-
-
-def alone(calls: int, collectives: int) -> tuple[list[int], int]:
-    """Returns what one process returns, and its state."""
-    state, log = 1, []
-    for number in range(calls):
-        total = state
-        for each in range(collectives):
-            rows = sum((number + 1) * (row + 1) * (each + 2) * total for row in range(ROWS))
-            total = (total + rows) % PRIME
-        state = (31 * state + total) % PRIME
-        log.append(total)
-    return log, state
 
 
 @contextmanager
@@ -412,12 +349,12 @@ def simulated() -> Iterator[None]:
     """In it, ranks are threads of this process."""
 
     def after(epoch: int) -> Any:
-        rank = _rank()
+        rank = this_rank()
         rank.pause(("ask", epoch))
         return rank.pause(("answer",))
 
     def meet(_: Any, mode: str, membership: Membership) -> tuple[Any, Any]:
-        rank = _rank()
+        rank = this_rank()
         world = rank.job.world(membership.epoch, membership.members)
         Engine(rank, world).all_gather_bytes(b"", "meeting")
         place = make_topology(membership.members.index(rank.number), ["host"] * len(membership.members), mode)
@@ -437,12 +374,14 @@ def simulated() -> Iterator[None]:
     of_main = SimpleNamespace(current_thread=lambda: here, main_thread=lambda: here)
     patches = [
         mock.patch.object(communicator, "_state", _State()),
-        mock.patch.object(communicator, "find_launcher", lambda: SimpleNamespace(rank=_rank().number)),
+        mock.patch.object(communicator, "find_launcher", lambda: SimpleNamespace(rank=this_rank().number)),
         mock.patch.object(communicator.membership, "after", after),
         mock.patch.object(communicator.meeting, "on_host", meet),
-        mock.patch.object(communicator, "_open_world", lambda place, world, note: _open(_rank(), place, world)),
+        mock.patch.object(
+            communicator, "_open_world", lambda place, world, note: open_world(this_rank(), place, world)
+        ),
         mock.patch.object(survival.ops, "broadcast_variables", broadcast),
-        mock.patch.object(survival.one_per_job, "alive", lambda: [_rank().strategy]),
+        mock.patch.object(survival.one_per_job, "alive", lambda: [this_rank().strategy]),
         mock.patch.object(survival, "threading", of_main),
         mock.patch.object(Communicator, "recover", None),
         mock.patch.object(regrouping, "time", SimpleNamespace(monotonic=clock)),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from strategy.lost_ranks import RANK_0_MAY_BE_LOST
-from strategy.simulated_job import Choice, Job, alone, fit, simulated, started
+from strategy.simulated_fit import alone, fit
+from strategy.simulated_job import Choice, Job, simulated, started
 
 
 @pytest.fixture(autouse=True)
