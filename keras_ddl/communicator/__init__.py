@@ -24,7 +24,7 @@ from keras_ddl.communicator import (
 )
 from keras_ddl.communicator.group import Communicator as Communicator  # exported here, too
 from keras_ddl.communicator.native_library import Transport
-from keras_ddl.errors import CollectiveError, ConfigError, NotInitializedError, RankLostError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankLostError
 from keras_ddl.topology import Topology, make_topology, plain_mode
 from keras_ddl.topology.launcher import find_launcher, host_key
 
@@ -181,7 +181,7 @@ def _meet(ask: Callable[[], membership.Membership]) -> Topology:
         try:
             place, transport = meeting.on_host(launcher, "p", members)
             _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
-        except (RankLostError, CollectiveError):  # another one, while they met
+        except (RankLostError, DeadlineError, CollectiveError):  # another one was lost, or stood still, meanwhile
             continue
         return place
 

@@ -37,6 +37,7 @@ class Membership:
         self._admitted: set[int] = set()  # newcomers that they name
         self._joining: set[int] = set()
         self._ended: set[int] = set()
+        self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
 
     def ask(self, rank: int, epoch: int, now: float, admits: Iterable[int] | None = None) -> None:
@@ -60,9 +61,11 @@ class Membership:
         """It is not, because what the members do has changed."""
         self._joining.discard(rank)
 
-    def end(self, rank: int) -> None:
-        """The program of a rank has ended, or its host is gone."""
+    def end(self, rank: int, *, is_lost: bool = True) -> None:
+        """The program of a rank has ended, or its host is gone. `is_lost`: before it had done its part."""
         self._ended.add(rank)
+        if not is_lost:
+            self._ended_well.add(rank)
         for some in (self._asking, self._admitting, self._joining):
             some.discard(rank)
         if not self._asking:
@@ -104,5 +107,5 @@ class Membership:
         return self.members
 
     def is_too_small(self) -> bool:
-        """Whether fewer members live than may go on."""
-        return sum(rank not in self._ended for rank in self.members) < self._min_members
+        """Whether fewer members are left than may go on; those count that had done their part when they ended."""
+        return sum(rank not in self._ended - self._ended_well for rank in self.members) < self._min_members

@@ -50,7 +50,7 @@ class Regrouping:
         """A rank has ended. Returns whether the job goes on for all that."""
         rank = link.outcome.rank
         is_member = rank in self.membership.members
-        self.membership.end(rank)
+        self.membership.end(rank, is_lost=link.outcome.is_lost)
         if not is_member:
             self._leave_out(rank, is_stopping)
         elif is_stopping or not link.outcome.is_lost or self.membership.is_too_small():

@@ -135,7 +135,7 @@ class Strategy(tf.distribute.Strategy):
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def renew(self, topology: Topology) -> None:
-        """Goes on with fewer ranks (survival.py). COLLECTIVE over them."""
+        """Goes on with other ranks (survival.py). COLLECTIVE over them."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.random_state.rank, self.random_state.size = topology.rank, topology.size

@@ -225,7 +225,7 @@ class Survival:
                 # Where some have finished this call, rank 0 had begun it, and had written all that came before.
                 self._succeed(before, may_lack_last=returned is _AGAIN)
                 return returned
-            except RankLostError:
+            except (RankLostError, DeadlineError):
                 if not communicator.is_initialized():
                     raise
         raise error

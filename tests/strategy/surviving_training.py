@@ -1,8 +1,10 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
-surviving_training.py MODEL DATA [WHERE RANK:WHEN ...]    MODEL: mlp, cnn, lstm, attention
-                                                          DATA: arrays, dataset, open, sequence, generator, several
-                                                          WHERE: step, between, test, epoch, never
+surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
+    MODEL: mlp, cnn, lstm, attention
+    DATA: arrays, dataset, open, sequence, generator, several
+    WHERE: step, between, test, epoch, never; moment (WHEN: milliseconds after the second step has begun); recovery
+        (milliseconds after this rank has begun to go on without another one)
 
 It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
 """
@@ -27,7 +29,9 @@ from keras_ddl import communicator, ops
 ROWS, BATCH, EPOCHS = 90, 20, int(os.environ.get("EPOCHS", "3"))
 MODEL, DATA = sys.argv[1:3]
 WHERE = sys.argv[3] if len(sys.argv) > 3 else "never"
-KILLED = {int(rank): int(when) for rank, _, when in (each.partition(":") for each in sys.argv[4:])}
+KILLED = {
+    int(rank): (int(when), (*where, WHERE)[0]) for rank, when, *where in (each.split(":") for each in sys.argv[4:])
+}
 
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -42,8 +46,22 @@ layers = keras.layers
 
 
 def kill(where: str, when: int) -> None:
-    if where == WHERE and KILLED.get(ME) == when:
+    if KILLED.get(ME) == (when, where):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_later(where: str) -> None:
+    when, where_killed = KILLED.get(ME, (0, "never"))
+    if where_killed == where:
+        threading.Timer(when / 1000, kill, [where, when]).start()
+
+
+def regroup() -> object:
+    kill_later("recovery")
+    return plain_regroup()
+
+
+plain_regroup, communicator.regroup = communicator.regroup, regroup
 
 
 def built(kind: str) -> list[keras.layers.Layer]:
@@ -96,10 +114,16 @@ class Kills(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer.iterations.numpy())
         kill("between", steps)
+        if steps == 1:
+            kill_later("moment")
         threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at some moment of the step
 
     def on_test_batch_begin(self, batch, logs=None):
         kill("test", int(model.optimizer.iterations.numpy()))
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        if KILLED.get(ME, (0, "never"))[1] in ("moment", "recovery"):
+            time.sleep(30)  # the moment is yet to come
 
     def on_epoch_end(self, epoch, logs=None):
         kill("epoch", epoch)
@@ -119,7 +143,7 @@ history = model.fit(
     **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=[kills]
 )
 history.history["steps"] = [kills.steps]  # a callback of the program that counts
-predicted = model.predict(x[:25], batch_size=10, verbose=0)
+predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
 weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
 if strategy is not None and strategy.size > 1:
     seen = communicator.all_gather_object(repr(weights))
