@@ -22,10 +22,9 @@ from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
-from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 
-_AGAIN = object()
 _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=False)
 
 
@@ -53,12 +52,15 @@ class Survival:
                 try:
                     returned = run()
                 except (RankLostError, DeadlineError) as error:
-                    returned = self._go_on(error, variables, caller)
-                    if returned is _AGAIN:
+                    if not self._go_on(error, variables, caller):
                         continue
-                self._finished += 1
-                self._written, self._returned = variables, returned
-                return returned
+                else:
+                    self._finish(variables, returned)
+                return self._returned
+
+    def _finish(self, variables: Callable[[], list[Any]], returned: Any) -> None:
+        self._finished += 1
+        self._written, self._returned = variables, returned
 
     def _collective(self, call: Callable[[Communicator], Any]) -> Any:
         # Outside of fit, evaluate and predict a program may exchange what each rank has for itself.
@@ -66,13 +68,13 @@ class Survival:
             return call(communicator.communicator_of(None))
         return self.call(lambda: call(communicator.communicator_of(None)))
 
-    def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
-        old = communicator.topology()
+    def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
+        """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
+        old, begun = communicator.topology(), self._finished
         strategies = [each for each in one_per_job.alive() if each.topology is old]
-        has_shards = any(each.job.shards_from_elements is not None for each in strategies)
         draws = caller is not None and caller.cut_step.draws_in_kernels()
         # What only the lost rank had is lost; and one that has left by itself is missed by a program that is wrong.
-        if has_shards or draws or accumulation.is_in_parts() or getattr(error, "has_left", False):
+        if draws or getattr(error, "has_left", False):
             raise error
         while True:
             try:
@@ -82,24 +84,29 @@ class Survival:
                     break
                 for each in strategies:
                     each.renew(topology)
-                return self._catch_up(variables, caller)
+                self._catch_up(variables, caller)
+                reasons = [lost_chunks.share_out(each.job) for each in strategies]
+                if any(reasons):
+                    break
+                return self._finished > begun
             except RankLostError:
                 if not communicator.is_initialized():
                     raise
         raise error
 
-    def _catch_up(self, variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
-        """Returns what the call has returned on ranks that have finished it; _AGAIN: this rank is to make it."""
+    def _catch_up(self, variables: Callable[[], list[Any]], caller: Caller | None) -> None:
+        """Finishes the call if other ranks have. Else all are to make it again."""
         mine = self._finished, caller is not None and caller.may_have_traced(is_python=False)
         gathered = communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
         most = max(finished for finished, _ in gathered)
         if all(finished == most for finished, _ in gathered):  # all are in the same call, which some may have traced
             if caller is not None and any(traced for _, traced in gathered):
                 caller.forget_traces()
-            return _AGAIN
+            return
         root = next(rank for rank, (finished, _) in enumerate(gathered) if finished == most)
         is_behind = self._finished < most
         written = variables() if is_behind else self._written()
+        written = [each for each in written if sharded_slots.sharded_variable(each) is None]
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
         try:
             if written:
@@ -110,7 +117,10 @@ class Survival:
             for variable, value in before:
                 variable.assign(value)
             raise
-        return tf.nest.map_structure(_received, returned) if is_behind else _AGAIN
+        if is_behind:
+            if caller is not None:
+                caller.cut_step.complete()  # of variables in shards no other rank has this one's
+            self._finish(variables, tf.nest.map_structure(_received, returned))
 
 
 def not_again() -> AbstractContextManager[None]:

@@ -54,10 +54,28 @@ def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 
 
+def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
+    check(tmp_path, "shards", "arrays", "step", "1:7")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention"])
+@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "accumulation", "shards+accumulation"])
 def test_models(model: str, tmp_path: Path) -> None:
-    check(tmp_path, model, "arrays", "step", "2:6")
+    check(tmp_path, model, "arrays", "step", "2:7")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9"])
+def test_moments_with_shards(moment: str, tmp_path: Path) -> None:
+    check(tmp_path, "shards", "dataset", *moment.split())
+
+
+@pytest.mark.long
+def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path) -> None:
+    killed = ["between", "1:5", "2:5"]
+    ended = run(["run", "-np", "4", "--min-np", "1", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
+    assert ended.status == 137, ended
+    assert "were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
 @pytest.mark.long

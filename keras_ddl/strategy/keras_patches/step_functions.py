@@ -48,6 +48,7 @@ class _KerasFunction(Caller):
                 self._epoch = self._job.epoch
                 self._executions.clear()
                 self._kinds.rebuild()
+                self.cut_step.forget_graphs()
             return self.together(run)
 
         return self._survival.call(call, lambda: models.written_by_steps(self._model), self)
@@ -105,7 +106,6 @@ class IteratorFunction(_KerasFunction):
 
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
         """Executes steps on global batches, each kept until its step has ended: it may run again, on other rows."""
-        in_fit = self._step == "train_step" and fits.of(self._model) is not None
         kind, returned = self._kinds.of(rows.spec), None
         for _ in range(self._model.steps_per_execution):
             try:
@@ -117,9 +117,7 @@ class IteratorFunction(_KerasFunction):
 
             def run(batch: Any = batch) -> Any:
                 self._has_executed = False
-                if in_fit:
-                    accumulation.begin_step(self._model, self._job.rank)
-                execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True, accumulates_parts=in_fit)
+                execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True)
                 return self._execute(execution, self._own_rows(batch))
 
             returned = self._call(run)
@@ -137,13 +135,13 @@ class IteratorFunction(_KerasFunction):
         return self._execute(self._execution(kind, UNKNOWN, is_single=True), batch)
 
     def _execution_on(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
-        in_fit = self._step == "train_step" and fits.of(self._model) is not None
-        if in_fit:
+        in_parts = self._step == "train_step" and fits.of(self._model) is not None and not self._job.goes_on
+        if in_parts:
             accumulation.begin_step(self._model, self._job.rank)
         if iterator not in self._by_iterator:
             spec, rows = iterator.element_spec, reading.rows_of(iterator)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
-            execution = self._execution(kind, rows, accumulates_parts=in_fit)
+            execution = self._execution(kind, rows, accumulates_parts=in_parts)
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
             self._by_iterator[iterator] = execution, None if typed is iterator else typed

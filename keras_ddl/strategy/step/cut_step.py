@@ -45,6 +45,7 @@ class CutStep:
         self.traces = 0  # begun
         self._snapshots: list[cut.Snapshots] = []
         self._copies: list[tuple[Any, tf.Tensor]] = []
+        self._has_failed = False
         self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
         self._known: set[Any] = set()  # references of variables that are equal on all ranks already
@@ -70,6 +71,25 @@ class CutStep:
         for variable, value in self._copies:
             variable.assign(value)
         self._copies = []
+        self._has_failed = True
+
+    def complete(self) -> None:
+        """Writes, after a failed run that other ranks have committed, what only this rank has computed of it."""
+        for each in self._snapshots:
+            each.complete()
+
+    def begin(self) -> None:
+        """Forgets what a failed run has left."""
+        if self._has_failed:
+            self._has_failed = False
+            for each in self._snapshots:
+                each.discard()
+
+    def forget_graphs(self) -> None:
+        """Forgets what was built for other ranks than there are now; what was traced stays."""
+        self._snapshots.clear()
+        self._without_batch.clear()
+        self.reports.clear()
 
     def copy_eagerly(self, variables: Sequence[Any]) -> None:
         """Copies variables that a step that runs eagerly may write; [] when it has committed."""
@@ -147,6 +167,9 @@ class CutStep:
         )
         if begins_with is not None:
             collectives.begin_with(begins_with)
+        shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
+        mirrored = [each for each in shares.values() if each.mirror is not None]
+        mirrors = [cut.Mirror(s.chunk.handle, s.mirror.handle, s.layout, s.chunk.dtype) for s in mirrored]
         self._snapshots.append(cut.Snapshots())
         seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
         with tf.device(self._job.device):
@@ -162,6 +185,7 @@ class CutStep:
                 captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
                 snapshots=self._snapshots[-1],
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
+                mirrors=cut.Mirrors(mirrors, self._job.mirror_offset) if mirrors else None,
                 **options,
             )
         collectives.follow_plan()
