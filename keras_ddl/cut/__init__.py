@@ -14,6 +14,7 @@ from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
 from keras_ddl.cut.mirrors import Mirror, Mirrors
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
@@ -37,6 +38,8 @@ __all__ = [
     "Snapshots",
     "StepCollectives",
     "build_step",
+    "draws_in_kernels",
+    "not_repeatable",
     "writes_without_batch",
 ]
 

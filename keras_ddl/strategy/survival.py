@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,7 +19,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import DeadlineError, RankLostError
+from keras_ddl.errors import ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
@@ -35,6 +34,7 @@ class Survival:
         self._finished = 0  # calls
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
+        self._place, self._epoch = communicator.topology(), communicator.epoch()
         Communicator.recover = self._collective
 
     def call(
@@ -45,9 +45,10 @@ class Survival:
         Args:
             variables: returns those that it may write. caller: of the step that it runs, if it does.
         """
-        if _in_call.get():
+        if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
         with setting(_in_call, True):
+            self._follow()
             while True:
                 try:
                     returned = run()
@@ -58,41 +59,68 @@ class Survival:
                     self._finish(variables, returned)
                 return self._returned
 
+    def _follow(self) -> None:
+        """Has the Strategies go on with the ranks that are left where the program itself has called `regroup`.
+
+        What some ranks have finished and others have not is then for the program to make up for.
+        """
+        place, epoch = communicator.topology(), communicator.epoch()
+        if place is self._place:
+            return
+        if epoch != self._epoch:
+            for each in one_per_job.alive():
+                if each.topology is self._place:
+                    if each.job.shards_from_elements is not None:
+                        raise ConfigError(
+                            "Strategy(shard_optimizer=True) goes on by itself when a rank is lost, not after "
+                            f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
+                            "RankLostError, or make the Strategy without shard_optimizer."
+                        )
+                    each.renew(place)
+            self._finished = 0
+        self._place, self._epoch = place, epoch
+
     def _finish(self, variables: Callable[[], list[Any]], returned: Any) -> None:
         self._finished += 1
         self._written, self._returned = variables, returned
 
     def _collective(self, call: Callable[[Communicator], Any]) -> Any:
-        # Outside of fit, evaluate and predict a program may exchange what each rank has for itself.
-        if not trainer_calls.running() or threading.current_thread() is not threading.main_thread():
-            return call(communicator.communicator_of(None))
+        if not trainer_calls.running() and not _in_call.get():
+            try:
+                return call(communicator.communicator_of(None))
+            except (RankLostError, DeadlineError) as error:
+                raise _with_reason(error, _OWN_COLLECTIVE) from None
         return self.call(lambda: call(communicator.communicator_of(None)))
 
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
         """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
         old, begun = communicator.topology(), self._finished
         strategies = [each for each in one_per_job.alive() if each.topology is old]
-        draws = caller is not None and caller.cut_step.draws_in_kernels()
-        # What only the lost rank had is lost; and one that has left by itself is missed by a program that is wrong.
-        if draws or getattr(error, "has_left", False):
+        if getattr(error, "has_left", False):  # by itself: then the program is wrong, and would be again
             raise error
-        while True:
+        reason = None if caller is None else caller.cut_step.why_not_again()
+        while reason is None:
             try:
-                topology = communicator.regroup()
+                topology = self._place = communicator.regroup()
+                self._epoch = communicator.epoch()
                 ranks = communicator.all_gather_object(old.rank, name="keras_ddl/survival/ranks")
-                if topology.size == old.size or ranks[0] != 0:  # rank 0 has written for all, and others cannot go on
+                if topology.size == old.size:  # nobody was lost
+                    raise error
+                if ranks[0] != 0:
+                    reason = _RANK_0
                     break
                 for each in strategies:
                     each.renew(topology)
                 self._catch_up(variables, caller)
-                reasons = [lost_chunks.share_out(each.job) for each in strategies]
-                if any(reasons):
-                    break
-                return self._finished > begun
-            except RankLostError:
-                if not communicator.is_initialized():
+                reason = next(filter(None, [lost_chunks.share_out(each.job) for each in strategies]), None)
+                if reason is None:
+                    return self._finished > begun
+            except RankLostError as another:
+                if another is error:
                     raise
-        raise error
+                if not communicator.is_initialized():
+                    reason = str(another)
+        raise _with_reason(error, reason)
 
     def _catch_up(self, variables: Callable[[], list[Any]], caller: Caller | None) -> None:
         """Finishes the call if other ranks have. Else all are to make it again."""
@@ -123,9 +151,24 @@ class Survival:
             self._finish(variables, tf.nest.map_structure(_received, returned))
 
 
-def not_again() -> AbstractContextManager[None]:
-    """Returns the context of a call of which a lost rank has a part that no other has: it is not made again."""
-    return setting(_in_call, True)
+_RANK_0 = "Rank 0 writes checkpoints, logs and the progress bar for all. Received: it was lost."
+_OWN_COLLECTIVE = (
+    "fit, evaluate, predict and steps of strategy.function go on by themselves. Received: a collective outside of "
+    "these, for which each rank may have had something of its own. Catch RankLostError on all ranks and call "
+    "keras_ddl.regroup()."
+)
+
+
+def _with_reason(error: Exception, reason: str) -> Exception:
+    """Returns `error`, which says who was lost, with why the others do not go on."""
+    if _DO_NOT not in str(error):
+        lost = f"rank {', '.join(map(str, ranks))}" if (ranks := getattr(error, "ranks", ())) else "the lost rank"
+        rest = "--restarts starts the job again from its last checkpoint."
+        error.args = (f"{_DO_NOT} without {lost}. {reason} {rest} ({error})",)
+    return error
+
+
+_DO_NOT = "The other ranks do not go on"
 
 
 class _Sent:

@@ -14,7 +14,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, take_chunk, total_rows
-from keras_ddl.strategy import fits, survival, trainer_calls
+from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
@@ -22,6 +22,9 @@ from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_for_all, trace_for_all
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller
+
+_OWN_DATA = "data of which each rank reads its own part"
+_OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes rows of its own"
 
 
 class _KerasFunction(Caller):
@@ -35,13 +38,14 @@ class _KerasFunction(Caller):
         self._executions: dict[Any, Execution] = {}
         self._has_executed = False  # in this call, and may have traced
 
-    def _call(self, run: Callable[[], Any], *, again: bool = True) -> Any:
-        """Calls `run` on all ranks together; again, where some are lost and a job goes on that may."""
+    def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
+        """Calls `run` on all ranks together; again, where some are lost and a job goes on that may.
+
+        rows_of_ranks: what of the batch only one rank has.
+        """
         if self._survival is None:
             return self.together(run)
-        if not again:
-            with survival.not_again():
-                return self.together(run)
+        self.cut_step.rows_of_ranks = rows_of_ranks
 
         def call() -> Any:
             if self._epoch != self._job.epoch:  # what was cut for more ranks; what was traced stays
@@ -96,9 +100,11 @@ class IteratorFunction(_KerasFunction):
     def __call__(self, iterator: Any) -> Any:
         """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
         try:
-            if isinstance(iterator, tf.data.Iterator) and (rows := reading.rows_of(iterator)).is_global:
+            if not isinstance(iterator, tf.data.Iterator):
+                return self._call(lambda: self._run(iterator), _OWN_BATCH)
+            if (rows := reading.rows_of(iterator)).is_global:
                 return self._execute_kept(iterator, rows)
-            return self._call(lambda: self._run(iterator), again=False)
+            return self._call(lambda: self._run(iterator), _OWN_DATA)
         except tf.errors.OutOfRangeError:
             self.cut_step.restore()
             self._run_without_batch(iterator)
@@ -190,7 +196,7 @@ class PredictFunction(_KerasFunction):
         rows = loop.iterator.batch_rows
         if rows.is_global:
             return self._call(lambda: self._run(rows, self._own_rows(batches)))
-        return self._call(lambda: self._run(rows, batches), again=False)
+        return self._call(lambda: self._run(rows, batches), _OWN_DATA)
 
     def _run(self, rows: BatchRows, batches: Sequence[Any]) -> Any:
         self._has_executed = False

@@ -37,7 +37,10 @@ def share_out(job: Job) -> str | None:
     lost = next((each for each in of_all if _owners(each, left[each.number]) is None), None)
     if lost is not None:
         name = models.plain_name(lost.name)
-        return f"a rank and the one that kept the mirrors of its shards, as of {name}, were lost together"
+        return (
+            "Shards of optimizers are on two ranks each. Received: a rank and the one with its mirrors were lost "
+            f"together, and with them a part of {name}."
+        )
     for slot in slots:
         if slot.number not in numbers:  # made in a step that not all ranks began: the others will make it
             slot.next_share = slot.share_of(slot.initial(), job)
