@@ -29,6 +29,10 @@ class _Copy:
     step: int
     values: list[tuple[Any, np.ndarray]]
 
+    def has_shards_of_before(self, stored: Sequence[Any]) -> bool:
+        """Whether a rank was lost since, so that this one stores other shards now."""
+        return not {id(variable) for variable, _ in self.values} <= {id(each) for each in stored}
+
 
 class InMemorySnapshots:
     """Copies of the states at the ends of the last two good windows. Twice the size of weights and optimizers.
@@ -47,7 +51,7 @@ class InMemorySnapshots:
 
     def go_back(self) -> int | None:
         """Restores the variables of the last good state; returns its step, or None without one."""
-        if self._confirmed is None:
+        if self._confirmed is None or self._confirmed.has_shards_of_before(self._stored()):
             return None
         accumulation.combine(self._model)
         for variable, value in self._confirmed.values:
@@ -61,8 +65,10 @@ class InMemorySnapshots:
 
     def _copy(self) -> _Copy:
         accumulation.combine(self._model)
-        variables = map(sharded_slots.local_variable, _variables(self._model))
-        return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in variables])
+        return _Copy(step_of(self._model), [(v, np.array(v.numpy())) for v in self._stored()])
+
+    def _stored(self) -> list[Any]:
+        return [each for some in _variables(self._model) for each in sharded_slots.local_variables(some)]
 
 
 def _variables(model: Any) -> Sequence[Any]:

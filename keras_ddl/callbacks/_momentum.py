@@ -42,7 +42,7 @@ class MomentumCorrection:
 
     def scale(self, optimizer: Any, ratio: float) -> None:
         """Multiplies every buffer by `ratio` = new rate / old rate."""
-        buffers = [sharded_slots.local_variable(each) for each in buffers_with_rate(optimizer)]
+        buffers = [each for some in buffers_with_rate(optimizer) for each in sharded_slots.local_variables(some)]
         if not buffers:
             return
         if self._scale is None or [id(b) for b in buffers] != [id(b) for b in self._buffers]:

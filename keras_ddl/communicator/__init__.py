@@ -216,6 +216,11 @@ def topology() -> Topology:
     return communicator_of(None).topology
 
 
+def epoch() -> int:
+    """Returns how often the ranks that are left have met anew (`regroup`)."""
+    return _state.epoch
+
+
 def communicator_of(comm: Communicator | None) -> Communicator:
     """Returns `comm`, or the communicator of all ranks for None.
 

@@ -127,17 +127,21 @@ class Record:
         self._bytes = sum(len(each.result) for each in entries)
         self._call_began: int | None = None  # number of entries; None: no call of the trainer runs
         self._is_paused = False
+        self._why_closed = ""
 
     def add(self, what: str, result: Any) -> None:
         """Adds a result that is equal on all ranks."""
-        if not self._is_paused and self._bytes <= _MAX_BYTES:
-            try:
-                entry = Entry(what, pickle.dumps(result, protocol=5))
-            except Exception:  # a class of the script, say: then nobody can join
-                self._bytes = _MAX_BYTES + 1
-                return
-            self._entries.append(entry)
-            self._bytes += len(entry.result)
+        if self._is_paused or self._why_closed:
+            return
+        try:
+            entry = Entry(what, pickle.dumps(result, protocol=5))
+        except Exception:  # a class of the script, say
+            self.close(f"a result of {what} that cannot be pickled")
+            return
+        self._entries.append(entry)
+        self._bytes += len(entry.result)
+        if self._bytes > _MAX_BYTES:
+            self.close(f"more than {_MAX_BYTES >> 20} MB that the ranks have exchanged outside of fit")
 
     @property
     def in_call(self) -> bool:
@@ -169,9 +173,9 @@ class Record:
         self._call_began, self._is_paused = None, False
         self.add(what, result)
 
-    def break_off_call(self) -> None:
-        """It has raised. The program may go on; what a newcomer would then have to do is not known."""
-        self._call_began, self._is_paused, self._bytes = None, False, _MAX_BYTES + 1
+    def close(self, reason: str) -> None:
+        """From now on the job takes no newcomers, because of `reason`, which follows "Received: "."""
+        self._why_closed = self._why_closed or reason
 
     def answer_questions(self) -> None:
         """Rank 0 answers newcomers that ask for the record."""
@@ -181,8 +185,8 @@ class Record:
 
     def pickled(self) -> bytes:
         """Returns it for a newcomer."""
-        entries = None if self._bytes > _MAX_BYTES else [(each.what, each.result) for each in self._entries]
-        return pickle.dumps((entries, self.calls), protocol=5)
+        entries = [] if self._why_closed else [(each.what, each.result) for each in self._entries]
+        return pickle.dumps((entries, self._why_closed), protocol=5)
 
 
 class Replay:
@@ -252,12 +256,11 @@ class Replay:
     def _take_answer(self) -> None:
         while (answer := self.board.take_answer(self.name)) is None:
             time.sleep(_LOOK_SECONDS)
-        entries, _ = pickle.loads(answer)
-        if entries is None:
+        entries, why_closed = pickle.loads(answer)
+        if why_closed:
             raise CollectiveError(
-                "A newcomer runs the program up to where the others are, with what they have exchanged. Received: a "
-                f"job whose ranks have exchanged more than {_MAX_BYTES >> 20} MB outside of fit, or something that "
-                "cannot be pickled, or whose fit has failed: it takes no newcomers."
+                "A newcomer runs the program up to where the others are, with what they have exchanged. Received: "
+                f"{why_closed}. The job takes no newcomers."
             )
         self._entries = [Entry(*each) for each in entries]
 

@@ -14,19 +14,23 @@ from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
+from keras_ddl.cut.mirrors import Mirror, Mirrors
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.without_batch import writes_without_batch
-from keras_ddl.cut.writes import Writes, commit
+from keras_ddl.cut.writes import Writes, commit, everything_before
 
 __all__ = [
     "FEW_ROWS",
     "REPLICATED",
     "Batch",
     "Collectives",
+    "Mirror",
+    "Mirrors",
     "Placement",
     "Program",
     "Report",
@@ -34,6 +38,8 @@ __all__ = [
     "Snapshots",
     "StepCollectives",
     "build_step",
+    "draws_in_kernels",
+    "not_repeatable",
     "writes_without_batch",
 ]
 
@@ -53,6 +59,7 @@ def build_step(
     keeps_rows: bool = False,
     parts: Collection[tf.Tensor] = (),
     shards: Collection[tf.Tensor] = (),
+    mirrors: Mirrors | None = None,
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
     snapshots: Snapshots | None = None,
 ) -> list[tf.Tensor]:
@@ -73,7 +80,7 @@ def build_step(
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
-            `captured` returns.
+            `captured` returns. mirrors: of these on other ranks, if they are kept; in a step that commits.
         snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
             variables for which that cannot be. None: variables are written at once.
         tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
@@ -97,11 +104,13 @@ def build_step(
         else:
             builder.place(value, tensor, placement, dims)
     builder.mark_batch_dependent(tell(builder.extents, program.inputs))
-    writes = Writes(builder, snapshots) if snapshots is not None else None
+    writes = Writes(builder, snapshots, () if mirrors is None else mirrors.shards) if snapshots is not None else None
     builder.writes = writes
     builder.build()
     outputs = [builder.replicated(value) for value in program.outputs]
     if writes is not None:
+        if mirrors is not None:
+            mirrors.update(writes, collectives, lambda: everything_before(writes, outputs))
         commit(writes, collectives, outputs)
     if not keeps_rows:
         return outputs

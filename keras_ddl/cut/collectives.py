@@ -35,6 +35,9 @@ class Collectives(Protocol):
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns this rank's rows of the sum over ranks; the first ranks have one more where they are uneven."""
 
+    def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
+        """Returns the tensor of rank (rank - offset) % size; extents along axis 0 may differ."""
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups tensors of so many bytes, in the order in which they become ready."""
 
@@ -100,6 +103,11 @@ class StepCollectives:
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return ops.reduce_scatter(tensor, name=f"{self._scope}/{name}")
+
+    def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
+        target, rows = (self.rank + offset) % self.size, tf.shape(tensor, tf.int64)[0]
+        splits = tf.one_hot(target, self.size, rows, tf.zeros_like(rows), dtype=tf.int64)
+        return ops.all_to_all(tensor, splits, name=f"{self._scope}/{name}")[0]
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)

@@ -25,7 +25,7 @@ _PURPOSES = {
 class Entry:
     """Collectives with one reason. `bytes`: None where the extents are not known before the step runs."""
 
-    kind: str  # "gather", the op of a reduction, or FROM_RANK_0
+    kind: str  # "gather", the op of a reduction, "mirror", or FROM_RANK_0
     bytes: int | None
     values: list[str]
     reason: str
@@ -117,6 +117,11 @@ class Report:
         kinds = sorted({results if each is None else each.type for each in readers})
         reason = f"{purpose} {', '.join(kinds)}" + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(kind, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
+
+    def mirrored(self, bytes_: int, count: int) -> None:
+        """Each rank sent the new values of so many shards to the rank that keeps their mirrors, in one collective."""
+        reason = "of shards, on another rank: they are not lost with theirs"
+        self.entries.append(Entry("mirror", bytes_, ["shard"] * count, reason, ""))
 
     def keeps(self, node: Node, reason: str, of_batch: bool) -> None:
         """An operation is built as it is, because it is `reason`. `of_batch`: it depends on the batch's entries."""

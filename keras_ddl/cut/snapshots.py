@@ -1,4 +1,8 @@
-"""Copies of variables that a step writes before it commits; they are restored when it fails."""
+"""What a step that fails leaves on a rank.
+
+Copies of the variables that it has written before its commit, by which it is undone; and staged values of those that
+only this rank has, by which it is completed where other ranks have committed it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from keras_ddl.compat.tensorflow import tf
 
 
 class Snapshots:
-    """The copies of one step, in variables of this rank's own. They share memory with the originals until those are
-    written.
+    """The copies and staged values of one step, in variables of this rank's own. Copies share memory with the originals
+    until those are written; staged values do so from then on.
     """
 
     def __init__(self) -> None:
@@ -18,6 +22,9 @@ class Snapshots:
         self._is_open: tf.Tensor | None = (
             None  # handle of a bool: the copies are those of a step that has begun and not committed
         )
+        self._staged: list[tuple[tf.Tensor, tf.Tensor, tf.DType]] = []  # handles of the variable and of its new value
+        self._staging: list[tf.Operation] = []
+        self._is_staged: tf.Tensor | None = None  # handle of a bool, likewise
 
     def copy(self, handle: tf.Tensor, dtype: tf.DType) -> None:
         """Copies a variable in the step that is traced, before anything is written."""
@@ -36,11 +43,28 @@ class Snapshots:
         with tf.control_dependencies(self._made):
             return tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(True))
 
+    def stage(self, handle: tf.Tensor, value: tf.Tensor) -> None:
+        """Keeps, in the step that is traced, what a variable will hold when the step has committed."""
+        staged = tf_compat.plain_variable(value.dtype)
+        self._staged.append((handle, staged, value.dtype))
+        self._staging.append(tf.raw_ops.AssignVariableOp(resource=staged, value=value))
+
+    def end_stage(self) -> None:
+        """Says, in the step that is traced, that all values are staged that will be."""
+        if not self._staging:
+            return
+        self._is_staged = tf_compat.plain_variable(tf.bool)
+        with tf.init_scope():
+            tf.raw_ops.AssignVariableOp(resource=self._is_staged, value=tf.constant(False))
+        with tf.control_dependencies(None), tf.control_dependencies(self._staging):
+            tf.raw_ops.AssignVariableOp(resource=self._is_staged, value=tf.constant(True))
+
     def forget(self, committed: tf.Operation) -> None:
         """Says, in the step that is traced, that it has committed."""
         self.committed = committed
-        if self._is_open is not None:
-            tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(False))
+        for flag in (self._is_open, self._is_staged):
+            if flag is not None:
+                tf.raw_ops.AssignVariableOp(resource=flag, value=tf.constant(False))
 
     def restore(self) -> None:
         """Restores what the variables were when the step began, unless it has committed. Not in a graph."""
@@ -49,3 +73,16 @@ class Snapshots:
         for handle, copy, dtype in self._copies:
             tf.raw_ops.AssignVariableOp(resource=handle, value=tf.raw_ops.ReadVariableOp(resource=copy, dtype=dtype))
         tf.raw_ops.AssignVariableOp(resource=self._is_open, value=tf.constant(False))
+
+    def complete(self) -> None:
+        """Writes what is staged, after a step that failed here and that others have committed. Not in a graph."""
+        if self._is_staged is None or not tf.raw_ops.ReadVariableOp(resource=self._is_staged, dtype=tf.bool):
+            return
+        for handle, staged, dtype in self._staged:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.raw_ops.ReadVariableOp(resource=staged, dtype=dtype))
+        self.discard()
+
+    def discard(self) -> None:
+        """Forgets what a step that failed has staged. Not in a graph."""
+        if self._is_staged is not None:
+            tf.raw_ops.AssignVariableOp(resource=self._is_staged, value=tf.constant(False))

@@ -52,6 +52,9 @@ class NoCollectives:
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         raise CollectiveInLoop(name)
 
+    def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
+        raise CollectiveInLoop(name)
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [list(range(len(sizes)))]
 

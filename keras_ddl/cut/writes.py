@@ -31,10 +31,12 @@ class Writes:
 
     Args:
         values: of the step. snapshots: where variables are copied that have to be written early.
+        mirrored: handles of variables whose new values are needed before the commit.
     """
 
-    def __init__(self, values: PlacedValues, snapshots: Snapshots) -> None:
+    def __init__(self, values: PlacedValues, snapshots: Snapshots, mirrored: Sequence[tf.Tensor] = ()) -> None:
         self._b = values
+        self._mirrored = {each.ref() for each in mirrored}
         self.snapshots = snapshots
         self.report = values.report
         self._read: dict[Hashable, tf.Tensor] = {}  # by handle, as is: what the variable holds before the commit
@@ -76,7 +78,7 @@ class Writes:
                         self._early.setdefault(key, f"{node.type} reads it after it was assigned")
                 elif tf_compat.variable_dtype(value.tensor) is None:
                     b.report.lasting[node.type] += 1
-                elif node.type in SCATTERS and place == len(nodes) - 1:
+                elif node.type in SCATTERS and place == len(nodes) - 1 and key not in self._mirrored:
                     # It has no result, so it may as well run later: nothing reads the variable meanwhile.
                     self._deferred.add(node)
                 else:
@@ -124,6 +126,10 @@ class Writes:
         """Whether a variable is written when the program says so."""
         return handle.ref() in self._early
 
+    def is_assigned(self, handle: tf.Tensor) -> bool:
+        """Whether a variable will be written after the commit, with what `value` returns now."""
+        return handle.ref() in self._new
+
     def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:
         """Keeps what a variable is to hold; `kind`: one of ASSIGNS."""
         if kind == ASSIGN_ADD:
@@ -153,16 +159,21 @@ class Writes:
 
 def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:
     """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
-    graph = tf.compat.v1.get_default_graph()
-    values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
-    needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
-    needed += [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
-    with tf.control_dependencies(None), tf.control_dependencies(_ends(needed)):
+    with tf.control_dependencies(None), tf.control_dependencies(everything_before(writes, outputs)):
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
         committed = collectives.reduce([ready], "max", "commit")[0].op
     writes.report.commits = True
     writes.make_all(committed)
+
+
+def everything_before(writes: Writes, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """Returns the operations after which a step has run everything but its commit, as far as it is built."""
+    graph = tf.compat.v1.get_default_graph()
+    values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
+    needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
+    needed += [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
+    return _ends(needed)
 
 
 # They do nothing unless something reads them: waiting for them would have them run.

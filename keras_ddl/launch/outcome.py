@@ -148,7 +148,10 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     others: dict[str, list[int]] = {}
     for outcome in outcomes:
         if outcome is not first and not outcome.done:
-            others.setdefault(outcome.describe(), []).append(outcome.rank)
+            # A rank that lost another says why it does not go on, where it could have.
+            is_long = bool(outcome.error) and outcome.is_consequence
+            text = _shorten(outcome.full_error, _LAST_CHARACTERS) if is_long else outcome.describe()
+            others.setdefault(text, []).append(outcome.rank)
     for text, ranks in others.items():
         lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
     messages = mpirun_messages(mpirun_text)

@@ -23,6 +23,7 @@ from keras_ddl.strategy.step.function import StepFunction
 from keras_ddl.strategy.step.keras_step import KerasSteps, execution_of
 from keras_ddl.strategy.step.tracing import sees_global_batch
 from keras_ddl.topology import Topology
+from keras_ddl.topology.mirrors import mirror_offset
 
 
 class Strategy(tf.distribute.Strategy):
@@ -123,6 +124,7 @@ class Strategy(tf.distribute.Strategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None)
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
+        self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
         super().__init__(DdlExtended(self, self.job))
@@ -138,6 +140,7 @@ class Strategy(tf.distribute.Strategy):
         """Goes on with other ranks (survival.py). COLLECTIVE over them."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
+        self.job.mirror_offset = mirror_offset(topology.hosts)
         self.random_state.rank, self.random_state.size = topology.rank, topology.size
         self.saves.rank = topology.rank
         communicator.prepare_plans()

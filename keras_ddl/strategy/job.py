@@ -41,7 +41,7 @@ class Job:
         shards_from_elements: slots of so many elements or more are in shards; None: no slots are.
         drift_check_fraction: of training time, which comparing weights may take.
         goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
-        epoch: how often they have.
+        epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
     """
 
     rank: int
@@ -54,6 +54,7 @@ class Job:
     drift_check_fraction: float
     goes_on: bool = False
     epoch: int = 0
+    mirror_offset: int = 0
 
 
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:

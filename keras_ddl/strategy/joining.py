@@ -30,9 +30,10 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.strategy import agreement, fits, trainer_calls
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
-from keras_ddl.strategy.step import accumulation, failing_together
+from keras_ddl.strategy.step import failing_together
 
 if TYPE_CHECKING:
     from keras_ddl.topology import Topology
@@ -159,7 +160,7 @@ class Admission(_Joining):
         if self._callbacks is None:
             return
         self.look()
-        if self._called and board.admit_at == self._admitted_at and not accumulation.is_in_parts():
+        if self._called and board.admit_at == self._admitted_at:
             for name in self._called:
                 board.answer(name, self._record.pickled())
             board.admit_at = finished + 1
@@ -174,6 +175,9 @@ class Admission(_Joining):
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
         super().begin_fit(callbacks)
+        strategy = strategy_of(callbacks.model)
+        if strategy is not None and strategy.job.shards_from_elements is not None:
+            self._record.close("a model whose optimizer is in shards, which no newcomer has")
         self._board.has_question = True  # newcomers may have come before
 
     def begin_epoch(self) -> bool:
@@ -360,7 +364,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
         try:
             returned = call()
         except BaseException:
-            recorded.break_off_call()
+            recorded.close("a call of fit, evaluate or predict that has failed")
             raise
     recorded.end_call(what, _kept(returned))
     return returned

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -25,15 +24,14 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import CollectiveError, DeadlineError, RankLostError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.joining import Admission, Newcomer, give_up
-from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import Topology
 
-_AGAIN = object()
 _ALONE = (
     "A newcomer (keras-ddl run --spares) joins the others between two steps of fit. Received: a step, or a collective "
     "in a callback, before the first step that it makes with them. Train in fit; or do without spares."
@@ -55,6 +53,10 @@ class Report(NamedTuple):
     is_between_steps: bool = False
 
 
+class TooFewError(RankLostError):
+    """Fewer ranks are left than the Strategy goes on with."""
+
+
 class Survival:
     """The calls of a job that goes on. Those of its main thread: what other threads call may fail.
 
@@ -67,6 +69,7 @@ class Survival:
         self._compares_at: int | None = None  # so many calls that all ranks have finished
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
+        self._place, self._epoch = communicator.topology(), communicator.epoch()
         recorded = history.of_job()
         self.joining: Admission | Newcomer | None = None
         if isinstance(recorded, history.Replay):
@@ -87,7 +90,7 @@ class Survival:
         Args:
             variables: returns those that it may write. caller: of the step that it runs, if it does.
         """
-        if _in_call.get():
+        if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
         if self._finished is None:
             error = CollectiveError(_ALONE)
@@ -97,17 +100,42 @@ class Survival:
         if self.joining is not None:
             self.joining.look()
         with setting(_in_call, True):
+            self._follow()
             while True:
                 try:
                     self._compare()
                     returned = run()
                 except (RankLostError, DeadlineError) as error:
-                    returned = self._go_on(error, variables, caller)
-                    if returned is _AGAIN:
+                    if not self._go_on(error, variables, caller):
                         continue
-                self._finished += 1
-                self._written, self._returned = variables, returned
-                return returned
+                else:
+                    self._finish(variables, returned)
+                return self._returned
+
+    def _follow(self) -> None:
+        """Has the Strategies go on with the ranks that are left where the program itself has called `regroup`.
+
+        What some ranks have finished and others have not is then for the program to make up for.
+        """
+        place, epoch = communicator.topology(), communicator.epoch()
+        if place is self._place:
+            return
+        if epoch != self._epoch:
+            for each in one_per_job.alive():
+                if each.topology is self._place:
+                    if each.job.shards_from_elements is not None:
+                        raise ConfigError(
+                            "Strategy(shard_optimizer=True) goes on by itself when a rank is lost, not after "
+                            f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
+                            "RankLostError, or make the Strategy without shard_optimizer."
+                        )
+                    each.renew(place)
+            self._finished = 0
+        self._place, self._epoch = place, epoch
+
+    def _finish(self, variables: Callable[[], list[Any]], returned: Any) -> None:
+        self._finished = self.finished() + 1
+        self._written, self._returned = variables, returned
 
     def between_steps(self, caller: Caller) -> None:
         """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
@@ -126,7 +154,7 @@ class Survival:
         """
         admits: Sequence[int] = newcomers
         before = communicator.rank()
-        with not_again():
+        with setting(_in_call, True):
             while True:
                 try:
                     reports = self._meet(admits, Report(before, self._finished, is_between_steps=True))
@@ -135,8 +163,9 @@ class Survival:
                         self._catch_up(reports, list, caller)
                         self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
-                    if not communicator.is_initialized() or self._refusal(caller) or getattr(error, "has_left", False):
-                        raise
+                    reason = caller.cut_step.why_not_again()
+                    if not communicator.is_initialized() or reason is not None or getattr(error, "has_left", False):
+                        raise _with_reason(error, reason or "") from None
                     admits = ()
                     continue
                 if too_few is not None:
@@ -145,7 +174,7 @@ class Survival:
 
     def receive(self, meet: Callable[[], Topology]) -> None:
         """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
-        with not_again():
+        with setting(_in_call, True):
             while True:
                 try:
                     self._renew(meet())
@@ -182,20 +211,17 @@ class Survival:
             self._compares_at = None
 
     def _collective(self, call: Callable[[Communicator], Any], variables: Callable[[], list[Any]] = list) -> Any:
-        # Outside of fit, evaluate and predict a program may exchange what each rank has for itself.
-        if not trainer_calls.running() or threading.current_thread() is not threading.main_thread():
-            return call(communicator.communicator_of(None))
+        if not trainer_calls.running() and not _in_call.get():
+            try:
+                return call(communicator.communicator_of(None))
+            except (RankLostError, DeadlineError) as error:
+                raise _with_reason(error, _OWN_COLLECTIVE) from None
         return self.call(lambda: call(communicator.communicator_of(None)), variables)
 
-    def _refusal(self, caller: Caller | None) -> bool:
-        """Whether only the lost rank had something."""
-        has_shards = any(each.job.shards_from_elements is not None for each in self._strategies())
-        return has_shards or accumulation.is_in_parts() or (caller is not None and caller.cut_step.draws_in_kernels())
-
-    def _too_few(self, ranks: int) -> RankLostError | None:
+    def _too_few(self, ranks: int) -> TooFewError | None:
         for each in self._strategies():
             if ranks < each.job.settings.min_ranks:
-                return RankLostError(
+                return TooFewError(
                     "fit goes on with as many ranks as Strategy(min_ranks=...) says. Received: "
                     f"{ranks} left, and min_ranks={each.job.settings.min_ranks} (rank {each.rank}). Restart the job "
                     "(keras-ddl run --restarts), or make the number smaller."
@@ -206,29 +232,37 @@ class Survival:
         place = communicator.topology()
         return [each for each in one_per_job.alive() if each.topology is place]
 
-    def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
-        # One that has left by itself is missed by a program that is wrong.
-        if self._refusal(caller) or getattr(error, "has_left", False):
+    def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
+        """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
+        if getattr(error, "has_left", False):  # by itself: then the program is wrong, and would be again
             raise error
-        before, size = communicator.rank(), communicator.size()
+        before, size, begun = communicator.rank(), communicator.size(), self.finished()
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
-        while True:
+        reason = None if caller is None else caller.cut_step.why_not_again()
+        while reason is None:
             try:
                 reports = self._meet(None, Report(before, self._finished, has_traced))
                 old = sorted(each.rank for each in reports if each.finished is not None)
-                if len(old) == size or (old[0] != 0 and _gathers_on_rank_0()):
+                if len(old) == size:  # nobody was lost
                     break
                 if (too_few := self._too_few(len(reports))) is not None:
-                    error = too_few
+                    raise too_few
+                if old[0] != 0 and _gathers_on_rank_0():
+                    reason = _PREDICTIONS
                     break
-                returned = self._catch_up(reports, variables, caller)
-                # Where some have finished this call, rank 0 had begun it, and had written all that came before.
-                self._succeed(before, may_lack_last=returned is _AGAIN)
-                return returned
-            except (RankLostError, DeadlineError):
+                self._catch_up(reports, variables, caller)
+                reason = next(filter(None, [lost_chunks.share_out(each.job) for each in self._strategies()]), None)
+                if reason is None:
+                    is_finished = self.finished() > begun
+                    # Where some have finished this call, rank 0 had begun it, and had written all that came before.
+                    self._succeed(before, may_lack_last=not is_finished)
+                    return is_finished
+            except TooFewError:
+                raise
+            except (RankLostError, DeadlineError) as another:
                 if not communicator.is_initialized():
-                    raise
-        raise error
+                    reason = str(another)
+        raise error if reason is None else _with_reason(error, reason)
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
@@ -238,37 +272,40 @@ class Survival:
 
     def _meet(self, admits: Sequence[int] | None, mine: Report) -> list[Report]:
         strategies = self._strategies()
-        topology = communicator.regroup_with(admits)
+        topology = self._place = communicator.regroup_with(admits)
+        self._epoch = communicator.epoch()
         for each in strategies:
             each.renew(topology)
         return self._exchange(mine)
 
     def _renew(self, topology: Topology) -> None:
+        self._place, self._epoch = topology, communicator.epoch()
         for each in one_per_job.alive():
             each.renew(topology)
 
     def _exchange(self, mine: Report) -> list[Report]:
         return communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
 
-    def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> Any:
-        """Returns what the call has returned on ranks that have finished it; _AGAIN: this rank is to make it."""
+    def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> None:
+        """Finishes the call if other ranks have. Else all are to make it again. Newcomers get the state of all."""
         calls = [each.finished for each in reports]
         if calls.count(None) == len(calls):
             raise RankLostError("All ranks that had the state of the training are lost.")
         most = self._compares_at = max(each for each in calls if each is not None)
-        returned = _AGAIN
         if any(each not in (None, most) for each in calls):
-            returned = self._share_last_call(calls.index(most), self._finished not in (None, most), variables)
+            self._share_last_call(calls.index(most), self._finished not in (None, most), variables, caller)
         elif caller is not None and any(each.has_traced for each in reports):
             caller.forget_traces()  # all are in the same call, which some may have traced
         if None in calls:
             assert self.joining is not None
             self.joining.share_state(calls.index(most))
-        return returned
 
-    def _share_last_call(self, root: int, is_behind: bool, variables: Callable[[], list[Any]]) -> Any:
+    def _share_last_call(
+        self, root: int, is_behind: bool, variables: Callable[[], list[Any]], caller: Caller | None
+    ) -> None:
         """Gives ranks that are behind, of which this is one or not, what rank `root` has written and returned."""
         written = variables() if is_behind else self._written()
+        written = [each for each in written if sharded_slots.sharded_variable(each) is None]
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
         try:
             if written:
@@ -279,12 +316,33 @@ class Survival:
             for variable, value in before:
                 variable.assign(value)
             raise
-        return tf.nest.map_structure(_received, returned) if is_behind else _AGAIN
+        if is_behind:
+            if caller is not None:
+                caller.cut_step.complete()  # of variables in shards no other rank has this one's
+            self._finish(variables, tf.nest.map_structure(_received, returned))
 
 
-def not_again() -> AbstractContextManager[None]:
-    """Returns the context of a call of which a lost rank has a part that no other has: it is not made again."""
-    return setting(_in_call, True)
+_OWN_COLLECTIVE = (
+    "fit, evaluate, predict and steps of strategy.function go on by themselves. Received: a collective outside of "
+    "these, for which each rank may have had something of its own. Catch RankLostError on all ranks and call "
+    "keras_ddl.regroup()."
+)
+
+
+def _with_reason(error: Exception, reason: str) -> Exception:
+    """Returns `error`, which says who was lost, with why the others do not go on."""
+    if _DO_NOT not in str(error):
+        lost = f"rank {', '.join(map(str, ranks))}" if (ranks := getattr(error, "ranks", ())) else "the lost rank"
+        rest = "--restarts starts the job again from its last checkpoint."
+        error.args = (f"{_DO_NOT} without {lost}. {reason} {rest} ({error})",)
+    return error
+
+
+_DO_NOT = "The other ranks do not go on"
+_PREDICTIONS = (
+    "predict goes on where all ranks have all predictions. Received: Strategy(gather_predictions='rank0'), and rank 0 "
+    "was lost."
+)
 
 
 def _gathers_on_rank_0() -> bool:

@@ -126,7 +126,7 @@ def test_a_newcomer_that_has_joined_goes_on_recording(board: Board) -> None:
     "spoil",
     [
         lambda record: record.add("a", threading.Lock()),
-        lambda record: (record.begin_call(), record.break_off_call()),
+        lambda record: record.close("a fit that has failed"),
         lambda record: [record.add("a", np.zeros(16 << 20)) for _ in range(3)],
     ],
     ids=["not picklable", "a fit that has failed", "too much"],
@@ -134,7 +134,7 @@ def test_a_newcomer_that_has_joined_goes_on_recording(board: Board) -> None:
 def test_a_job_that_takes_no_newcomers_says_why(board: Board, spoil: Callable[[Record], object]) -> None:
     record, replay = Record(board, [], 0), Replay(board, "3")
     spoil(record)
-    with answering(record), pytest.raises(CollectiveError, match="it takes no newcomers"):
+    with answering(record), pytest.raises(CollectiveError, match="takes no newcomers"):
         replay.result("a")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Batch, Program, Report, Sharded, Snapshots, build_step
+from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.cut.program import Value
 
@@ -29,6 +29,7 @@ class Exchange:
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
+        self.breaks = ""  # the name of a collective that fails
         self._timeout = timeout
         self._condition = threading.Condition()
         self._given: dict[str, dict[int, Any]] = {}
@@ -36,6 +37,8 @@ class Exchange:
 
     def meet(self, name: str, rank: int, value: Any) -> list[Any]:
         """Returns the values of all ranks."""
+        if name == self.breaks:
+            raise RuntimeError(f"{name}: a rank was lost")
         with self._condition:
             while rank in self._given.get(name, {}):  # a loop's next round, before all have left the one before
                 assert self._condition.wait(self._timeout), f"{name}: not all ranks left"
@@ -86,6 +89,14 @@ class SimulatedCollectives:
         found.set_shape([None, *tensor.shape.as_list()[1:]])
         return found
 
+    def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
+        def run(array: np.ndarray) -> np.ndarray:
+            return self.exchange.meet(name, self.rank, array)[(self.rank - offset) % self.size]
+
+        found = tf.numpy_function(run, [tensor], tensor.dtype)
+        found.set_shape([None, *tensor.shape.as_list()[1:]])
+        return found
+
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
@@ -106,7 +117,7 @@ class Simulation:
         static: whether tracing sees the number of rows.
         chunks: gives (first, number of) rows by rank.
         variables: that the step uses; each rank has copies of its own.
-        sharded: those of them of which each rank has a chunk.
+        sharded: those of them of which each rank has a chunk. mirrors: on the rank so much further; 0: there are none.
         options: of build_step.
     """
 
@@ -120,6 +131,7 @@ class Simulation:
         chunks: Callable[[int, int], list[tuple[int, int]]] = chunks,
         variables: Sequence[tf.Variable] = (),
         sharded: Sequence[tf.Variable] = (),
+        mirrors: int = 0,
         **options: Any,
     ) -> None:
         self.size, self.static, self.chunks, self.options = size, static, chunks, options
@@ -135,6 +147,11 @@ class Simulation:
         for rank, copies in enumerate(self.copies):
             for each in sharded:
                 copies[id(each.handle)] = tf.Variable(self.layout(each).cut(each.numpy(), rank))
+        self.mirrors: list[dict[int, tf.Variable]] = [{} for _ in range(size)]
+        for rank, held in enumerate(self.mirrors if mirrors else []):
+            for each in sharded:
+                held[id(each.handle)] = tf.Variable(self.layout(each).cut(each.numpy(), (rank - mirrors) % size))
+        self._offset, self._sharded = mirrors, list(sharded)
         if sharded:
             self.options["shards"] = [each.handle for each in sharded]
         self.functions = [self._function(rank, rows) for rank in range(size)]
@@ -155,10 +172,17 @@ class Simulation:
                 report=self.reports[rank],
                 captured=lambda outer: copies[id(outer)].handle if id(outer) in copies else outer,
                 snapshots=self.snapshots[rank],
+                mirrors=self._mirrors(rank),
                 **self.options,
             )
 
         return tf.function(step, autograph=False, reduce_retracing=True)
+
+    def _mirrors(self, rank: int) -> Mirrors | None:
+        own, others = self.copies[rank], self.mirrors[rank]
+        in_shards = [(id(each.handle), each) for each in self._sharded if id(each.handle) in others]
+        mirrors = [Mirror(own[k].handle, others[k].handle, self.layout(v), v.dtype) for k, v in in_shards]
+        return Mirrors(mirrors, self._offset) if mirrors else None
 
     def layout(self, variable: tf.Variable) -> Layout:
         return Layout(tuple(variable.shape), self.size)

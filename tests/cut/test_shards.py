@@ -29,7 +29,7 @@ def test_layout_gives_each_entry_to_one_rank(shape, size):
 class Trained:
     """A small network and a Keras optimizer, whose slots of matrices are held in shards."""
 
-    def __init__(self, optimizer, *, size=3, wrap=lambda optimizer: optimizer, look=None, least=4):
+    def __init__(self, optimizer, *, size=3, wrap=lambda optimizer: optimizer, look=None, least=4, mirrors=0):
         keras.utils.set_random_seed(2)
         shapes = [(5, 7), (7,), (7, 3)]
         self.weights = [keras.Variable(RNG.normal(size=shape), dtype="float64") for shape in shapes]
@@ -60,6 +60,7 @@ class Trained:
             size,
             variables=self.variables,
             sharded=self.sharded,
+            mirrors=mirrors,
             parts=[each.handle for each in self.accumulators],
         )
 

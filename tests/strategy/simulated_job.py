@@ -104,7 +104,13 @@ class Rank:
         self.answer: list[Any] = []  # of the launcher
         self._next: Any = None
         self._go, self._program = threading.Semaphore(0), program
-        self.cut_step = SimpleNamespace(traces=0, forget_traces=self._forget_traces, draws_in_kernels=lambda: False)
+        self.cut_step = SimpleNamespace(
+            traces=0,
+            forget_traces=self._forget_traces,
+            why_not_again=lambda: None,
+            begin=lambda: None,
+            complete=lambda: None,
+        )
         self.caller = Caller(self.cut_step)
         self.has_trace = False
         self.strategy: Any = None

@@ -1,7 +1,7 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention
+    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, shards+accumulation
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, never; moment (WHEN: milliseconds after the second step has begun); recovery
         (milliseconds after this rank has begun to go on without another one)
@@ -25,6 +25,7 @@ import tensorflow as tf
 
 import keras_ddl
 from keras_ddl import communicator, ops
+from keras_ddl.strategy.shards import gathered_slots
 
 ROWS, BATCH, EPOCHS = 90, 20, int(os.environ.get("EPOCHS", "3"))
 MODEL, DATA = sys.argv[1:3]
@@ -35,7 +36,9 @@ KILLED = {
 
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
-strategy = keras_ddl.Strategy(seed=3) if "KERAS_DDL_RUN_DIR" in os.environ else None
+KIND, MODEL = MODEL, "mlp" if MODEL in ("shards", "accumulation", "shards+accumulation") else MODEL
+os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
+strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND) if "KERAS_DDL_RUN_DIR" in os.environ else None
 keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
 PAUSE = float(os.environ.get("PAUSE", "0")) if strategy is not None else 0.0  # seconds per step
@@ -112,7 +115,7 @@ class Kills(keras.callbacks.Callback):
         time.sleep(PAUSE)
 
     def on_train_batch_begin(self, batch, logs=None):
-        steps = int(model.optimizer.iterations.numpy())
+        steps = int(model.optimizer._iterations.numpy())
         kill("between", steps)
         if steps == 1:
             kill_later("moment")
@@ -131,20 +134,26 @@ class Kills(keras.callbacks.Callback):
 
 with strategy.scope() if strategy is not None else contextlib.nullcontext():
     model = keras.Sequential([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1)])
+    several = {"gradient_accumulation_steps": 3} if "accumulation" in KIND else {}
     model.compile(
-        keras.optimizers.AdamW(0.01, global_clipnorm=1.0),
+        keras.optimizers.AdamW(0.01, global_clipnorm=1.0, **several),
         "mse",
         metrics=["mae"],
         steps_per_execution=2 if DATA == "several" else 1,
         jit_compile=False,
     )
 kills = Kills()
+in_shards = "shards" in KIND and strategy is not None and strategy.size > 1
 history = model.fit(
     **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=[kills]
 )
 history.history["steps"] = [kills.steps]  # a callback of the program that counts
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
-weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
+if in_shards:
+    assert bool(gathered_slots.slots_of(model)) == (strategy.size > 1)
+    assert strategy.size == 1 or "mirror " in strategy.explain(model)
+with strategy.whole_optimizer(model) if strategy is not None else contextlib.nullcontext():
+    weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
 if strategy is not None and strategy.size > 1:
     seen = communicator.all_gather_object(repr(weights))
     assert all(each == seen[0] for each in seen), "the ranks' weights are not the same"

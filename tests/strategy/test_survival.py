@@ -22,25 +22,27 @@ pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 @cache
-def of_one_process(model: str, data: str) -> list:
-    ended = subprocess.run([sys.executable, PROGRAM, model, data], capture_output=True, text=True, check=True)
+def of_one_process(program: str, model: str, data: str) -> list:
+    ended = subprocess.run([sys.executable, program, model, data], capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])[2:]
 
 
-def of_ranks(tmp_path: Path, ranks: int, *arguments: str) -> tuple[Ended, list[list]]:
-    ended = run(["run", "-np", str(ranks), "--min-np", "1", "python", PROGRAM, *arguments], tmp_path)
+def of_ranks(tmp_path: Path, ranks: int, program: str, *arguments: str) -> tuple[Ended, list[list]]:
+    ended = run(["run", "-np", str(ranks), "--min-np", "1", "python", program, *arguments], tmp_path)
     assert ended.status == 0, ended
     lines = [re.sub(r"^\[\d\] ", "", line) for line in ended.out.splitlines()]
     return ended, sorted(json.loads(line) for line in lines if line.startswith("["))
 
 
-def check(tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int = 3) -> None:
-    ended, left = of_ranks(tmp_path, ranks, model, data, where, *killed)
+def check(
+    tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int = 3, program: str = PROGRAM
+) -> None:
+    ended, left = of_ranks(tmp_path, ranks, program, model, data, where, *killed)
     lost = {int(each.partition(":")[0]) for each in killed}
     assert [each[0] for each in left] == [rank for rank in range(ranks) if rank not in lost], ended
     assert [each[1] for each in left] == list(range(ranks - len(lost))), ended
     assert ended.err.count(" was lost (killed by SIGKILL); ") == len(lost), ended
-    history, weights, predicted = of_one_process(model, data)
+    history, weights, predicted = of_one_process(program, model, data)
     for _, _, seen, values, made in left:
         assert seen.keys() == history.keys()
         for name in history:
@@ -54,10 +56,28 @@ def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 
 
+def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
+    check(tmp_path, "shards", "arrays", "step", "1:7")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention"])
+@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "accumulation", "shards+accumulation"])
 def test_models(model: str, tmp_path: Path) -> None:
-    check(tmp_path, model, "arrays", "step", "2:6")
+    check(tmp_path, model, "arrays", "step", "2:7")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9"])
+def test_moments_with_shards(moment: str, tmp_path: Path) -> None:
+    check(tmp_path, "shards", "dataset", *moment.split())
+
+
+@pytest.mark.long
+def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path) -> None:
+    killed = ["between", "1:5", "2:5"]
+    ended = run(["run", "-np", "4", "--min-np", "1", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
+    assert ended.status == 137, ended
+    assert "were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
 @pytest.mark.long

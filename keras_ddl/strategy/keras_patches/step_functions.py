@@ -14,7 +14,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, notice
 from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, take_chunk, total_rows
-from keras_ddl.strategy import fits, survival, trainer_calls
+from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
@@ -22,6 +22,9 @@ from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_for_all, trace_for_all
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller
+
+_OWN_DATA = "data of which each rank reads its own part"
+_OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes rows of its own"
 
 
 class _KerasFunction(Caller):
@@ -35,19 +38,21 @@ class _KerasFunction(Caller):
         self._executions: dict[Any, Execution] = {}
         self._has_executed = False  # in this call, and may have traced
 
-    def _call(self, run: Callable[[], Any], *, again: bool = True) -> Any:
-        """Calls `run` on all ranks together; again, where some are lost and a job goes on that may."""
+    def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
+        """Calls `run` on all ranks together; again, where some are lost and a job goes on that may.
+
+        rows_of_ranks: what of the batch only one rank has.
+        """
         if self._survival is None:
             return self.together(run)
-        if not again:
-            with survival.not_again():
-                return self.together(run)
+        self.cut_step.rows_of_ranks = rows_of_ranks
 
         def call() -> Any:
             if self._epoch != self._job.epoch:  # what was cut for more ranks; what was traced stays
                 self._epoch = self._job.epoch
                 self._executions.clear()
                 self._kinds.rebuild()
+                self.cut_step.forget_graphs()
             return self.together(run)
 
         return self._survival.call(call, lambda: [*models.written_by_steps(self._model), *notice.variables()], self)
@@ -97,9 +102,11 @@ class IteratorFunction(_KerasFunction):
         if self._survival is not None and self._step == "train_step" and fits.is_outermost(self._model):
             self._survival.between_steps(self)
         try:
-            if isinstance(iterator, tf.data.Iterator) and (rows := reading.rows_of(iterator)).is_global:
+            if not isinstance(iterator, tf.data.Iterator):
+                return self._call(lambda: self._run(iterator), _OWN_BATCH)
+            if (rows := reading.rows_of(iterator)).is_global:
                 return self._execute_kept(iterator, rows)
-            return self._call(lambda: self._run(iterator), again=False)
+            return self._call(lambda: self._run(iterator), _OWN_DATA)
         except tf.errors.OutOfRangeError:
             self.cut_step.restore()
             self._run_without_batch(iterator)
@@ -107,7 +114,6 @@ class IteratorFunction(_KerasFunction):
 
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
         """Executes steps on global batches, each kept until its step has ended: it may run again, on other rows."""
-        in_fit = self._step == "train_step" and fits.of(self._model) is not None
         kind, returned = self._kinds.of(rows.spec), None
         for _ in range(self._model.steps_per_execution):
             try:
@@ -117,14 +123,12 @@ class IteratorFunction(_KerasFunction):
                     self.cut_step.run_without_batch(kind.traces[0])
                 raise
 
-            if in_fit and self._survival is not None:
+            if self._survival is not None and self._step == "train_step":
                 self._survival.check_batch(tf.nest.flatten(batch))
 
             def run(batch: Any = batch) -> Any:
                 self._has_executed = False
-                if in_fit:
-                    accumulation.begin_step(self._model, self._job.rank)
-                execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True, accumulates_parts=in_fit)
+                execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True)
                 return self._execute(execution, self._own_rows(batch))
 
             returned = self._call(run)
@@ -142,13 +146,13 @@ class IteratorFunction(_KerasFunction):
         return self._execute(self._execution(kind, UNKNOWN, is_single=True), batch)
 
     def _execution_on(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
-        in_fit = self._step == "train_step" and fits.of(self._model) is not None
-        if in_fit:
+        in_parts = self._step == "train_step" and fits.of(self._model) is not None and not self._job.goes_on
+        if in_parts:
             accumulation.begin_step(self._model, self._job.rank)
         if iterator not in self._by_iterator:
             spec, rows = iterator.element_spec, reading.rows_of(iterator)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
-            execution = self._execution(kind, rows, accumulates_parts=in_fit)
+            execution = self._execution(kind, rows, accumulates_parts=in_parts)
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
             self._by_iterator[iterator] = execution, None if typed is iterator else typed
@@ -197,7 +201,7 @@ class PredictFunction(_KerasFunction):
         rows = loop.iterator.batch_rows
         if rows.is_global:
             return self._call(lambda: self._run(rows, self._own_rows(batches)))
-        return self._call(lambda: self._run(rows, batches), again=False)
+        return self._call(lambda: self._run(rows, batches), _OWN_DATA)
 
     def _run(self, rows: BatchRows, batches: Sequence[Any]) -> Any:
         self._has_executed = False

@@ -82,7 +82,7 @@ def scatter_restored(slots: Sequence[ShardedVariable], root: int = 0) -> None:
         if is_restored:
             restored = each.restored if communicator.rank() == root else tf.zeros(each.shape, each.dtype)
             value = ops.broadcast(restored, root=root, name=_name(each, "spread"))
-            each.chunk.assign(each.layout.cut(value, communicator.rank()))
+            each.share.assign(value)
         each.restored = None
 
 

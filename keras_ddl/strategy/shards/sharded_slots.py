@@ -2,7 +2,8 @@
 
 A slot is a variable that an optimizer keeps for a weight, as Adam's moments. Keras creates it, and its value is
 replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own;
-beside it this rank's chunk (cut/flat_shards.py). A step that is traced on the global batch reads and assigns it as
+beside it this rank's chunk (cut/flat_shards.py) and, in a job that goes on when a rank is lost, the mirror of another
+rank's (cut/mirrors.py). A step that is traced on the global batch reads and assigns it as
 ever, and the cut computes with the chunks. Anything else that reads it is refused, unless it has been gathered
 (gathered_slots.py): there is no way to read a number that is not the slot's.
 """
@@ -10,9 +11,12 @@ ever, and the cut computes with the chunks. Anything else that reads it is refus
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,51 +38,118 @@ _ENTRYWISE = tuple(
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank adds up its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
+_numbers = itertools.count()
 _deferring: ContextVar[bool] = ContextVar("keras_ddl_deferring_slots", default=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one rank stores of a slot, as the ranks of one moment have shared it out.
+
+    Attributes:
+        layout: which entries are whose. rank: whose `chunk` this is. offset: of mirrors: rank r's chunk is also in the
+            mirror of rank (r + offset) % layout.size; 0: there are none.
+        chunk, mirror: variables.
+    """
+
+    layout: Layout
+    rank: int
+    offset: int
+    chunk: Any
+    mirror: Any
+
+    @property
+    def mirrored_rank(self) -> int:
+        """Whose chunk the mirror has."""
+        return (self.rank - self.offset) % self.layout.size
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Takes this rank's share of a complete value."""
+        self.chunk.assign(self.layout.cut(value, self.rank))
+        if self.mirror is not None:
+            self.mirror.assign(self.layout.cut(value, self.mirrored_rank))
 
 
 class ShardedVariable(UninitializedVariable):
     """A variable whose entries are spread over the ranks, a chunk on each.
 
+    When a job goes on with one rank, which has all entries, it is a variable like any other: `is_complete`.
+
     Attributes:
-        chunk: this rank's entries, a tf.Variable. layout: which entries are whose.
+        share: what this rank stores. next_share: what it will store as soon as every rank has its own
+            (lost_chunks.py). shares: how often it was shared out anew.
+        number: of those that this process has made: the same on all ranks, which make them in the same order.
+        initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all.
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
-    def __init__(self, value: tf.Tensor, name: str, job: Job) -> None:
+    def __init__(self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor]) -> None:
         super().__init__(trainable=False, shape=value.shape, dtype=value.dtype, name=name)
-        self.layout = Layout(tuple(value.shape.as_list()), job.size)
-        self._rank = job.rank
-        with tf.device(job.device):
-            chunk = self.layout.cut(value, self._rank)
-            # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
-            self.chunk = UninitializedVariable(trainable=False, shape=chunk.shape, dtype=chunk.dtype, name="chunk")
-            self.chunk.assign(chunk)
+        self.number, self.initial = next(_numbers), initial
+        self.is_complete = False
+        self.share = self.share_of(value, job)
+        self.next_share: Share | None = None
+        self.shares = 0
         self.gathered: tf.Tensor | None = None
         self.restored: tf.Tensor | None = None
         self.assignments = (0, 0)
         _slots[id(self.handle)] = self
 
+    @property
+    def layout(self) -> Layout:
+        return self.share.layout
+
+    @property
+    def chunk(self) -> Any:
+        """This rank's entries, a tf.Variable."""
+        return self.share.chunk
+
+    def share_of(self, value: tf.Tensor, job: Job) -> Share:
+        """Returns what this rank stores of a complete value, with the ranks that a job has now."""
+        layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
+
+        def stored(rank: int, name: str) -> Any:
+            entries = layout.cut(value, rank)
+            # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
+            variable = UninitializedVariable(trainable=False, shape=entries.shape, dtype=entries.dtype, name=name)
+            variable.assign(entries)
+            return variable
+
+        with tf.device(job.device):
+            mirror = stored((job.rank - offset) % job.size, "mirror") if offset else None
+            return Share(layout, job.rank, offset, stored(job.rank, "chunk"), mirror)
+
+    def take_next_share(self) -> None:
+        """Stores what it is to store from now on, if there is something."""
+        if self.next_share is None:
+            return
+        self.share, self.next_share = self.next_share, None
+        self.shares += 1
+        if self.layout.size == 1:
+            self.is_complete = True
+            super().assign(tf.reshape(self.chunk, self.shape))
+            self.share = Share(self.layout, 0, 0, None, None)
+
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         return tf.constant(True)
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if _in_traced_step():
+        if self.is_complete or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
         if self.gathered is None or not tf.executing_eagerly():
             raise self._refusal("a read")
         return self.gathered
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if _in_traced_step():
+        if self.is_complete or _in_traced_step():
             return super().assign(value, *args, **kwargs)
         if not tf.executing_eagerly():
             raise self._refusal("an assignment")
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
-        self.chunk.assign(self.layout.cut(value, self._rank))
+        self.share.assign(value)
         if _deferring.get():
             self.restored = value
         else:
@@ -88,12 +159,12 @@ class ShardedVariable(UninitializedVariable):
         return self
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _in_traced_step():
+        if not self.is_complete and not _in_traced_step():
             raise self._refusal("assign_add")
         return super().assign_add(delta, *args, **kwargs)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _in_traced_step():
+        if not self.is_complete and not _in_traced_step():
             raise self._refusal("assign_sub")
         return super().assign_sub(delta, *args, **kwargs)
 
@@ -102,15 +173,16 @@ class ShardedVariable(UninitializedVariable):
         return ConfigError(
             "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), can be used only "
             "inside steps of fit and strategy.function, and not with run_eagerly=True. Received: "
-            f"{what} of {self.name} {where} (rank {self._rank}). Read and save it inside `with "
+            f"{what} of {self.name} {where} (rank {self.share.rank}). Read and save it inside `with "
             "strategy.whole_optimizer(model):`, on all ranks; save with "
             "keras_ddl.callbacks.Checkpoint; or make the Strategy without shard_optimizer."
         )
 
     def __repr__(self) -> str:
-        first, count = self.layout.chunk(self._rank)
+        rank = self.share.rank
+        first, count = self.layout.chunk(rank)
         return (
-            f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {self._rank} has entries "
+            f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
             f"{first} to {first + count}>"
         )
 
@@ -129,22 +201,27 @@ def deferring_restored_values() -> AbstractContextManager[None]:
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable that a keras.Variable or tf.Variable has or is; None: it is not in shards."""
-    if isinstance(variable, ShardedVariable):
-        return variable
-    inner = models.inner_variable(variable)
-    return inner if isinstance(inner, ShardedVariable) else None
+    inner = variable if isinstance(variable, ShardedVariable) else models.inner_variable(variable)
+    return inner if isinstance(inner, ShardedVariable) and not inner.is_complete else None
 
 
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
     slot = _slots.get(id(handle))
-    return slot if slot is not None and slot.handle is handle else None
+    return slot if slot is not None and slot.handle is handle and not slot.is_complete else None
 
 
-def local_variable(variable: Any) -> Any:
-    """Returns the variable with what this rank stores of `variable`: its chunk, or all of it."""
+def all_in_shards() -> list[ShardedVariable]:
+    """Returns the slots in shards of this process, as they were made."""
+    return sorted((each for each in _slots.values() if not each.is_complete), key=lambda each: each.number)
+
+
+def local_variables(variable: Any) -> list[Any]:
+    """Returns the variables with what this rank stores of `variable`: its chunk and another's mirror, or all of it."""
     slot = sharded_variable(variable)
-    return variable if slot is None else slot.chunk
+    if slot is None:
+        return [variable]
+    return [slot.share.chunk] if slot.share.mirror is None else [slot.share.chunk, slot.share.mirror]
 
 
 # ---- where Keras creates them
@@ -189,10 +266,11 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
     if job is not None and is_slot and _is_large(job, shape, name):
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
-            first = keras.initializers.get(initializer)
+            first, dtype = keras.initializers.get(initializer), variable.dtype
             made = models.inner_variable(variable)
-            value = made.read_value() if is_made else first(shape, dtype=variable.dtype)
-            models.replace_inner_variable(variable, ShardedVariable(value, made.name.partition(":")[0], job))
+            value = made.read_value() if is_made else first(shape, dtype=dtype)
+            slot = ShardedVariable(value, made.name.partition(":")[0], job, lambda: first(shape, dtype=dtype))
+            models.replace_inner_variable(variable, slot)
 
 
 def _is_large(job: Job | None, shape: tuple[int, ...], name: str | None) -> bool:

@@ -4,6 +4,9 @@ Within an epoch of fit each rank accumulates the gradients of its own rows, and 
 update. Before the program may look at the accumulators (in a callback, at the end of an epoch, after fit) the ranks'
 parts are summed, and every rank has the total, as one process has. In the next step rank 0 continues from the total and
 the others from zero, so that the update sums the same.
+
+In a job that goes on when a rank is lost, a part would be lost with its rank. There each step sums its gradients over
+ranks, and every rank accumulates the total.
 """
 
 from __future__ import annotations
@@ -28,11 +31,6 @@ def begin_step(model: Any, rank: int) -> None:
     if rank != 0:
         for variable in models.accumulators_of(model):
             variable.assign(tf.zeros_like(variable.value))
-
-
-def is_in_parts() -> bool:
-    """Whether ranks have accumulated parts that no other rank has."""
-    return any(models.is_accumulating(model) for model in _in_parts)
 
 
 def combine(model: Any) -> None:

@@ -26,6 +26,13 @@ ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 ALONE = "1 rank: nothing moves between ranks."
 _LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 _steps = itertools.count()
+# Against what keeps a state of its own, by the beginning of its type.
+_REMEDIES = {
+    "Iterator": "Pass the batch to the step, not the iterator.",
+    "Lookup": "Change the table outside of the step.",
+    "Queue": "Use the queue outside of the step.",
+    "": "Draw from keras.random with a SeedGenerator.",
+}
 
 
 class CutStep:
@@ -45,7 +52,10 @@ class CutStep:
         self.traces = 0  # begun
         self._snapshots: list[cut.Snapshots] = []
         self._copies: list[tuple[Any, tf.Tensor]] = []
+        self._has_failed = False
+        self.rows_of_ranks = ""  # what of its batches only one rank has, for messages; "": every rank has all of them
         self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
+        self._trained: set[tuple[int, ...]] = set()  # shapes of the weights
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
         self._known: set[Any] = set()  # references of variables that are equal on all ranks already
 
@@ -61,7 +71,39 @@ class CutStep:
 
     def tables(self) -> list[str]:
         """Returns a table of the collectives of each trace, under the step's name."""
-        return [f"{self.name}, one step:\n{report.text()}" for report in self.reports]
+        lost = self.when_a_rank_is_lost()
+        return [f"{self.name}, one step:\n{report.text()}\n{lost}" for report in self.reports]
+
+    def why_not_again(self) -> str | None:
+        """Returns why the ranks that are left cannot make this step again when one is lost: rule, what was received,
+        remedy. None: they can, in a job that goes on.
+        """
+        if self.rows_of_ranks:
+            return (
+                "A step is made again where every rank can read the whole batch. Received: "
+                f"{self.rows_of_ranks}, in {self.name}. Use fit or strategy.function, and give all ranks the same."
+            )
+        for concrete in self._traced:
+            found = cut.not_repeatable(concrete.graph)
+            if found is not None:
+                kind, line = found
+                return (
+                    "A step is made again where it changes nothing but variables. Received: "
+                    f"{kind}{f' ({line})' if line else ''} in {self.name}, which keeps a state of its own. "
+                    + next(remedy for beginning, remedy in _REMEDIES.items() if kind.startswith(beginning))
+                )
+        return None
+
+    def when_a_rank_is_lost(self) -> str:
+        """Returns a line on what becomes of this step then."""
+        reason = self.why_not_again()
+        if reason is not None:
+            return f"when a rank is lost: the job ends. {reason}"
+        if self._job.goes_on:
+            return "when a rank is lost: the others make this step again"
+        return (
+            "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
+        )
 
     def restore(self) -> None:
         """Restores, after a failed run, the variables that it has written before its commit."""
@@ -70,6 +112,25 @@ class CutStep:
         for variable, value in self._copies:
             variable.assign(value)
         self._copies = []
+        self._has_failed = True
+
+    def complete(self) -> None:
+        """Writes, after a failed run that other ranks have committed, what only this rank has computed of it."""
+        for each in self._snapshots:
+            each.complete()
+
+    def begin(self) -> None:
+        """Forgets what a failed run has left."""
+        if self._has_failed:
+            self._has_failed = False
+            for each in self._snapshots:
+                each.discard()
+
+    def forget_graphs(self) -> None:
+        """Forgets what was built for other ranks than there are now; what was traced stays."""
+        self._snapshots.clear()
+        self._without_batch.clear()
+        self.reports.clear()
 
     def copy_eagerly(self, variables: Sequence[Any]) -> None:
         """Copies variables that a step that runs eagerly may write; [] when it has committed."""
@@ -79,10 +140,6 @@ class CutStep:
     def committed(self) -> tf.Operation:
         """The commit of the step that was built last, after which its variables are written."""
         return self._snapshots[-1].committed
-
-    def draws_in_kernels(self) -> bool:
-        """Whether a kernel of the step keeps the state of its random numbers, which another graph would begin anew."""
-        return any("seed2" in each.attr for concrete in self._traced for each in _nodes(concrete))
 
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
@@ -102,6 +159,7 @@ class CutStep:
         self._refuse_collectives(concrete)
         self._agree_on_variables(concrete, parts())
         self._traced.append(concrete)
+        self._trained.update(tuple(each.shape) for each in concrete.graph.trainable_variables)
         return concrete
 
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
@@ -135,18 +193,20 @@ class CutStep:
         """
         slots = {id(outer): sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured}
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
-        trained = {tuple(each.shape) for concrete in self._traced for each in concrete.graph.trainable_variables}
         collectives = cut.StepCollectives(
             scope,
             self.rank,
             self.size,
             self._plan,
             compression=self._job.settings.compression,
-            weights=trained,
+            weights=self._trained,
             feedback=self._feedback,
         )
         if begins_with is not None:
             collectives.begin_with(begins_with)
+        shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
+        mirrored = [each for each in shares.values() if each.mirror is not None]
+        mirrors = [cut.Mirror(s.chunk.handle, s.mirror.handle, s.layout, s.chunk.dtype) for s in mirrored]
         self._snapshots.append(cut.Snapshots())
         seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
         with tf.device(self._job.device):
@@ -162,6 +222,7 @@ class CutStep:
                 captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
                 snapshots=self._snapshots[-1],
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
+                mirrors=cut.Mirrors(mirrors, self._job.mirror_offset) if mirrors else None,
                 **options,
             )
         collectives.follow_plan()
@@ -195,7 +256,7 @@ class CutStep:
         """Warns where a trace is built into a second graph of this rank, for batches that come in another form: kernels
         that store the state of their random numbers begin anew there, and go on in one process.
         """
-        drawing = next((each.name for each in _nodes(concrete) if "seed2" in each.attr), None)
+        drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
         if drawing is not None and self.rank == 0:
             stack_position.warn(
                 f"{self.name}: {drawing} keeps its random state in its kernel. This batch comes in a different form "

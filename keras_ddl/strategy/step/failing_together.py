@@ -75,6 +75,7 @@ class Caller:
     def together(self, call: Callable[[], _T]) -> _T:
         """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
         self._traces_before = self.cut_step.traces
+        self.cut_step.begin()
         return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
 
 

@@ -19,7 +19,7 @@ from keras_ddl.data import order
 from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.interface import StrategyInterface
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.failing_together import Caller
@@ -50,11 +50,19 @@ class StepFunction(Caller):
             else tf.function(step, reduce_retracing=reduce_retracing)
         )
         self._reduce_retracing = reduce_retracing
-        self._batches, self.rank = batches, strategy.rank
+        self._batches = batches
         self._scope = f"{self.__name__}_{number}"
         super().__init__(CutStep(self.__name__, self._scope, strategy.job))
+        if batches == "rank":
+            self.cut_step.rows_of_ranks = "batches='rank', rows of each rank's own"
         self._calls = 0
         self._traced: dict[Hashable, _Traced] = {}
+        self._epoch = strategy.job.epoch
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self.cut_step.rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
@@ -67,9 +75,23 @@ class StepFunction(Caller):
                 "tf.function around it, or put strategy.function in its place."
             )
         self._calls += 1  # on all ranks, whatever happens
-        return self.together(lambda: self._call(args, kwargs))
+        if self._strategy.survival is None:
+            return self.together(lambda: self._call(args, kwargs, []))
+        used: list[Any] = []  # variables of the trace that the call uses
 
-    def _call(self, args: Any, kwargs: Any) -> Any:
+        def call() -> Any:
+            if self.cut_step.size == 1:
+                return self._function(*args, **kwargs)
+            if self._epoch != self._strategy.job.epoch:  # what was built for more ranks; what was traced stays
+                self._epoch = self._strategy.job.epoch
+                self.cut_step.forget_graphs()
+                for each in self._traced.values():
+                    each.forget_graph()
+            return self.together(lambda: self._call(args, kwargs, used))
+
+        return self._strategy.survival.call(call, lambda: used, self)
+
+    def _call(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
         structure = tf.nest.map_structure(_as_tensor, (args, kwargs))
         leaves = [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
         rows: int | None = next((rows for rows in map(rows_of, leaves) if rows is not None), None)
@@ -80,6 +102,7 @@ class StepFunction(Caller):
         )
         self._compare(arguments)
         traced = self._find(arguments, rows)
+        used[:] = traced.variables
         with ops.translate_errors():
             return traced(arguments.tensors)
 
@@ -103,7 +126,10 @@ class StepFunction(Caller):
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
-        return ALONE if self.cut_step.size == 1 else "\n\n".join(report.text() for report in self.cut_step.reports)
+        if self.cut_step.size == 1:
+            return ALONE
+        lost = self.cut_step.when_a_rank_is_lost()
+        return "\n\n".join(f"{report.text()}\n{lost}" for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:
         """Checks now and then that the arguments of all ranks are the same."""
@@ -213,31 +239,49 @@ class _TracedBatch(NamedTuple):
 
 
 class _Traced:
-    """The step for arguments of one kind."""
+    """The step for arguments of one kind.
+
+    Attributes: batch: which. variables: that the step uses, in the same order on all ranks.
+    """
 
     def __init__(
         self, owner: StepFunction, concrete: ConcreteFunction, arguments: Arguments, batch: _TracedBatch
     ) -> None:
         self.batch = batch
-        program = cut.Program(concrete.graph)
+        self._owner, self._arguments, self._concrete = weakref.proxy(owner), arguments, concrete
+        captured = [outer for outer, _ in concrete.graph.captures]
+        by_handle = {id(each.handle): each for each in concrete.graph.variables}
+        used = [by_handle[id(outer)] for outer in captured if id(outer) in by_handle]
+        self.variables = [each for each in used if each.dtype not in (tf.string, tf.variant, tf.resource)]
+        self._slots = gathered_slots.slots_in(self.variables)
         self._name = owner.__name__
-        of_captured = (sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured)
-        self._slots = [each for each in of_captured if each is not None]
         self._outputs = Outputs(concrete)
+        self._run: ConcreteFunction | None = self._built()
+
+    def _built(self) -> ConcreteFunction:
+        """Returns this rank's part."""
+        owner, arguments, batch = self._owner, self._arguments, self.batch
+        program = cut.Program(self._concrete.graph)
         local = list(batch.shapes)
         if batch.counts:
             for _, component in arguments.sharded():
                 local[component] = (batch.counts[owner.rank], *local[component][1:])
-        specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, concrete.inputs)]
+        specs = [tf.TensorSpec(shape, each.dtype) for shape, each in zip(local, self._concrete.inputs)]
 
         @do_not_convert
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
             return owner.build(program, arguments, batch, list(local))
 
-        self._run = tf.function(rank_step, autograph=False).get_concrete_function(*specs)
+        return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
+
+    def forget_graph(self) -> None:
+        """Has this rank's part built anew before the next call."""
+        self._run = None
 
     def __call__(self, tensors: list[tf.Tensor]) -> Any:
         gathered_slots.check_not_gathered(self._name, lambda: self._slots)
+        if self._run is None:
+            self._run = self._built()
         return self._outputs.packed(tf.nest.flatten(self._run(*tensors)))
 
 

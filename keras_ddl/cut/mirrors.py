@@ -1,0 +1,84 @@
+"""Mirrors of flat shards: each rank's shard has a copy on another rank, so that it is not lost with the first.
+
+A step sends the new value of every shard that it writes to the shard's mirror before it commits, and the commit writes
+both. So a mirror is never older than its shard: the state is "in memory before on disk" (Wang et al., "Gemini", SOSP
+2023), at every step. Cost: each rank sends and receives the bytes of its shards once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.cut.variable_ops import ASSIGN
+from keras_ddl.cut.writes import Writes
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """One variable in flat shards, on one rank.
+
+    Attributes:
+        shard: handle of the variable with this rank's shard. mirror: of that with the shard of another rank.
+        layout: which rank has which entries.
+    """
+
+    shard: tf.Tensor
+    mirror: tf.Tensor
+    layout: Layout
+    dtype: tf.DType
+
+
+class Mirrors:
+    """The mirrors of a step's shards. Rank r's are on rank (r + offset) % size."""
+
+    def __init__(self, mirrors: Sequence[Mirror], offset: int) -> None:
+        self._offset = offset
+        self._mirrors = list(mirrors)
+
+    @property
+    def shards(self) -> list[tf.Tensor]:
+        """The handles of the shards."""
+        return [each.shard for each in self._mirrors]
+
+    def update(self, writes: Writes, collectives: Collectives, everything: Callable[[], list[tf.Operation]]) -> None:
+        """Builds what gives all mirrors their new values. COLLECTIVE.
+
+        everything: returns the operations after which a shard that is written before the commit has its value.
+        """
+        postponed = [each for each in self._mirrors if writes.is_assigned(each.shard)]
+        early = [each for each in self._mirrors if writes.is_early(each.shard)]
+        self._send(postponed, [writes.value(each.shard, each.dtype) for each in postponed], writes, collectives, "")
+        if early:
+            with tf.control_dependencies(None), tf.control_dependencies(everything()):
+                read = [tf.raw_ops.ReadVariableOp(resource=each.shard, dtype=each.dtype) for each in early]
+            self._send(early, read, writes, collectives, "early_")
+        writes.snapshots.end_stage()
+
+    def _send(
+        self,
+        mirrors: Sequence[Mirror],
+        values: Sequence[tf.Tensor],
+        writes: Writes,
+        collectives: Collectives,
+        prefix: str,
+    ) -> None:
+        rank, size = collectives.rank, collectives.size
+        source = (rank - self._offset) % size
+        sizes = [each.layout.chunk(0)[1] * each.dtype.size for each in mirrors]  # of the longest: equal on all ranks
+        buckets = collectives.buckets(sizes, [each.dtype.name for each in mirrors]) if mirrors else []
+        with tf.control_dependencies(None):
+            for number, bucket in enumerate(buckets):
+                own = [tf.reshape(values[i], [-1]) for i in bucket]
+                sent = own[0] if len(own) == 1 else tf.concat(own, axis=0)
+                received = collectives.shift(sent, self._offset, f"{prefix}mirrors_{number}")
+                counts = [mirrors[i].layout.chunk(source)[1] for i in bucket]
+                received.set_shape([sum(counts)])
+                for i, value in zip(bucket, [received] if len(bucket) == 1 else tf.split(received, counts)):
+                    writes.assign(ASSIGN, mirrors[i].mirror, value)
+                    writes.snapshots.stage(mirrors[i].shard, values[i])
+                    writes.snapshots.stage(mirrors[i].mirror, value)
+                writes.report.mirrored(sum(sizes[i] for i in bucket), len(bucket))

@@ -1,0 +1,100 @@
+"""Mirrors of variables in shards are written with these; what is staged completes a step that others have committed."""
+
+import keras
+import numpy as np
+import pytest
+from cut.simulated import Simulation
+from cut.test_shards import Trained, X
+
+from keras_ddl.compat.tensorflow import tf
+
+
+def check(trained: Simulation, offset: int) -> None:
+    """Each mirror has the shard of the rank before it."""
+    for rank, mirrors in enumerate(trained.mirrors):
+        source = trained.copies[(rank - offset) % trained.size]
+        assert mirrors
+        for key, mirror in mirrors.items():
+            np.testing.assert_array_equal(mirror.numpy(), source[key].numpy())
+
+
+@pytest.mark.parametrize("size, offset", [(2, 1), (3, 1), (4, 2), (5, 3)])
+def test_mirrors_have_what_the_step_wrote(size: int, offset: int) -> None:
+    trained = Trained(keras.optimizers.AdamW(1e-2), size=size, mirrors=offset)
+    report = trained.train()
+    check(trained.simulation, offset)
+    assert [each.kind for each in report.entries].count("mirror") == 1 and report.copies == {}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_mirrors_of_what_a_branch_writes(size: int) -> None:
+    scaled = lambda each: keras.optimizers.LossScaleOptimizer(each, 2.0)  # noqa: E731
+    trained = Trained(keras.optimizers.Adam(1e-2), size=size, mirrors=1, wrap=scaled)
+    report = trained.train()
+    check(trained.simulation, 1)
+    assert [each.kind for each in report.entries].count("mirror") == 1 and sum(report.copies.values()) > 0
+
+
+def test_mirrors_of_rows_that_are_scattered() -> None:
+    table = tf.Variable(np.arange(10.0).reshape(5, 2))
+
+    def step(x):
+        total = tf.reduce_sum(x)
+        table.scatter_add(tf.IndexedSlices(tf.fill([2, 2], total), tf.constant([1, 3])))
+        return total
+
+    simulation = Simulation(step, [X], 2, variables=[table], sharded=[table], mirrors=1)
+    for _ in range(2):
+        simulation.expected(X)
+        simulation(X)
+        np.testing.assert_allclose(simulation.together(table), table.numpy(), rtol=1e-12)
+        check(simulation, 1)
+    assert list(simulation.reports[0].copies) == ["ResourceScatterAdd may write it"]
+
+
+def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_completes_it() -> None:
+    trained = Trained(keras.optimizers.Adam(1e-2), size=3, mirrors=1)
+    simulation = trained.simulation
+    trained.train(steps=2)
+    before = [held(simulation, rank) for rank in range(3)]
+    for each in simulation.snapshots:
+        each.complete()  # nothing is staged: the step has committed
+    for rank in range(3):
+        np.testing.assert_equal(held(simulation, rank), before[rank])
+    simulation.exchange.breaks = "commit"
+    simulation.expected(X)
+    with pytest.raises(tf.errors.OpError):
+        simulation(X)
+    for each in simulation.snapshots:
+        each.restore()
+    for rank in range(3):
+        np.testing.assert_equal(held(simulation, rank), before[rank])
+    for each in simulation.snapshots:
+        each.complete()
+    for variable in trained.sharded:
+        np.testing.assert_allclose(simulation.together(variable), variable, rtol=0, atol=1e-12)
+    check(simulation, 1)
+
+
+def test_what_was_staged_can_be_forgotten() -> None:
+    trained = Trained(keras.optimizers.Adam(1e-2), size=2, mirrors=1)
+    simulation = trained.simulation
+    trained.train(steps=1)
+    before = [held(simulation, rank) for rank in range(2)]
+    simulation.exchange.breaks = "commit"
+    with pytest.raises(tf.errors.OpError):
+        simulation(X)
+    for each in simulation.snapshots:
+        each.discard()
+        each.complete()
+    for rank in range(2):
+        np.testing.assert_equal(held(simulation, rank), before[rank])
+
+
+def held(simulation: Simulation, rank: int) -> list[np.ndarray]:
+    return [each.numpy() for each in (*simulation.copies[rank].values(), *simulation.mirrors[rank].values())]
+
+
+def test_without_mirrors_nothing_is_sent() -> None:
+    report = Trained(keras.optimizers.AdamW(1e-2)).train(steps=1)
+    assert "mirror" not in [each.kind for each in report.entries]

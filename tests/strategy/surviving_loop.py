@@ -1,0 +1,116 @@
+"""A loop of `strategy.function` of which ranks are killed, and which goes on. Run by test_survival_of_loops.py.
+
+surviving_loop.py KIND DATA [WHERE RANK:WHEN ...]    KIND: steps, shards, gan, method, open, two; and what ends the job:
+                                                     iterator, drawn, rows, batches, collective
+                                                     DATA: is not looked at. WHERE: step, between, never
+
+It prints [rank at first, rank at the end, losses, weights, predictions] as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_ddl
+from keras_ddl import communicator
+
+KIND = sys.argv[1]
+WHERE = sys.argv[3] if len(sys.argv) > 3 else "never"
+KILLED = {int(rank): int(when) for rank, _, when in (each.partition(":") for each in sys.argv[4:])}
+STEPS, BATCH = 14, 10
+
+keras.config.set_floatx("float64")
+tf.config.threading.set_intra_op_parallelism_threads(1)
+os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
+strategy = keras_ddl.Strategy(seed=3, shard_optimizer=KIND == "shards")
+keras.utils.set_random_seed(3)
+ME = strategy.rank
+rng = np.random.default_rng(0)
+x = rng.normal(size=(STEPS * BATCH + 7, 8))
+layers = keras.layers
+
+
+def kill(where: str, when: int) -> None:
+    if where == WHERE and KILLED.get(ME) == when:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def network(outputs: int) -> keras.Model:
+    dropout = layers.Dropout(0.2, seed=4)
+    return keras.Sequential(
+        [keras.Input((8,)), layers.Dense(16, "relu"), layers.BatchNormalization(), dropout, layers.Dense(outputs)]
+    )
+
+
+model, critic = network(8), network(1)
+optimizer, second = keras.optimizers.AdamW(0.01, global_clipnorm=1.0), keras.optimizers.SGD(0.01, momentum=0.9)
+mean = keras.metrics.Mean()
+
+
+def update(model: keras.Model, optimizer: keras.optimizers.Optimizer, of_loss) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        loss = of_loss()
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return loss
+
+
+def train_step(x, y):
+    if KIND == "drawn":
+        x += 0.01 * tf.random.normal(tf.shape(x), seed=1, dtype=x.dtype)
+    loss = update(model, optimizer, lambda: tf.reduce_mean(tf.square(y - model(x, training=True))))
+    if KIND == "gan":  # the second update reads what the first has written
+        loss += update(
+            critic,
+            second,
+            lambda: tf.reduce_mean(critic(tf.stop_gradient(model(x, training=True)), training=True) ** 2),
+        )
+    mean.update_state(loss)
+    return loss, mean.result()
+
+
+class Trainer:
+    def step(self, x, y):
+        return train_step(x, y)
+
+
+Trainer.step = strategy.function(Trainer.step)
+step = {
+    "method": Trainer().step,
+    "iterator": strategy.function(lambda iterator: train_step(*next(iterator))),
+    "rows": strategy.function(train_step, batches="rank"),
+    "open": strategy.function(train_step, reduce_retracing=True),
+}.get(KIND) or strategy.function(train_step)
+validate = strategy.function(lambda x: tf.reduce_sum(model(x) ** 2))
+iterator = iter(tf.data.Dataset.from_tensor_slices((x, np.tanh(x))).batch(BATCH).repeat())
+
+losses = []
+for number in range(STEPS):
+    kill("between", number)
+    threading.Timer(0.01 * rng.random(), kill, ["step", number]).start()
+    rows = slice(number * BATCH, (number + 1) * BATCH + (number % 3 if KIND == "open" else 0))
+    if KIND == "iterator":
+        loss, average = step(iterator)
+    else:
+        loss, average = step(x[rows], np.tanh(x[rows]))
+    losses.append([float(loss), float(average)])
+    if KIND == "two":
+        losses.append([float(validate(x[:12]))])
+    if KIND == "collective":
+        kill("collective", number)
+        communicator.all_gather_object(number)
+with strategy.whole_optimizer(optimizer):
+    variables = [*model.variables, *critic.variables, *optimizer.variables, *second.variables, *mean.variables]
+    weights = [np.asarray(each).ravel().tolist() for each in variables]
+if strategy.size > 1:
+    seen = communicator.all_gather_object(repr(weights))
+    assert all(each == seen[0] for each in seen), "the ranks' weights are not the same"
+    assert "when a rank is lost: the others make this step again" in step.explain()
+print(json.dumps([ME, strategy.rank, {"loss": sum(losses, [])}, weights, float(validate(x[:9]))]), flush=True)
