@@ -41,7 +41,8 @@ os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
 strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND) if "KERAS_DDL_RUN_DIR" in os.environ else None
 keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
-PAUSE = float(os.environ.get("PAUSE", "0")) if strategy is not None else 0.0  # seconds per step
+AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
+PAUSE = 1.0  # seconds per step, then
 rng = np.random.default_rng(0)
 x = rng.normal(size=(ROWS, 8, 6))
 y = np.tanh(x).mean((1, 2), keepdims=True)[:, 0]
@@ -49,7 +50,10 @@ layers = keras.layers
 
 
 def kill(where: str, when: int) -> None:
-    if KILLED.get(ME) == (when, where):
+    whose_turn = KILLED.get(ME, (0, "never"))
+    if AWAITED:  # some time after all of them are there
+        whose_turn = (when, whose_turn[1]) if whose_turn[0] <= when and strategy.size == AWAITED else (-1, "")
+    if whose_turn == (when, where):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -112,7 +116,8 @@ class Kills(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
-        time.sleep(PAUSE)
+        if strategy is not None and strategy.size < AWAITED:
+            time.sleep(PAUSE)
 
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer._iterations.numpy())
