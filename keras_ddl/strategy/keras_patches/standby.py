@@ -60,7 +60,8 @@ class Standby(keras.callbacks.Callback):
             self._settle()
         if self._is_over:
             return self.writer
-        self.writer.set_params(self.params)
+        if self.params:
+            self.writer.set_params(self.params)
         if has_begun and self._open:
             self._bring_up()
         else:
@@ -163,7 +164,6 @@ class _Rows(Standby):
             self._is_over = True
 
     def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
-        self.writer.set_params(self.params)
         self.writer.set_model(self.model)
         if self._text is not None:
             _make_equal(self.writer.filename, self._begin, self._text.getvalue().encode())
