@@ -136,15 +136,26 @@ def test_tensorboard_counts_on(tmp_path: Path) -> None:
     writer.on_train_end({})
 
 
-def test_backups_are_counted_and_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backups_are_due_on_all_ranks_and_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path, save_freq=2)
     saved = []
     monkeypatch.setattr(backup, "_save_model", lambda: saved.append((backup._current_epoch, backup._last_batch_seen)))
     monkeypatch.setattr(backup, "_load_model", lambda: saved.append("restored"))
     stand_in = trained(standby.standby_of(backup, finished), finished)
-    assert saved == []
-    stand_in.become_writer(may_lack_last=True, has_begun=True)
     assert saved == [(1, 0)]  # after the second batch of all
+    assert stand_in.become_writer(may_lack_last=True, has_begun=True) is backup
+    assert saved == [(1, 0)]
+
+
+def test_a_backup_is_deleted_by_the_next_rank(tmp_path: Path) -> None:
+    finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    backup._save_model = lambda: None
+    stand_in = trained(standby.standby_of(backup, finished), finished)
+    Path(backup.backup_dir).mkdir()
+    stand_in.on_train_end({})
+    assert Path(backup.backup_dir).exists()
+    stand_in.become_writer(may_lack_last=True, has_begun=True)
+    assert not Path(backup.backup_dir).exists()
 
 
 def test_a_backup_is_restored_where_the_ranks_have_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,26 +168,23 @@ def test_a_backup_is_restored_where_the_ranks_have_not_begun(tmp_path: Path, mon
     assert restored == [True]
 
 
-def test_a_save_that_rank_0_may_not_have_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished, job, written = Finished(), SimpleNamespace(rank=1), []
+def test_a_save_is_made_by_rank_0_and_by_the_next_where_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, written = iter([1, 1, 0, 0]), []  # the second save is made again, and this rank is rank 0 then
     checkpoint = keras.callbacks.ModelCheckpoint(
         tmp_path / "best.keras", monitor="loss", save_best_only=True, mode="min"
     )
     checkpoint.set_model(SimpleNamespace(save=lambda path, **_: written.append(checkpoint.best)))
     checkpoint._set_monitor_op()
-    saves = standby.Saves(checkpoint, job, finished)
-    saves.save(0, None, {"loss": 2.0})
-    finished.number += 1
-    saves.save(1, None, {"loss": 1.0})
-    assert written == [] and checkpoint.best == 1.0
-    job.rank = 0
-    saves.become_first(may_lack_last=False)
-    assert written == []
-    saves._last = (1, None, {"loss": 1.0})
-    saves.become_first(may_lack_last=True)
-    assert written == [1.0]
-    saves.save(2, None, {"loss": 1.5})
-    assert written == [1.0]
+    standby.Saves(checkpoint).share()
+    again = {2.0: False, 1.0: True, 1.5: False}
+    monkeypatch.setattr(first_rank, "is_first_rank", lambda: next(ranks) == 0)
+    for epoch, (loss, twice) in enumerate(again.items()):
+        monkeypatch.setattr(Communicator, "recover", lambda call, _: [call(None) for _ in range(1 + twice)][-1])  # noqa: B023
+        checkpoint._save_model(epoch=epoch, batch=None, logs={"loss": loss})
+        assert checkpoint.best == min(2.0, loss, 1.0 if epoch else 2.0)
+        assert written == [1.0] * (epoch > 0)
 
 
 def test_a_bar_that_was_drawn_in_silence_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
