@@ -47,8 +47,13 @@ class BaseGraphs:
         Raises: ExportError, on every rank: the model cannot be served, or has no call() and no part is named.
         """
         self.is_due = self._dir is not None and not self._is_written
-        if self.is_due and on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
+        if not self.is_due:
+            return
+        if on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
             self._write(model)
+            return
+        for part in self._served(model).values():  # on all ranks: rank 0 may be another one when they are written
+            export.record_inputs(part)
 
     def write(self, model: Any) -> None:
         """Writes the graphs after a batch. Raises: ExportError, on every rank: the step has not called a part."""
@@ -75,11 +80,7 @@ class BaseGraphs:
         else:
             model_is_built = all(layer.built for layer in layers_of(model)[1:])
         ready = [name for name, part in served.items() if part.built and self._inputs_are_known(name, part)]
-        if model_is_built and len(ready) == len(served):
-            return True
-        for part in served.values():
-            export.record_inputs(part)
-        return False
+        return model_is_built and len(ready) == len(served)
 
     def _inputs_are_known(self, name: str | None, part: Any) -> bool:
         is_set = any(self._options[name][option] is not None for option in ("input_signature", "sample"))

@@ -7,6 +7,7 @@ import copy
 import csv
 import io
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from keras_ddl.compat.keras import keras
@@ -35,22 +36,20 @@ def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: in
     checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
 
 
-def replace_save(checkpoint: keras.callbacks.ModelCheckpoint, save: Callable[..., None] | None) -> None:
-    """Has this ModelCheckpoint call `save(epoch, batch, logs)` instead of saving; None: it saves itself again."""
-    _replace(checkpoint, "_save_model", save)
+def replace_save(callback: Any, save: Callable[..., None] | None) -> None:
+    """Has this ModelCheckpoint or BackupAndRestore call `save`, as `original_save` is called; None: it saves again."""
+    _replace(callback, "_save_model", save)
 
 
-def original_save(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """Saves as ModelCheckpoint does, if it decides to."""
-    type(checkpoint)._save_model(checkpoint, epoch, batch, logs)
+def original_save(callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves as ModelCheckpoint (epoch, batch, logs), which decides whether to, or BackupAndRestore () does."""
+    type(callback)._save_model(callback, *args, **kwargs)
 
 
-def follow_backup(callback: keras.callbacks.BackupAndRestore, hook: str, number: Any) -> None:
-    """Has BackupAndRestore count as in this hook, for the epoch or batch of this number, without saving."""
-    if hook == "on_epoch_end":
-        callback._current_epoch, callback._last_batch_seen = number + 1, 0
-    elif hook == "on_train_batch_end":
-        callback._should_save_on_batch(number)
+def path_of_saves(callback: Any) -> Path:
+    """Returns where ModelCheckpoint or BackupAndRestore saves."""
+    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+    return Path(callback.backup_dir if is_backup else callback.filepath)
 
 
 def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int = 1) -> None:

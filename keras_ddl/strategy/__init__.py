@@ -104,7 +104,7 @@ class Strategy(tf.distribute.Strategy):
         self._check_no_other_scope(topology.rank)
         if hasattr(self, "job"):  # made before: see __new__
             if seed is not None:
-                self.random_state = RandomState(self.rank, self.size, seed)
+                self.random_state = RandomState(self.size, seed)
             return
         if bucket_bytes is None:
             bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank) or config.get("BUCKET_BYTES")
@@ -117,7 +117,7 @@ class Strategy(tf.distribute.Strategy):
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
-        self.random_state = RandomState(self.rank, self.size, seed)
+        self.random_state = RandomState(self.size, seed)
         self.job = agree_on_job(settings, topology, device)
         if self.size > 1:
             self.saves = SaveRecords(self.job.token, self.rank)
@@ -141,8 +141,7 @@ class Strategy(tf.distribute.Strategy):
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.job.mirror_offset = mirror_offset(topology.hosts)
-        self.random_state.rank, self.random_state.size = topology.rank, topology.size
-        self.saves.rank = topology.rank
+        self.random_state.size, self.saves.rank = topology.size, topology.rank
         communicator.prepare_plans()
 
     def __deepcopy__(self, memo: Any) -> Strategy:

@@ -39,8 +39,7 @@ class RandomState:
 
     _own_seeds: ClassVar[set[int]] = set()
 
-    def __init__(self, rank: int, size: int, seed: int | None) -> None:
-        self.rank = rank
+    def __init__(self, size: int, seed: int | None) -> None:
         self.size = size
         if size > 1:
             seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")

@@ -25,7 +25,7 @@ from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
-from keras_ddl.strategy.keras_patches.standby import Saves, Standby, decide_only, standby_of
+from keras_ddl.strategy.keras_patches.standby import Saves, Standby, standby_of
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -109,8 +109,10 @@ class CallbackList(_KerasList):
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
         strategy = strategy_of_ranks(model)
-        if strategy is not None:
-            self._leave_writing_to_rank_0(strategy)
+        self._model_saves = [] if strategy is None else self._leave_writing_to_rank_0(strategy)
+        for saves in self._model_saves:
+            saves.share()
+        is_other = strategy is not None and strategy.rank != 0
         # What keeps the state of a run keeps that of the other callbacks, after they have had their turn.
         self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
@@ -118,27 +120,21 @@ class CallbackList(_KerasList):
                 callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
                 keras_callbacks.replace_swap(callback, functools.partial(_swap_gathered, callback))
+            if not self._model_saves and (own := Saves.of(callback)) is not None:
+                own.leave_to_rank_0(is_other)
         super().set_model(model)
 
-    def _leave_writing_to_rank_0(self, strategy: StrategyInterface) -> None:
+    def _leave_writing_to_rank_0(self, strategy: StrategyInterface) -> list[Saves]:
         is_other, survival = strategy.rank != 0, strategy.survival
         if survival is not None or not is_other:
             for callback in self.callbacks:
                 progress.adopt(callback)
         if is_other:
             self.callbacks = [self._stand_in(one, survival) for one in self.callbacks]
-        self._model_saves = []
-        for callback in self.callbacks:
-            if not isinstance(callback, keras.callbacks.ModelCheckpoint):
-                continue
-            save: Callable[..., None] | None = functools.partial(decide_only, callback) if is_other else None
-            if survival is not None:
-                self._model_saves.append(Saves(callback, strategy.job, survival.finished))
-                save = self._model_saves[-1].save
-            keras_callbacks.replace_save(callback, save)
         loop = trainer_calls.innermost()
         if survival is not None and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
             loop.followers.append(self)
+        return [] if survival is None else [saves for one in self.callbacks if (saves := Saves.of(one)) is not None]
 
     def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
         """Returns what runs on a rank other than 0 in the place of a callback."""
@@ -167,7 +163,7 @@ class CallbackList(_KerasList):
                 elif self.params:
                     callback.set_params(self.params)
             for saves in self._model_saves:
-                saves.become_first(may_lack_last=may_lack_last)
+                saves.become_first()
 
     def _flush_points(self, within_epoch: bool = False) -> None:
         """Where a job goes on without rank 0, what TensorBoard has in memory must not be lost with it."""

@@ -49,7 +49,8 @@ class JobBar(keras.callbacks.ProgbarLogger):
     def show(self, params: Any) -> None:
         """Shows from now on what it has drawn in silence. Rows are counted from here."""
         length: int | None = self.target  # of an epoch of unknown length: known from the second on
-        self.set_params(params)
+        if params:
+            self.set_params(params)
         if self.target is None:
             self.target = length
         if self.progbar is not None:

@@ -3,23 +3,24 @@
 A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next one bring their
 writers to where the lost ones were: what these had written stays. Of what was to be written since the last call that
 all ranks have finished (survival.py) nobody knows whether it was, so it is written again: a file of CSVLogger is
-compared with the rows that it should have, a saved model is replaced by an equal one, points of TensorBoard may come
-twice, with equal values.
+compared with the rows that it should have, and points of TensorBoard may come twice, with equal values. Models are
+saved while all ranks wait, because other callbacks change them.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.files.durable import sweep_temporaries
-from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.keras_patches.progress import JobBar
 
 _HOOKS = tuple(
@@ -60,7 +61,8 @@ class Standby(keras.callbacks.Callback):
             self._settle()
         if self._is_over:
             return self.writer
-        self.writer.set_params(self.params)
+        if self.params:
+            self.writer.set_params(self.params)
         if has_begun and self._open:
             self._bring_up()
         else:
@@ -117,15 +119,27 @@ for _hook in _HOOKS:
 
 
 class _Backup(Standby):
-    """Of BackupAndRestore, which restores when training begins and never again."""
+    """Of BackupAndRestore, which restores when training begins and never again. Its saves are `Saves` on all ranks."""
 
-    def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
-        super()._follow(hook, args)
-        keras_callbacks.follow_backup(self.writer, hook, args[0])
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        if hook in ("on_epoch_end", "on_train_batch_end"):
+            self._replay([(hook, args)])
+        elif hook in ("on_train_begin", "on_train_end"):
+            super().hear(hook, args)
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.writer.set_model(model)
+
+    def _bring_up(self) -> None:
+        pass
+
+
+class _OwnBackup(Standby):
+    """Of a program's subclass of BackupAndRestore, of which only the hooks are known."""
 
     def _bring_up(self) -> None:
         self.writer.set_model(self.model)
-        sweep_temporaries(Path(self.writer.backup_dir))
 
 
 class _TensorBoard(Standby):
@@ -170,7 +184,6 @@ class _Rows(Standby):
         self._begin = keras_callbacks.begin_late_rows(self.writer, self._text)
 
     def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
-        self.writer.set_params(self.params)
         self.writer.set_model(self.model)
         if self._text is not None:
             _make_equal(self.writer.filename, self._begin, self._text.getvalue().encode())
@@ -236,40 +249,66 @@ class _Bar(Standby):
 
 def standby_of(writer: Any, finished: Callable[[], int]) -> Standby:
     """Returns what stands in for a callback that writes."""
-    kinds: list[tuple[type, type[Standby]]] = [
-        (keras.callbacks.BackupAndRestore, _Backup),
-        (keras.callbacks.TensorBoard, _TensorBoard),
-        (keras.callbacks.CSVLogger, _Rows if type(writer) is keras.callbacks.CSVLogger else _OwnRows),
-        (JobBar, _Bar),
-    ]
-    kind = next((standby for kind, standby in kinds if isinstance(writer, kind)), Standby)
+    if type(writer) in _KINDS:
+        return _KINDS[type(writer)](writer, finished)
+    kind = next((standby for kind, standby in _KINDS_OF_OTHERS.items() if isinstance(writer, kind)), Standby)
     return kind(writer, finished)
 
 
+# Of Keras's own classes, and of programs' subclasses of them.
+_KINDS: dict[type, type[Standby]] = {
+    keras.callbacks.BackupAndRestore: _Backup,
+    keras.callbacks.CSVLogger: _Rows,
+    JobBar: _Bar,
+}
+_KINDS_OF_OTHERS: dict[type, type[Standby]] = {
+    keras.callbacks.BackupAndRestore: _OwnBackup,
+    keras.callbacks.CSVLogger: _OwnRows,
+    keras.callbacks.TensorBoard: _TensorBoard,
+}
+
+
 class Saves:
-    """The saves of a ModelCheckpoint: all ranks decide about them alike, and rank 0 writes them."""
+    """The saves of a ModelCheckpoint or a BackupAndRestore: all ranks come to each, and rank 0 makes it."""
 
-    def __init__(self, checkpoint: keras.callbacks.ModelCheckpoint, job: Job, finished: Callable[[], int]) -> None:
-        self._checkpoint, self._job, self._finished = checkpoint, job, finished
-        self._last: tuple[Any, ...] | None = None  # what another rank was to save last, and the best value before
-        self._best: Any = None
-        self._last_at = 0
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
 
-    def save(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Takes the place of the checkpoint's own method."""
-        if self._job.rank == 0:
-            keras_callbacks.original_save(self._checkpoint, epoch, batch, logs)
-            return
-        self._best, self._last, self._last_at = self._checkpoint.best, (epoch, batch, logs), self._finished()
-        decide_only(self._checkpoint, epoch, batch, logs)
+    @classmethod
+    def of(cls, callback: Any) -> Saves | None:
+        """Returns those of a callback, or of what stands in for it; None: it has none."""
+        callback = callback.writer if isinstance(callback, Standby) else callback
+        is_saver = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        return cls(callback) if is_saver or type(callback) is keras.callbacks.BackupAndRestore else None
 
-    def become_first(self, *, may_lack_last: bool) -> None:
-        """This rank is rank 0 now, and writes."""
-        sweep_temporaries(Path(self._checkpoint.filepath).parent)
-        last, self._last = self._last, None
-        if may_lack_last and last is not None and self._last_at == self._finished():
-            self._checkpoint.best = self._best
-            self.save(*last)
+    def share(self) -> None:
+        """Has the callback save by `save`, on all ranks."""
+        keras_callbacks.replace_save(self._callback, self.save)
+
+    def leave_to_rank_0(self, is_other: bool) -> None:
+        """Has the callback save itself, where rank 0 cannot be lost or there is no other. is_other: on another rank."""
+        decides = is_other and isinstance(self._callback, keras.callbacks.ModelCheckpoint)
+        keras_callbacks.replace_save(
+            self._callback, functools.partial(decide_only, self._callback) if decides else None
+        )
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Takes the place of the callback's own method. COLLECTIVE."""
+        made = []
+
+        def save() -> None:
+            made.append(True)
+            keras_callbacks.original_save(self._callback, *args, **kwargs)
+
+        on_first_rank(save, "keras_ddl/save")
+        if not made and isinstance(self._callback, keras.callbacks.ModelCheckpoint):
+            decide_only(self._callback, *args, **kwargs)
+
+    def become_first(self) -> None:
+        """This rank is rank 0 now: removes what the lost one has not completed."""
+        path = keras_callbacks.path_of_saves(self._callback)
+        sweep_temporaries(path.parent)
+        sweep_temporaries(path)
 
 
 def decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
