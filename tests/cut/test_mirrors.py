@@ -56,11 +56,16 @@ def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_compl
     trained = Trained(keras.optimizers.Adam(1e-2), size=3, mirrors=1)
     simulation = trained.simulation
     trained.train(steps=2)
+    for each in simulation.copies[0].values():
+        each.assign(each + 1)
     before = [held(simulation, rank) for rank in range(3)]
     for each in simulation.snapshots:
         each.complete()  # nothing is staged: the step has committed
     for rank in range(3):
         np.testing.assert_equal(held(simulation, rank), before[rank])
+    for each in simulation.copies[0].values():
+        each.assign(each - 1)
+    before = [held(simulation, rank) for rank in range(3)]
     simulation.exchange.breaks = "commit"
     simulation.expected(X)
     with pytest.raises(tf.errors.OpError):

@@ -1,10 +1,11 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, shards+accumulation
+    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, eager, compiled (its own train_step, which
+        calls XLA), two (optimizers), saving; A+B is both
     DATA: arrays, dataset, open, sequence, generator, several
-    WHERE: step, between, test, epoch, never; moment (WHEN: milliseconds after the second step has begun); recovery
-        (milliseconds after this rank has begun to go on without another one)
+    WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second step has begun);
+        recovery (milliseconds after this rank has begun to go on without another one)
 
 It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
 """
@@ -12,10 +13,12 @@ It prints [rank at first, rank at the end, history, weights, predictions] as JSO
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -36,7 +39,7 @@ KILLED = {
 
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
-KIND, MODEL = MODEL, "mlp" if MODEL in ("shards", "accumulation", "shards+accumulation") else MODEL
+KIND, MODEL = MODEL, MODEL if MODEL in ("cnn", "lstm", "attention") else "mlp"
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
 strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND) if "KERAS_DDL_RUN_DIR" in os.environ else None
 keras.utils.set_random_seed(3)
@@ -111,6 +114,18 @@ def data() -> dict[str, object]:
     return {"x": x, "y": y, "batch_size": BATCH}
 
 
+def kill_in_gathers() -> None:
+    """Kills a rank instead of some gathering of slots, which a save begins with."""
+    gather, calls = ops.all_gather, itertools.count()
+
+    def all_gather(*args, **kwargs):
+        if "keras_ddl/slots/" in str(kwargs.get("name")):
+            kill("gather", next(calls))
+        return gather(*args, **kwargs)
+
+    ops.all_gather = all_gather
+
+
 class Kills(keras.callbacks.Callback):
     steps = 0
 
@@ -137,8 +152,36 @@ class Kills(keras.callbacks.Callback):
         kill("epoch", epoch)
 
 
+@tf.function(jit_compile="compiled" in KIND)
+def squared(difference):
+    return difference * difference
+
+
+class OwnStep(keras.Sequential):
+    """A train_step that updates twice, with two optimizers: the second update reads what the first has written."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.second = keras.optimizers.Adam(0.003)
+
+    def train_step(self, data):
+        x, y = data
+        for optimizer, weights in ((self.optimizer, self.trainable_weights), (self.second, self.layers[-1].weights)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(squared(y - self(x, training=True)))
+            if optimizer is self.optimizer or "two" in KIND:
+                optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, self(x))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
 with strategy.scope() if strategy is not None else contextlib.nullcontext():
-    model = keras.Sequential([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1)])
+    of_class = OwnStep if "two" in KIND or "compiled" in KIND else keras.Sequential
+    model = of_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1)])
     several = {"gradient_accumulation_steps": 3} if "accumulation" in KIND else {}
     model.compile(
         keras.optimizers.AdamW(0.01, global_clipnorm=1.0, **several),
@@ -146,11 +189,17 @@ with strategy.scope() if strategy is not None else contextlib.nullcontext():
         metrics=["mae"],
         steps_per_execution=2 if DATA == "several" else 1,
         jit_compile=False,
+        run_eagerly="eager" in KIND,
     )
 kills = Kills()
+callbacks = [kills]
+if "saving" in KIND:
+    kill_in_gathers()
+    folder = tempfile.TemporaryDirectory()
+    callbacks.append(keras.callbacks.ModelCheckpoint(f"{folder.name}/saved.keras"))
 in_shards = "shards" in KIND and strategy is not None and strategy.size > 1
 history = model.fit(
-    **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=[kills]
+    **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=callbacks
 )
 history.history["steps"] = [kills.steps]  # a callback of the program that counts
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
@@ -158,7 +207,8 @@ if in_shards:
     assert bool(gathered_slots.slots_of(model)) == (strategy.size > 1)
     assert strategy.size == 1 or "mirror " in strategy.explain(model)
 with strategy.whole_optimizer(model) if strategy is not None else contextlib.nullcontext():
-    weights = [np.asarray(each).ravel().tolist() for each in (*model.variables, *model.optimizer.variables)]
+    variables = [*model.variables, *model.optimizer.variables, *(model.second.variables if "two" in KIND else [])]
+    weights = [np.asarray(each).ravel().tolist() for each in variables]
 if strategy is not None and strategy.size > 1:
     seen = communicator.all_gather_object(repr(weights))
     assert all(each == seen[0] for each in seen), "the ranks' weights are not the same"

@@ -21,6 +21,9 @@ PROGRAM = str(Path(__file__).with_name("surviving_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
+STEPS = ["accumulation", "shards+accumulation", "eager", "compiled", "two", "shards+two"]
+
+
 @cache
 def of_one_process(program: str, model: str, data: str) -> list:
     ended = subprocess.run([sys.executable, program, model, data], capture_output=True, text=True, check=True)
@@ -61,7 +64,7 @@ def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "accumulation", "shards+accumulation"])
+@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", *STEPS])
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:7")
 
@@ -70,6 +73,12 @@ def test_models(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9"])
 def test_moments_with_shards(moment: str, tmp_path: Path) -> None:
     check(tmp_path, "shards", "dataset", *moment.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", ["1:0", "2:11", "1:3 2:20"])
+def test_a_rank_is_killed_while_shards_are_gathered_to_be_saved(killed: str, tmp_path: Path) -> None:
+    check(tmp_path, "shards+saving", "arrays", "gather", *killed.split())
 
 
 @pytest.mark.long

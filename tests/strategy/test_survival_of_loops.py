@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import run
+from launch.launching import run, write_program
 from strategy.test_survival import check
 
 PROGRAM = str(Path(__file__).with_name("surviving_loop.py"))
@@ -28,6 +28,57 @@ def test_kinds(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["shards", "two"])
 def test_moments(kind: str, moment: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", *moment.split(), program=PROGRAM)
+
+
+CAUGHT = """
+import os, signal
+import keras, numpy as np, tensorflow as tf
+import keras_ddl
+from keras_ddl import communicator, ops
+from keras_ddl.errors import ConfigError, RankLostError
+SHARDS = ...
+os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "1"
+strategy = keras_ddl.Strategy(seed=3, shard_optimizer=SHARDS)
+me = strategy.rank
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+optimizer = keras.optimizers.Adam(0.1)
+
+@strategy.function(batches="rank")
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return loss, tf.shape(x)[0]
+
+number = 0
+while number < 8:
+    if (me, number) == (1, 4):
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        loss, rows = step(np.full((2 + number % 2, 2), 1.0 + number, np.float32))
+        number += 1
+    except RankLostError as error:
+        assert "The other ranks do not go on without rank 1. A step is made again where every" in str(error), error
+        keras_ddl.regroup()
+        number = max(communicator.all_gather_object(number))
+        ops.broadcast_variables([*model.variables, *([] if SHARDS else optimizer.variables)])
+    except ConfigError as error:
+        assert SHARDS and "not after keras_ddl.regroup()" in str(error), error
+        print("refused", flush=True)
+        raise SystemExit
+assert not SHARDS and strategy.size == 2 and int(rows) == 6, (strategy.size, rows)
+seen = communicator.all_gather_object((repr(model.get_weights()), float(loss)))
+assert seen[0] == seen[1], seen
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_program_that_catches_the_error_goes_on_with_its_strategy(shards: bool, tmp_path: Path) -> None:
+    program = write_program(tmp_path, CAUGHT.replace("...", repr(shards), 1))
+    ended = run(["run", "-np", "3", "--min-np", "1", "python", program], tmp_path)
+    assert ended.status == 0 and ended.out.count("refused" if shards else "went on") == 2, ended
 
 
 WHY = {

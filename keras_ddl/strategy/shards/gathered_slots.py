@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
+from keras_ddl.communicator import Communicator
 from keras_ddl.communicator.comparison import other_rank
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
@@ -41,14 +42,25 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
     _gathered.append(slots)
     try:
         for each in slots:
-            flat = ops.all_gather(each.chunk.read_value(), name=_name(each, "gathered"))
+            value = _gather(each)
             if on_rank in (None, communicator.rank()):
-                each.gathered = tf.reshape(flat, each.shape)
+                each.gathered = value
         yield
     finally:
         _gathered.pop()
         for each, values in zip(slots, before):
             each.gathered = values
+
+
+def _gather(slot: ShardedVariable) -> tf.Tensor:
+    def gather(_: Communicator | None = None) -> tf.Tensor:
+        if slot.is_complete:
+            return slot.read_value()
+        with ops.translate_errors():
+            return tf.reshape(ops.all_gather(slot.chunk.read_value(), name=_name(slot, "gathered")), slot.shape)
+
+    # Made again when a rank is lost, of other chunks.
+    return gather() if Communicator.recover is None else Communicator.recover(gather)
 
 
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:

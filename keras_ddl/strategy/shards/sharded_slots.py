@@ -58,16 +58,11 @@ class Share:
     chunk: Any
     mirror: Any
 
-    @property
-    def mirrored_rank(self) -> int:
-        """Whose chunk the mirror has."""
-        return (self.rank - self.offset) % self.layout.size
-
     def assign(self, value: tf.Tensor) -> None:
         """Takes this rank's share of a complete value."""
         self.chunk.assign(self.layout.cut(value, self.rank))
         if self.mirror is not None:
-            self.mirror.assign(self.layout.cut(value, self.mirrored_rank))
+            self.mirror.assign(self.layout.cut(value, (self.rank - self.offset) % self.layout.size))
 
 
 class ShardedVariable(UninitializedVariable):
@@ -110,16 +105,16 @@ class ShardedVariable(UninitializedVariable):
         """Returns what this rank stores of a complete value, with the ranks that a job has now."""
         layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
 
-        def stored(rank: int, name: str) -> Any:
-            entries = layout.cut(value, rank)
+        def variable(rank: int, name: str) -> Any:
+            shape = [layout.chunk(rank)[1]]
             # An UninitializedVariable as well: creating one does not involve a Strategy's scope.
-            variable = UninitializedVariable(trainable=False, shape=entries.shape, dtype=entries.dtype, name=name)
-            variable.assign(entries)
-            return variable
+            return UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name=name)
 
         with tf.device(job.device):
-            mirror = stored((job.rank - offset) % job.size, "mirror") if offset else None
-            return Share(layout, job.rank, offset, stored(job.rank, "chunk"), mirror)
+            mirror = variable((job.rank - offset) % job.size, "mirror") if offset else None
+            share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror)
+            share.assign(value)
+            return share
 
     def take_next_share(self) -> None:
         """Stores what it is to store from now on, if there is something."""

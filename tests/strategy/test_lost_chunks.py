@@ -1,0 +1,175 @@
+"""Slots in shards are shared out among the ranks that are left, bit by bit, whoever is lost meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cut.simulated import Exchange
+
+from keras_ddl.errors import ConfigError, RankLostError
+from keras_ddl.strategy.shards import lost_chunks
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
+from keras_ddl.topology.mirrors import mirror_offset
+
+VALUES = [np.random.default_rng(1).normal(size=shape).astype(kind) for shape, kind in
+          (((7, 3), np.float32), ((11,), np.float64), ((2, 3, 5), np.float16))]  # fmt: skip
+
+
+class Ranks:
+    """Threads for ranks, each with slots of its own. `hosts`: of the ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hosts: Sequence[int]) -> None:
+        self.hosts, self.left = list(hosts), list(range(len(hosts)))  # by their ranks at first
+        self.jobs = [self.job(rank) for rank in self.left]
+        self.slots = [[self.slot(n, value, job) for n, value in enumerate(VALUES)] for job in self.jobs]
+        self.fails: Callable[[int, str], bool] = lambda rank, name: False
+        self._here = threading.local()
+        monkeypatch.setattr(lost_chunks, "all_in_shards", lambda: self.slots[self._here.rank])
+        gather = lambda mine, name: self.meet(name, mine)  # noqa: E731
+        monkeypatch.setattr(
+            lost_chunks, "ops", SimpleNamespace(all_gather=lambda x, name: tf.concat(gather(x, name), 0))
+        )
+        collectives = SimpleNamespace(all_gather_object=gather, barrier=lambda name: self.meet(name, None))
+        monkeypatch.setattr(lost_chunks, "communicator", collectives)
+
+    def job(self, rank: int) -> Any:
+        hosts = [self.hosts[each] for each in self.left]
+        places = {"rank": self.left.index(rank), "size": len(hosts), "mirror_offset": mirror_offset(hosts)}
+        return SimpleNamespace(**places, device="/cpu:0", shards_from_elements=1)
+
+    @staticmethod
+    def slot(number: int, value: np.ndarray, job: Any) -> ShardedVariable:
+        made = ShardedVariable(tf.constant(value), "slot", job, lambda: tf.zeros_like(value))
+        made.number = number
+        return made
+
+    def meet(self, name: str, value: Any) -> list[Any]:
+        rank = self._here.rank
+        result = self._exchange.meet(name, self.left.index(rank), value)
+        if self.fails(rank, name):
+            raise RankLostError("another one")
+        return result
+
+    def share_out(self, *left: int) -> list[Any]:
+        """Returns, for each rank that is left, what `share_out` has returned or raised there."""
+        self.left = list(left)
+        self._exchange = Exchange(len(left), timeout=20.0)
+        results: dict[int, Any] = {}
+
+        def run(rank: int) -> None:
+            self._here.rank = rank
+            try:
+                results[rank] = lost_chunks.share_out(self.job(rank))
+            except Exception as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in left]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return [results[rank] for rank in left]
+
+    def check(self, values: Sequence[np.ndarray] = VALUES) -> None:
+        """Each rank that is left has its chunk and another's mirror, as all of them share it out now."""
+        for place, rank in enumerate(self.left):
+            for slot, value in zip(self.slots[rank], values, strict=True):
+                share, layout = slot.share, slot.layout
+                assert (share.rank, layout.size) == (place, len(self.left))
+                np.testing.assert_array_equal(share.chunk.numpy(), layout.cut(value, place))
+                mirrored = (place - self.job(rank).mirror_offset) % layout.size
+                np.testing.assert_array_equal(share.mirror.numpy(), layout.cut(value, mirrored))
+
+
+@pytest.mark.parametrize("hosts", [[0] * 5, [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1]])
+def test_a_rank_after_the_other(hosts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, hosts)
+    ranks.check()
+    left = list(range(len(hosts)))
+    for lost in (1, 3, 0):
+        left.remove(lost)
+        assert ranks.share_out(*left) == [None] * len(left)
+        ranks.check()
+
+
+def test_all_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0, 0, 0, 1, 1, 1])
+    assert ranks.share_out(3, 4, 5) == [None] * 3
+    ranks.check()
+
+
+def test_a_rank_and_the_one_with_its_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 4)
+    reasons = ranks.share_out(0, 3)
+    assert len(set(reasons)) == 1 and "were lost together" in reasons[0]
+    ranks.left = [0, 1, 2, 3]
+    ranks.check()
+
+
+@pytest.mark.parametrize("passed", [(), (0,), (2, 4), (0, 2, 3, 4)])
+def test_another_rank_is_lost_meanwhile(passed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`passed`: ranks that have come to the end; the others have lost rank 4, or 2, just before."""
+    for lost in (2, 4):
+        ranks = Ranks(monkeypatch, [0] * 5)
+        ranks.fails = lambda rank, name: name.endswith("made") and rank not in passed
+        ranks.share_out(0, 2, 3, 4)
+        ranks.fails = lambda rank, name: False
+        left = [each for each in (0, 2, 3, 4) if each != lost]
+        results = ranks.share_out(*left)
+        if lost == 2 and not set(passed) & set(left):  # it had the mirrors of rank 1, and nobody has anything newer
+            assert all("were lost together" in each for each in results)
+        else:
+            assert results == [None] * 3
+            ranks.check()
+
+
+def test_a_rank_is_lost_while_a_slot_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 5)
+    ranks.fails = lambda rank, name: name.endswith("/1")
+    assert all(isinstance(each, RankLostError) for each in ranks.share_out(0, 1, 3, 4))
+    ranks.fails = lambda rank, name: False
+    assert ranks.share_out(1, 3, 4) == [None] * 3
+    ranks.check()
+
+
+def test_slots_that_only_some_ranks_have_made_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 3)
+    of_1 = ranks.slots[1].pop()
+    assert ranks.share_out(0, 1) == [None] * 2
+    ranks.slots[1].append(ranks.slot(of_1.number, np.zeros_like(VALUES[2]), ranks.job(1)))
+    ranks.check([*VALUES[:2], np.zeros_like(VALUES[2])])
+
+
+def test_the_last_rank_has_ordinary_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 2)
+    slot = ranks.slots[0][0]
+    with pytest.raises(ConfigError):
+        slot.read_value()
+    assert ranks.share_out(0) == [None]
+    for each, value in zip(ranks.slots[0], VALUES):
+        np.testing.assert_array_equal(each.numpy(), value)
+    slot.assign_add(tf.ones_like(slot))
+    np.testing.assert_array_equal(tf.function(lambda: slot * 2)(), 2 * (VALUES[0] + 1))
+
+
+@pytest.mark.parametrize(
+    "hosts, offset",
+    [
+        ([0], 0),
+        ([0, 0, 0], 1),
+        ([0, 1, 2], 1),
+        ([0, 0, 1, 1], 2),
+        ([0, 0, 0, 1, 1, 1], 3),
+        ([0, 1, 0, 1], 1),
+        ([0, 0, 1, 1, 2, 2], 2),
+        ([0, 0, 0, 0, 1], 1),
+    ],
+)
+def test_mirrors_are_on_other_hosts_where_there_are_some(hosts: list[int], offset: int) -> None:
+    assert mirror_offset(hosts) == offset
