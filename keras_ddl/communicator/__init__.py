@@ -6,6 +6,7 @@ Nothing here needs TensorFlow. All collectives take `comm`, a communicator made 
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -26,7 +27,7 @@ from keras_ddl.communicator.group import Communicator as Communicator  # exporte
 from keras_ddl.communicator.native_library import Transport
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankLostError
 from keras_ddl.topology import Topology, make_topology, plain_mode
-from keras_ddl.topology.launcher import find_launcher, host_key
+from keras_ddl.topology.launcher import Launcher, find_launcher, host_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+_MEETINGS = 3  # how often the same ranks try to meet
 
 
 class _State:
@@ -44,7 +46,7 @@ class _State:
         self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
-        self.epoch = 0  # of the membership, see regroup
+        self.membership: membership.Membership | None = None  # the last one, see regroup
 
 
 _state = _State()
@@ -53,8 +55,9 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    A process that `keras-ddl run` has started on one host is connected without MPI. One that was started by mpirun or
-    srun, or by `keras-ddl run` on several hosts, initialises MPI. One that was started alone is rank 0 of size 1.
+    A process that `keras-ddl run` has started on one host, or on several with --min-np, is connected without MPI. One
+    that mpirun or srun has started, also for `keras-ddl run`, initialises MPI. One that was started alone is rank 0 of
+    size 1.
     Afterwards an uncaught exception ends all ranks.
 
     Args:
@@ -89,11 +92,13 @@ def init(mode: str | None = None) -> Topology:
             meeting.refuse_mpi()
             board = history.board_in(launcher.directory)
             if launcher.is_spare and board is not None:
-                members = membership.start()
-                place, _state.epoch = meeting.beside(members, launcher), members.epoch
+                _state.membership = membership.start()
+                place = meeting.beside(_state.membership, launcher)
                 history.begin(history.Replay(board, str(launcher.rank)))
             else:
-                place, transport = meeting.on_host(launcher, mode)
+                # After shutdown, those that were left before are there again.
+                _state.membership = _state.membership or meeting.first_membership(launcher)
+                place, transport = meeting.without_mpi(launcher, mode, _state.membership)
                 history.begin(None if board is None else history.Record(board, [], 0))
             child_process.mark_rank()
         elif mpi.running() or (launcher is not None and launcher.size != 1):
@@ -127,14 +132,14 @@ def regroup() -> Topology:
 
     For a program that catches RankLostError and goes on: the ranks that are left are numbered from 0 in their order,
     and nothing that was pending is. Communicators of `split` are closed; what the program has on the lost rank alone is
-    lost. The job must have been started by `keras-ddl run --min-np N` on one host.
+    lost. The job must have been started by `keras-ddl run --min-np N`, without mpirun.
 
     A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
     launcher.
 
     Raises:
         ConfigError: the job was started otherwise, or with a mode that has dimensions.
-        RankLostError: fewer than N ranks are left.
+        RankLostError: fewer than N ranks are left, or they cannot reach one another.
     """
     return regroup_with()
 
@@ -145,8 +150,8 @@ def regroup_with(admits: Sequence[int] | None = None) -> Topology:
     admits: newcomers that this rank names, or none; None: there must be none among them.
     """
     with _state.lock:
-        _check_can_regroup()
-        return _meet(lambda: membership.after(_state.epoch, admits))
+        launcher = _check_can_regroup()
+        return _meet(launcher, lambda: meeting.next_membership(launcher, epoch(), admits))
 
 
 def join_others(is_over: Callable[[], bool]) -> Topology | None:
@@ -154,34 +159,37 @@ def join_others(is_over: Callable[[], bool]) -> Topology | None:
     says `is_over`.
     """
     with _state.lock:
+        launcher = _check_can_regroup()
         members = membership.join(is_over)
         if members is None:
             return None
         asked = iter([members])
-        return _meet(lambda: next(asked, None) or membership.after(_state.epoch))
+        return _meet(launcher, lambda: next(asked, None) or meeting.next_membership(launcher, epoch()))
 
 
-def _check_can_regroup() -> None:
-    place = topology()
-    if find_launcher() is None or place.mode != "p":
+def _check_can_regroup() -> Launcher:
+    place, launcher = topology(), find_launcher()
+    if launcher is None or place.mode != "p":
         raise ConfigError(
             f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
             f"{place.rank}. Use mode 'p'."
         )
+    return launcher
 
 
-def _meet(ask: Callable[[], membership.Membership]) -> Topology:
+def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topology:
     """Makes the communicator of all ranks anew, of those that `ask` returns."""
-    launcher = find_launcher()
-    assert launcher is not None
+    attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
     _close_world()  # and the timeline goes on
     while True:
-        members = ask()
-        _state.epoch = members.epoch
+        members = _state.membership = ask()
         try:
-            place, transport = meeting.on_host(launcher, "p", members)
+            place, transport = meeting.without_mpi(launcher, "p", members)
             _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
         except (RankLostError, DeadlineError, CollectiveError):  # another one was lost, or stood still, meanwhile
+            attempts[members.members] += 1
+            if attempts[members.members] == _MEETINGS:  # all live, and do not reach one another
+                raise
             continue
         return place
 
@@ -218,7 +226,7 @@ def topology() -> Topology:
 
 def epoch() -> int:
     """Returns how often the ranks that are left have met anew (`regroup`)."""
-    return _state.epoch
+    return 0 if _state.membership is None else _state.membership.epoch
 
 
 def communicator_of(comm: Communicator | None) -> Communicator:

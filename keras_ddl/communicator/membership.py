@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
 from keras_ddl.errors import ConfigError, RankLostError
 
 _MESSAGE_BYTES = 1 << 20
@@ -33,23 +34,30 @@ def can_ask() -> bool:
     return run_dir is not None and (Path(run_dir) / config.MEMBERSHIP_SOCKET).exists()
 
 
-def after(epoch: int, admits: Sequence[int] | None = None) -> Membership:
+def after(epoch: int, doorkeeper: Doorkeeper | None = None, admits: Sequence[int] | None = None) -> Membership:
     """Returns the membership that follows `epoch`, once every other rank of it has asked, too, or has ended.
 
     Args:
+        doorkeeper: of this rank, in a job on several hosts: the launcher tells the ranks one another's doors. There the
+            first epoch follows -1.
         admits: newcomers that this rank names, or none; None: there must be none among them.
+
     Raises:
         ConfigError: the launcher was not told that it may go on with fewer ranks.
         RankLostError: too few ranks are left.
     """
     if not can_ask():
         raise ConfigError(
-            "regroup: ranks can go on without a lost one where `keras-ddl run` has started them on one host, with "
+            "regroup: ranks can go on without a lost one where `keras-ddl run` has started them without mpirun, with "
             "--min-np N. Received: a rank that was started otherwise. Restart the job with --restarts instead."
         )
-    answer = _ask({"epoch": epoch, "admits": admits})
+    answer = _ask({"epoch": epoch, "admits": admits, "door": None if doorkeeper is None else doorkeeper.describe()})
     if not answer:
         raise RankLostError("regroup: the launcher ends the job, because too few ranks are left (--min-np).")
+    if doorkeeper is not None:
+        message = json.loads(answer)
+        doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
+        doorkeeper.introduce(Doors(doors, bytes.fromhex(message["secret"])))
     return _membership(answer)
 
 

@@ -14,11 +14,12 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class MembershipSocket:
-    """One question at a time, which the launcher answers by {"epoch", "members"}. Never blocks: the owner polls `fds`.
+    """One question at a time, answered as Kind.MEMBERS says. Never blocks: the owner polls `fds`.
 
-    {"epoch": n, "admits": [3]}   which membership follows epoch n? admits: newcomers that it may have, or null
-    {"start": true}               of a newcomer: may the program start?
-    {"join": true}                of a newcomer: of which membership is it one? false: it does not wait any more
+    {"epoch": n, "admits": [3], "door": ...}   which membership follows epoch n? admits: newcomers that it may have, or
+                                               null. door: where other hosts reach the program
+    {"start": true}                            of a newcomer: may the program start?
+    {"join": true}                             of a newcomer: of which membership is it one? false: it waits no more
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -35,7 +36,7 @@ class MembershipSocket:
         return [self._listener.fileno(), *([] if self._program is None else [self._program.fileno()])]
 
     def serve(self, fd: int) -> dict[str, Any] | None:
-        """Reads from one of `fds`; returns the question that the program asks, if it does."""
+        """Reads from one of `fds`; returns the program's question, if there is one."""
         try:
             if fd == self._listener.fileno():
                 self._hang_up()

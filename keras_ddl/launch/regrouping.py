@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ class Regrouping:
 
     Args:
         links: of its ranks, then of its spares. num_ranks: how many are ranks.
-        patience: seconds for which a rank that lives is waited for. say: shows a line.
+        patience: seconds for which a rank that lives is waited for. say: shows a line. several_hosts: the ranks ask for
+            the first membership, too, and are told one another's doors.
     """
 
     def __init__(
@@ -29,8 +31,11 @@ class Regrouping:
         min_ranks: int,
         patience: float,
         say: Callable[[str], None],
+        *,
+        several_hosts: bool = False,
     ) -> None:
-        self.membership = Membership(range(num_ranks), min_ranks, patience)
+        self.membership = Membership(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
+        self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say = links, patience, say
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
         self._spares = list(range(num_ranks, len(links)))  # in the order in which they are started
@@ -43,6 +48,7 @@ class Regrouping:
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
+            self._links[rank].door = question.get("door")
             self.membership.ask(rank, int(question["epoch"]), time.monotonic(), question.get("admits"))
         self.answer()
 
@@ -107,6 +113,31 @@ class Regrouping:
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {len(members)} go on.")
         self._links[members[0]].output.come_first()
+        answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members}
+        if self._secret is not None:
+            answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
         for rank in members:
-            self._links[rank].send(control.Kind.MEMBERS, {"epoch": self.membership.epoch, "members": members})
+            self._links[rank].send(control.Kind.MEMBERS, answer)
         return False
+
+
+def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
+    """Returns by rank the addresses of the ranks' doors: those from which they have reached the launcher.
+
+    Ranks of the launcher's own host have come by its loopback interface. Others know that host by the address at which
+    they have reached the launcher.
+    """
+    own, by_rank = "127.0.0.1", {}
+    for link in links:
+        if link.connected and link.channel is not None and not _is_loopback(link.channel.sock.getsockname()[0]):
+            own = link.channel.sock.getsockname()[0]
+            break
+    for link in links:
+        if link.connected and link.channel is not None and link.door is not None:
+            address = link.channel.sock.getpeername()[0]
+            by_rank[link.outcome.rank] = {**link.door, "address": own if _is_loopback(address) else address}
+    return by_rank
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")

@@ -29,6 +29,7 @@ from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
@@ -82,7 +83,10 @@ class Supervisor:
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
-            self._regrouping = Regrouping(self._links, job.num_ranks, job.min_ranks, patience, self._say)
+            several = len(ranks_by_host(job.num_ranks, job.hosts)) > 1
+            self._regrouping = Regrouping(
+                self._links, job.num_ranks, job.min_ranks, patience, self._say, several_hosts=several
+            )
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -101,7 +105,10 @@ class Supervisor:
             (job.sockets / config.NEWCOMERS_FILE).write_bytes(bytes(config.NEWCOMERS_BYTES))
         self._result.starter = job.starter
         listener, self._address = control.listen(None if job.several_hosts else job.sockets / "launcher")
-        self._acceptor = Acceptor(listener, self._address.token, len(self._links))
+        lost_after = control.LOST_AFTER_SECONDS
+        if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
+            lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
+        self._acceptor = Acceptor(listener, self._address.token, len(self._links), lost_after)
         self._preflight = Preflight(job, self._say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
