@@ -1,7 +1,7 @@
 """A loop of `strategy.function` of which ranks are killed, and which goes on. Run by test_survival_of_loops.py.
 
-surviving_loop.py KIND DATA [WHERE RANK:WHEN ...]    KIND: steps, shards, gan, method, open, two; and what ends the job:
-                                                     iterator, drawn, rows, batches, collective
+surviving_loop.py KIND DATA [WHERE RANK:WHEN ...]    KIND: steps, shards, gan, method, open, two; behind; and
+                                                     what ends the job: iterator, drawn, rows, collective
                                                      DATA: is not looked at. WHERE: step, between, never
 
 It prints [rank at first, rank at the end, losses, weights, predictions] as JSON.
@@ -9,6 +9,7 @@ It prints [rank at first, rank at the end, losses, weights, predictions] as JSON
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ import tensorflow as tf
 
 import keras_ddl
 from keras_ddl import communicator
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import function
 
 KIND = sys.argv[1]
 WHERE = sys.argv[3] if len(sys.argv) > 3 else "never"
@@ -30,7 +33,7 @@ STEPS, BATCH = 14, 10
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
-strategy = keras_ddl.Strategy(seed=3, shard_optimizer=KIND == "shards")
+strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND)
 keras.utils.set_random_seed(3)
 ME = strategy.rank
 rng = np.random.default_rng(0)
@@ -90,6 +93,25 @@ step = {
 }.get(KIND) or strategy.function(train_step)
 validate = strategy.function(lambda x: tf.reduce_sum(model(x) ** 2))
 iterator = iter(tf.data.Dataset.from_tensor_slices((x, np.tanh(x))).batch(BATCH).repeat())
+
+if "behind" in KIND and ME == 2:
+    # As if rank 1 had been lost while step 5 was committed: rank 0 had committed it, and this one had not.
+    run, calls = function._Traced.__call__, itertools.count()
+
+    def falls_behind(traced, tensors):
+        if next(calls) != 5:
+            return run(traced, tensors)
+        stored = [each for some in traced.variables for each in sharded_slots.local_variables(some)]
+        before = [each.read_value() for each in stored]
+        run(traced, tensors)
+        for variable, value in zip(stored, before):
+            variable.assign(value)
+        staged = step.cut_step._snapshots[-1]._is_staged
+        if staged is not None:
+            tf.raw_ops.AssignVariableOp(resource=staged, value=tf.constant(True))
+        return communicator.barrier("not_of_all")  # fails as soon as rank 1 is lost
+
+    function._Traced.__call__ = falls_behind
 
 losses = []
 for number in range(STEPS):

@@ -30,6 +30,12 @@ def test_moments(kind: str, moment: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", *moment.split(), program=PROGRAM)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["shards+behind", "behind"])
+def test_a_rank_that_has_not_committed_what_another_has(kind: str, tmp_path: Path) -> None:
+    check(tmp_path, kind, "-", "between", "1:6", program=PROGRAM)
+
+
 CAUGHT = """
 import os, signal
 import keras, numpy as np, tensorflow as tf
