@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from keras_ddl.communicator import membership
@@ -19,20 +20,20 @@ from keras_ddl.communicator import membership
 
 def wait_until_needed() -> None:
     """Imports ahead, and returns when the launcher needs this spare."""
-    for name in imports_of_script():
+    for name in imports_of_script(sys.orig_argv):
         with contextlib.suppress(Exception):  # then the script will say it
             importlib.import_module(name)
     membership.start()
 
 
-def imports_of_script() -> list[str]:
-    """Returns the installed modules that the program of this process imports first, in their order.
+def imports_of_script(command: Sequence[str]) -> list[str]:
+    """Returns the installed modules that the script in a command line of Python imports first, in their order.
 
     Those of the script's own directory are left out: they may do anything.
     """
-    script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), None)
+    script = next((word for word in command[1:] if word.endswith(".py")), "")
     try:
-        tree = ast.parse(Path(script or "").read_bytes())
+        tree = ast.parse(Path(script).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
     names: list[str] = []

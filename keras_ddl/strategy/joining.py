@@ -86,16 +86,13 @@ class _Joining:
     def __init__(self) -> None:
         self._callbacks: CallbacksOfFit | None = None
         self._compares_batch = False
-        self._at_begin: dict[str, dict[str, bytes]] = {}
+        self._at_begin = Noted([])
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
         """Training begins: all callbacks have had their on_train_begin."""
         if fits.is_outermost(callbacks.model):
             self._callbacks = callbacks
-            self._at_begin = {
-                name: {key: pickle.dumps(value) for key, value in _plain_attributes(each).items()}
-                for name, each in _named(callbacks.callbacks).items()
-            }
+            self._at_begin = Noted(callbacks.callbacks)
 
     def share_state(self, giver: int) -> None:
         """Gives newcomers the state. COLLECTIVE over them, too."""
@@ -219,24 +216,13 @@ class Admission(_Joining):
             position=(epochs, batches),
             record=record,
             arrays=arrays,
-            callbacks=self._changed(callbacks),
+            callbacks=self._at_begin.since(callbacks.callbacks),
             agreed=[_plain_attributes(each) for each in callbacks.agreed_state()],
             passes=order.passes(),
         )
 
     def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
         pass
-
-    def _changed(self, callbacks: CallbacksOfFit) -> dict[str, dict[str, Any]]:
-        """Returns what callbacks have noted since fit began: what has not changed may be this rank's own."""
-        return {
-            name: {
-                key: value
-                for key, value in _plain_attributes(each).items()
-                if self._at_begin.get(name, {}).get(key) != pickle.dumps(value)
-            }
-            for name, each in _named(callbacks.callbacks).items()
-        }
 
 
 class Newcomer(_Joining):
@@ -297,8 +283,7 @@ class Newcomer(_Joining):
         for each in callbacks.callbacks:
             if isinstance(each, Standby):
                 each.begin_late()
-        for name, each in _named(callbacks.callbacks).items():
-            _update(each, state.callbacks.get(name, {}))
+        take_over(callbacks.callbacks, state.callbacks)
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
             _update(each, attributes)
         order.set_passes(state.passes)
@@ -397,6 +382,33 @@ def _returned(result: Any, model: Any) -> Any:
 
 
 # ---- callbacks
+
+
+class Noted:
+    """What callbacks have noted when fit begins."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._attributes = {
+            name: {key: pickle.dumps(value) for key, value in _plain_attributes(each).items()}
+            for name, each in _named(callbacks).items()
+        }
+
+    def since(self, callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Returns what has changed, by callback and attribute: what has not may be each rank's own."""
+        return {
+            name: {
+                key: value
+                for key, value in _plain_attributes(each).items()
+                if self._attributes.get(name, {}).get(key) != pickle.dumps(value)
+            }
+            for name, each in _named(callbacks).items()
+        }
+
+
+def take_over(callbacks: Sequence[Any], noted: dict[str, dict[str, Any]]) -> None:
+    """Gives callbacks what those of another rank have noted."""
+    for name, each in _named(callbacks).items():
+        _update(each, noted.get(name, {}))
 
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:

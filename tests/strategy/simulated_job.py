@@ -186,7 +186,8 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.world: Communicator | None = None
-        self.exit_registered, self.forked, self.epoch = True, False, 0
+        self.exit_registered, self.forked = True, False
+        self.membership: Membership | None = None
 
 
 class Job:
@@ -356,7 +357,7 @@ def open_world(rank: Rank, topology: Any, world: World) -> None:
 def simulated() -> Iterator[None]:
     """In it, ranks are threads of this process."""
 
-    def after(epoch: int, admits: None = None) -> Any:
+    def after(_: Any, epoch: int, admits: None = None) -> Any:
         rank = this_rank()
         rank.pause(("ask", epoch))
         return rank.pause(("answer",))
@@ -383,8 +384,8 @@ def simulated() -> Iterator[None]:
     patches = [
         mock.patch.object(communicator, "_state", _State()),
         mock.patch.object(communicator, "find_launcher", lambda: SimpleNamespace(rank=this_rank().number)),
-        mock.patch.object(communicator.membership, "after", after),
-        mock.patch.object(communicator.meeting, "on_host", meet),
+        mock.patch.object(communicator.meeting, "next_membership", after),
+        mock.patch.object(communicator.meeting, "without_mpi", meet),
         mock.patch.object(
             communicator, "_open_world", lambda place, world, note: open_world(this_rank(), place, world)
         ),

@@ -192,6 +192,7 @@ def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(survival.Communicator, "recover", None)
     monkeypatch.setattr(survival.communicator, "rank", lambda: 0)
+    monkeypatch.setattr(survival.communicator, "topology", lambda: None)
     monkeypatch.setattr(survival.ops, "broadcast_variables", broadcast)
     behind = survival.Survival()
     with pytest.raises(RankLostError):
