@@ -428,7 +428,7 @@ def _plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
     of the parts of keras_ddl's own callbacks, under names with dots.
     """
     attributes: dict[str, Any] = {}
-    own = getattr(owner, "of_this_process", ())
+    own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
     for key, value in vars(owner).items():
         if _is_plain(value) and key not in own:
             attributes[f"{prefix}{key}"] = value

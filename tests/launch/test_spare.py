@@ -68,6 +68,8 @@ def test_callbacks_of_one_class_are_told_apart_and_others_left_alone() -> None:
 
 
 def test_what_is_of_a_process_stays() -> None:
-    mine, theirs = (SimpleNamespace(of_this_process=("begun",), begun=each, saved=each) for each in (1, 2))
+    mine, theirs = (
+        SimpleNamespace(of_this_process=("begun",), begun=each, saved=each, params={"verbose": each}) for each in (1, 2)
+    )
     joining.take_over([mine], joining.Noted([]).since([theirs]))
-    assert (mine.begun, mine.saved) == (1, 2)
+    assert (mine.begun, mine.saved, mine.params) == (1, 2, {"verbose": 1})

@@ -25,6 +25,7 @@ class JobBar(keras.callbacks.ProgbarLogger):
     """Keras's, with "rows/s" before the logs of training. As in its time per step, the first step does not count."""
 
     never_stops_within_epoch = True
+    of_this_process = ("verbose",)  # what a rank that joins the others does not get from them
     # Class attributes: bars of Keras's own class become this one.
     _begin: tuple[float, int] = (0.0, 0)  # of what is counted: when, and the rows until then
     _looked = 0.0
