@@ -379,8 +379,10 @@ class Checkpoint(keras.callbacks.Callback):
         extra: Mapping[str, Any],
     ) -> None:
         """On rank 0: takes the state of the model, and writes it in a thread."""
+        if self._begun is None:  # another rank may have been rank 0 until now
+            ckpt.sweep_temporaries(self.dir)
+            self._make_publisher()
         self._begun = step
-        self._make_publisher()  # unless another rank was rank 0 until now, this was done when training began
         bases = self._bases.here(self.model)
         snapshot = model_state.take(self.model, base=bases, evidence=not extra["in_epoch"])
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from keras_ddl import checkpoint as ckpt
-from launch.launching import Ended, run
+from launch.launching import Ended, run, write_program
 
 PROGRAM = str(Path(__file__).with_name("writing_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
@@ -176,3 +176,35 @@ def test_a_run_resumes_from_what_the_next_rank_has_written(tmp_path: Path, of_on
     for mine, theirs in zip(seen["weights"], expected["weights"], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
     check_checkpoints(tmp_path / "written" / "ckpt", of_one_process / "ckpt", absent=(10,))
+
+
+PREDICTING = """
+import signal
+import keras, numpy as np
+import keras_ddl
+strategy = keras_ddl.Strategy(seed=3, gather_predictions="rank0")
+me = strategy.rank
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+
+class Ends(keras.callbacks.Callback):
+    def on_predict_batch_begin(self, batch, logs=None):
+        if batch == 2 and me == LOST:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.arange(40.0).reshape(20, 2)
+made = model.predict(x, batch_size=4, verbose=0, callbacks=[Ends()])
+if strategy.rank == 0:
+    np.testing.assert_allclose(made, x.sum(1, keepdims=True))
+    print("right", flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 1])
+def test_predictions_that_rank_0_alone_has_are_lost_with_it(lost: int, tmp_path: Path) -> None:
+    program = write_program(tmp_path, PREDICTING.replace("LOST", str(lost)))
+    ended = run(["run", "-np", "3", "--min-np", "1", "python", program], tmp_path)
+    assert (ended.status, ended.out.count("right")) == ((137, 0) if lost == 0 else (0, 1)), ended
+    assert "killed by SIGKILL" in ended.err, ended
