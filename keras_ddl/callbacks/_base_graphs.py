@@ -18,11 +18,10 @@ Serve = str | Sequence[str] | Mapping[str, Any] | None
 
 
 class BaseGraphs:
-    """Writes base graphs on rank 0. Every method is COLLECTIVE.
+    """Writes base graphs on rank 0. Every method is COLLECTIVE that does not say otherwise.
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
-        written: on rank 0, the graphs written so far.
         names: of the parts to be served; [None] for the model itself.
     """
 
@@ -40,7 +39,7 @@ class BaseGraphs:
         self.is_single = serve is None or isinstance(serve, str)
         self._options = {name: _options_of(name, self.names, self.is_single, options) for name in self.names}
         self._is_written = self.is_due = False
-        self.written: list[Any] = []
+        self._written: list[Any] = []  # by this process
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known.
@@ -48,13 +47,30 @@ class BaseGraphs:
         Raises: ExportError, on every rank: the model cannot be served, or has no call() and no part is named.
         """
         self.is_due = self._dir is not None and not self._is_written
-        if self.is_due and on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
+        if not self.is_due:
+            return
+        if on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
             self._write(model)
+            return
+        for part in self._served(model).values():  # on all ranks: rank 0 may be another one when they are written
+            export.record_inputs(part)
 
     def write(self, model: Any) -> None:
         """Writes the graphs after a batch. Raises: ExportError, on every rank: the step has not called a part."""
         on_first_rank(lambda: self._refuse_uncalled(model), "Checkpoint/inputs")
         self._write(model)
+
+    def versions_in(self, directory: Path) -> dict[str | None, Path]:
+        """Returns part of the model -> the directory of its published versions. Not collective."""
+        if self.is_single:
+            return {None: directory}
+        return {name: directory / name for name in self.names if name is not None}
+
+    def here(self, model: Any) -> list[Any]:
+        """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
+        if self._is_written and not self._written:
+            self._write_here(model)
+        return self._written
 
     def _are_ready_at_begin(self, model: Any) -> bool:
         served = self._served(model)
@@ -64,11 +80,7 @@ class BaseGraphs:
         else:
             model_is_built = all(layer.built for layer in layers_of(model)[1:])
         ready = [name for name, part in served.items() if part.built and self._inputs_are_known(name, part)]
-        if model_is_built and len(ready) == len(served):
-            return True
-        for part in served.values():
-            export.record_inputs(part)
-        return False
+        return model_is_built and len(ready) == len(served)
 
     def _inputs_are_known(self, name: str | None, part: Any) -> bool:
         is_set = any(self._options[name][option] is not None for option in ("input_signature", "sample"))
@@ -104,7 +116,7 @@ class BaseGraphs:
             base = export.write_base_graph(part, self._dir, name=name, whole=whole, **self._options[name])
             for sentence in base.warnings:
                 stack_position.warn(sentence)
-            self.written.append(base)
+            self._written.append(base)
 
 
 def _parts(serve: Serve) -> dict[str | None, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import model_state
+from keras_ddl import communicator, model_state
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import optimizers_of, steps_taken
 from keras_ddl.resuming.training_state import broadcast_training_state
@@ -91,10 +91,15 @@ class SavedSnapshots:
     def go_back(self) -> int | None:
         """Restores rank 0's newest good checkpoint on all ranks; returns its step, None without one. COLLECTIVE."""
         accumulation.combine(self._model)
-        with sharded_slots.deferring_restored_values():
+
+        def restore() -> int | None:
             step = on_first_rank(self._restore, "DivergenceGuard/restore")
             if step is not None:
                 broadcast_training_state(self._model)
+            return step
+
+        with sharded_slots.deferring_restored_values():
+            step = communicator.as_one(restore, lambda: agreement.all_variables(self._model))
         if step is not None:
             self._confirmed = self._latest = step
         return step

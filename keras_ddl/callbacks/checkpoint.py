@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import numbers
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,9 +31,12 @@ from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import make_directory
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.resuming import resume_from_latest
-from keras_ddl.resuming.progress import ARRAYS, RECORD, Restoration, agreed_layer_state, capture
+from keras_ddl.resuming.training_state import agreed_layer_state
 from keras_ddl.strategy import fits, keras_patches
+from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
 from keras_ddl.strategy.shards import gathered_slots
+
+_LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -82,6 +86,7 @@ class Checkpoint(keras.callbacks.Callback):
     runs_last = True  # to save the other callbacks' changes of a step or an epoch
     others: Any = ()  # the callbacks of this fit, set by the Strategy's patches
     never_stops_within_epoch = True  # saves the ranks an agreement per batch
+    of_this_process = ("_begun",)  # what a rank that joins the others does not get from them
 
     def __init__(
         self,
@@ -142,7 +147,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._notice = Notice(on_signal)
         # Lets Keras run on_train_batch_end in a thread, which saves it a wait per batch.
         self.async_safe = self._every is None and save_minutes is None and not self._notice
-        self._saved: int | None = None  # the step of the last checkpoint of this object
+        self._saved: int | None = None  # the step of the last checkpoint of this object, or _LOST
+        self._begun: int | None = None  # ... of those that this process has written
         self._epoch = self._marks = self._batches = 0
         self._trained = self._warned = self._is_due = False
         self._has_memory = False
@@ -170,13 +176,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None for a new run."""
-        if self._publish_to is not None and self._publisher is None:
-            versions: dict[str | None, Path] = {
-                name: self._publish_to / name for name in self._bases.names if name is not None
-            }
-            if self._bases.is_single:
-                versions = {None: self._publish_to}
-            self._publisher = Publisher(self.dir, versions, self._publish_keep)
+        self._make_publisher()
         if self._saved is not None:  # a second fit of this process continues in the directory
             return None
         wait_for_writers()  # of a fit that was interrupted, as in a notebook: its last checkpoint counts
@@ -188,6 +188,11 @@ class Checkpoint(keras.callbacks.Callback):
         if moved is not None:
             print(f"Checkpoint: the earlier run's checkpoints are now in {moved}")
         return None
+
+    def _make_publisher(self) -> None:
+        if self._publish_to is not None and self._publisher is None:
+            versions = self._bases.versions_in(self._publish_to)
+            self._publisher = Publisher(self.dir, versions, self._publish_keep)
 
     def _resume(self) -> None:
         resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"))
@@ -209,8 +214,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._bases.is_due and batch > 0:  # after the first batch, a subclassed model's inputs are known
             self._bases.write(self.model)
-        if self._in_flight and not on_first_rank(self._writer.is_busy, "Checkpoint/written"):
-            self._on_written()
+        if self._in_flight and (is_complete := on_first_rank(self._progress, "Checkpoint/written")) is not None:
+            self._on_written(is_complete)
         self._notice.announce()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -234,9 +239,10 @@ class Checkpoint(keras.callbacks.Callback):
         # After the last batch, wait for the end of the epoch, whose checkpoint is more useful.
         steps = self.params.get("steps")
         if self._is_due and (steps is None or batch + 1 < steps):
-            self._save(self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
+            save = functools.partial(self._save, self._step(), self._epoch, {}, in_epoch=batch + 1, last_logs=logs)
             if noticed is not None:
-                self._end_run(*noticed)
+                self._end_run(save, *noticed)
+            save()
 
     def _reserve(self) -> None:
         """Allocates memory for copies after the first step, when all variables exist, rather than in a later step."""
@@ -257,17 +263,19 @@ class Checkpoint(keras.callbacks.Callback):
         step, noticed = self._step(), self._notice.agree()
         # A checkpoint after the last batch of an epoch of unknown length is rewritten as that of the epoch's end.
         if self._every is None or self._is_due or step == self._saved or noticed is not None:
-            self._save(step, epoch + 1, logs or {})
-        if noticed is not None:
-            self._end_run(*noticed)
+            save = functools.partial(self._save, step, epoch + 1, logs or {})
+            if noticed is not None:
+                self._end_run(save, *noticed)
+            save()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # The end of training is always saved: Keras has just assigned the optimizer's averaged weights, and
         # EarlyStopping the best ones.
+        self._wait()
         step, stopped = self._step(), bool(self.model.stop_training)
         if self._trained and (step != self._saved or stopped or self._averages()):
-            self._save(step, self._epoch, logs or {}, stopped_of=self.params.get("epochs") if stopped else None)
-        self._wait()
+            stopped_of = self.params.get("epochs") if stopped else None
+            self._complete(functools.partial(self._save, step, self._epoch, logs or {}, stopped_of=stopped_of))
         self._notice.end()
         self._restoration = None
         if self._publish_to is not None:
@@ -281,25 +289,47 @@ class Checkpoint(keras.callbacks.Callback):
     def _averages(self) -> bool:
         return any(getattr(unwrapped(each), "use_ema", False) for each in self._optimizers)
 
+    def _complete(self, save: Callable[[], None]) -> None:
+        """Saves until a checkpoint is complete: a rank 0 that is lost meanwhile leaves none. COLLECTIVE."""
+        save()
+        self._wait()
+        while self._saved == _LOST:
+            save()
+            self._wait()
+
     def _wait(self) -> None:
         if self._in_flight:
-            self._in_flight = False
-            on_first_rank(self._writer.wait, "Checkpoint/wait")
-            self._on_written()
+            self._on_written(on_first_rank(self._written, "Checkpoint/wait"))
 
-    def _on_written(self) -> None:
-        """On all ranks: the last checkpoint is complete and on disk."""
+    def _progress(self) -> bool | None:
+        """On rank 0: as `_written`; None: it is being written."""
+        return None if self._writer.is_busy() else self._written()
+
+    def _written(self) -> bool:
+        """On rank 0: waits for the last checkpoint; returns whether it is complete. It may be that of a lost rank 0."""
+        self._writer.wait()
+        if self._begun == self._saved:
+            return True
+        ckpt.sweep_temporaries(self.dir)
+        return any(each.step == self._saved and each.problem is None for each in ckpt.list_checkpoints(self.dir))
+
+    def _on_written(self, is_complete: bool) -> None:
+        """On all ranks: the last checkpoint is complete and on disk; or it was lost with rank 0."""
         self._in_flight = False
         assert self._saved is not None
-        self._note(self._saved)
+        if is_complete:
+            self._note(self._saved)
+            return
+        self._saved = _LOST
+        self._is_due |= not self.async_safe  # else at the end of the epoch
 
     def _note(self, step: int) -> None:
         """Records the last complete checkpoint, for the message when the job fails."""
         last_checkpoint.note(ckpt.path_of(self.dir, step), step, self.resume, config.get("RUN_DIR"))
 
-    def _end_run(self, signal_name: str, rank: int) -> NoReturn:
-        """Ends the program of every rank, after the checkpoint of a notice. COLLECTIVE."""
-        self._wait()
+    def _end_run(self, save: Callable[[], None], signal_name: str, rank: int) -> NoReturn:
+        """Saves after a notice, and ends the program of every rank. COLLECTIVE."""
+        self._complete(save)
         self._notice.end()
         if is_first_rank():
             known = last_checkpoint.known()
@@ -330,17 +360,31 @@ class Checkpoint(keras.callbacks.Callback):
             if in_epoch:
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
             stack.enter_context(gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0))
-            if not is_first_rank():
-                return
-            snapshot = model_state.take(self.model, base=self._bases.written, evidence=not in_epoch)
+            extra = {
+                "learning_rate": self._rates(),
+                "batches": self._batches,
+                "in_epoch": in_epoch,
+                "stopped_of": stopped_of,
+            }
+            start = functools.partial(self._start_writing, step, epoch, logs, record, arrays, extra)
+            on_first_rank(start, "Checkpoint/taken")
+
+    def _start_writing(
+        self,
+        step: int,
+        epoch: int,
+        logs: Mapping[str, Any],
+        record: Mapping[str, Any],
+        arrays: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> None:
+        """On rank 0: takes the state of the model, and writes it in a thread."""
+        self._begun = step
+        self._make_publisher()  # unless another rank was rank 0 until now, this was done when training began
+        bases = self._bases.here(self.model)
+        snapshot = model_state.take(self.model, base=bases, evidence=not extra["in_epoch"])
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}
         self._warn_without_monitor(metrics, bool(logs))
-        extra = {
-            "learning_rate": self._rates(),
-            "batches": self._batches,
-            "in_epoch": in_epoch,
-            "stopped_of": stopped_of,
-        }
 
         def write() -> None:
             snapshot.texts[RECORD] = json.dumps(record)
@@ -358,7 +402,7 @@ class Checkpoint(keras.callbacks.Callback):
             )
             self._note(step)
             ckpt.prune(self.dir, self.keep, best)
-            if self._publisher is not None and self._bases.written:
+            if self._publisher is not None and bases:
                 self._publisher.offer(saved)
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_ddl import communicator, timeline
+from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
@@ -51,8 +52,10 @@ class StepMetrics(keras.callbacks.Callback):
         self._forget()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if communicator.is_initialized() and communicator.rank() != 0:
-            return
+        if is_first_rank():
+            self._begin_writing()
+
+    def _begin_writing(self) -> None:
         self._writer = tf.summary.create_file_writer(self.log_dir)
         self._done = models.steps_taken(models.optimizers_of(self.model)) or 0
         self._is_first = True
@@ -65,7 +68,10 @@ class StepMetrics(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._writer is None:
-            return
+            if not is_first_rank():
+                return
+            self._begin_writing()  # rank 0 was lost, and this one is rank 0 now
+            self._batches = batch
         # The time of a step is known when the next one begins.
         if sum(self._counts) >= self.every:
             self._write()

@@ -4,7 +4,7 @@
         weights.index, .data-*   a TensorFlow bundle, with the keys of the base graph's variables (model_state.py)
         optimizer.index, .data-* the optimizer's state, for an exact resume
         golden.npz               the base graph's outputs for the stored sample with these weights
-        progress.json, .npz      the rest of a run's state (resuming/progress.py)
+        progress.json, .npz      the rest of a run's state (strategy/progress.py)
         state.json               step, epoch, metrics, size and SHA-256 of every file, and of itself
     ckpt/base/                   the servable graph (keras_ddl.export); base-<name>/ that of a part of the model
     ckpt/previous-1/             an earlier run's base and checkpoints (`set_aside`)

@@ -48,7 +48,20 @@ _COUNT = click.IntRange(min=1)
     "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"
 )
 @click.option(
-    "--min-np", "--min-num-proc", type=_COUNT, help="Go on with as few as N when ranks are lost.", metavar="N"
+    "--min-np",
+    "--min-num-proc",
+    "--min-ranks",
+    "min_np",
+    type=_COUNT,
+    help="Go on with as few as N when ranks are lost.",
+    metavar="N",
+)
+@click.option(
+    "--spares",
+    type=click.IntRange(min=0),
+    default=0,
+    help="With --min-np: N processes that wait to take the place of lost ranks.",
+    metavar="N",
 )
 @click.option("--max-np", "--max-num-proc", type=_COUNT, help="Use up to N when there are more hosts.", metavar="N")
 @click.option("--host-discovery-script", help="Prints the available hosts, as lines host:slots.", metavar="COMMAND")
@@ -76,6 +89,7 @@ def command(
     explain_step: bool,
     restarts: int,
     min_np: int | None,
+    spares: int,
     max_np: int | None,
     host_discovery_script: str | None,
     slots: int | None,
@@ -96,6 +110,7 @@ def command(
     keras-ddl run --hostfile hosts.txt train.py
     keras-ddl run --tf-config python train.py
     keras-ddl run -np 4 --restarts 3 train.py
+    keras-ddl run -np 4 --min-np 2 --spares 1 train.py
 
     The output of rank 0 is shown as it arrives, that of others in complete lines with the rank in front. When a rank
     fails, all are ended, and the traceback of the first that failed is printed last. The exit status is 0 when every
@@ -137,6 +152,7 @@ def command(
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
         min_ranks=min_np,
+        spares=spares,
         verbose=verbose,
     )
     placement = Placement(num_ranks if discovery else job.num_ranks, job.hosts, discovery, min_np, max_np)
@@ -150,6 +166,8 @@ def command(
             job = dataclasses.replace(job, num_ranks=ranks, hosts=available)
         click.echo(shlex.join(job.command()))
         return 0
+    if job.why_it_ends is not None:
+        click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
     return run_job(job, **attempts)
 
 

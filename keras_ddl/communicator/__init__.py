@@ -6,9 +6,10 @@ Nothing here needs TensorFlow. All collectives take `comm`, a communicator made 
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from keras_ddl import config
 from keras_ddl.communicator import (
@@ -16,6 +17,7 @@ from keras_ddl.communicator import (
     child_process,
     error_report,
     group,
+    history,
     meeting,
     membership,
     mpi,
@@ -23,15 +25,19 @@ from keras_ddl.communicator import (
 )
 from keras_ddl.communicator.group import Communicator as Communicator  # exported here, too
 from keras_ddl.communicator.native_library import Transport
-from keras_ddl.errors import CollectiveError, ConfigError, NotInitializedError, RankLostError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, NotInitializedError, RankLostError
 from keras_ddl.topology import Topology, make_topology, plain_mode
-from keras_ddl.topology.launcher import find_launcher, host_key
+from keras_ddl.topology.launcher import Launcher, find_launcher, host_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import ArrayLike
+
+
+_T = TypeVar("_T")
+_MEETINGS = 3  # how often the same ranks try to meet
 
 
 class _State:
@@ -40,7 +46,7 @@ class _State:
         self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
-        self.epoch = 0  # of the membership, see regroup
+        self.membership: membership.Membership | None = None  # the last one, see regroup
 
 
 _state = _State()
@@ -49,8 +55,9 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    A process that `keras-ddl run` has started on one host is connected without MPI. One that was started by mpirun or
-    srun, or by `keras-ddl run` on several hosts, initialises MPI. One that was started alone is rank 0 of size 1.
+    A process that `keras-ddl run` has started on one host, or on several with --min-np, is connected without MPI. One
+    that mpirun or srun has started, also for `keras-ddl run`, initialises MPI. One that was started alone is rank 0 of
+    size 1.
     Afterwards an uncaught exception ends all ranks.
 
     Args:
@@ -80,10 +87,19 @@ def init(mode: str | None = None) -> Topology:
         mode = config.mode_from_environment() if mode is None else mode
         launcher = find_launcher()
         transport: Transport | None = None
-        if launcher is not None and launcher.directory is not None and launcher.size != 1:
+        if launcher is not None and launcher.directory is not None and (launcher.size != 1 or launcher.is_spare):
             child_process.refuse(launcher.rank)
             meeting.refuse_mpi()
-            place, transport = meeting.on_host(launcher, mode)
+            board = history.board_in(launcher.directory)
+            if launcher.is_spare and board is not None:
+                _state.membership = membership.start()
+                place = meeting.beside(_state.membership, launcher)
+                history.begin(history.Replay(board, str(launcher.rank)))
+            else:
+                # After shutdown, those that were left before are there again.
+                _state.membership = _state.membership or meeting.first_membership(launcher)
+                place, transport = meeting.without_mpi(launcher, mode, _state.membership)
+                history.begin(None if board is None else history.Record(board, [], 0))
             child_process.mark_rank()
         elif mpi.running() or (launcher is not None and launcher.size != 1):
             child_process.refuse(None if launcher is None else launcher.rank)
@@ -105,7 +121,9 @@ def init(mode: str | None = None) -> Topology:
 
 
 def _open_world(place: Topology, transport: Transport | None, note: str = "") -> None:
-    native = binding.Communicator(transport, place.group, place.dims[1:], **group.settings(), note=note)
+    # A newcomer has a number beside the others, and exchanges with itself alone.
+    alone = make_topology(0, [host_key()], place.mode) if transport is None else place
+    native = binding.Communicator(transport, alone.group, alone.dims[1:], **group.settings(), note=note)
     _state.world = Communicator(native, place, "world", tuple(range(place.size)), binding.WORLD)
 
 
@@ -114,33 +132,66 @@ def regroup() -> Topology:
 
     For a program that catches RankLostError and goes on: the ranks that are left are numbered from 0 in their order,
     and nothing that was pending is. Communicators of `split` are closed; what the program has on the lost rank alone is
-    lost. The job must have been started by `keras-ddl run --min-np N` on one host.
+    lost. The job must have been started by `keras-ddl run --min-np N`, without mpirun.
 
     A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
     launcher.
 
     Raises:
         ConfigError: the job was started otherwise, or with a mode that has dimensions.
-        RankLostError: fewer than N ranks are left.
+        RankLostError: fewer than N ranks are left, or they cannot reach one another.
+    """
+    return regroup_with()
+
+
+def regroup_with(admits: Sequence[int] | None = None) -> Topology:
+    """As `regroup`, where newcomers may be among the ranks that meet. COLLECTIVE.
+
+    admits: newcomers that this rank names, or none; None: there must be none among them.
     """
     with _state.lock:
-        place = topology()
-        launcher = find_launcher()
-        if launcher is None or place.mode != "p":
-            raise ConfigError(
-                f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
-                f"{place.rank}. Use mode 'p'."
-            )
-        _close_world()  # and the timeline goes on
-        while True:
-            members = membership.after(_state.epoch)
-            _state.epoch = members.epoch
-            try:
-                place, transport = meeting.on_host(launcher, place.mode, members)
-                _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
-            except (RankLostError, CollectiveError):  # another one, while they met
-                continue
-            return place
+        launcher = _check_can_regroup()
+        return _meet(launcher, lambda: meeting.next_membership(launcher, epoch(), admits))
+
+
+def join_others(is_over: Callable[[], bool]) -> Topology | None:
+    """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over all of them. None: it must not wait any longer,
+    says `is_over`.
+    """
+    with _state.lock:
+        launcher = _check_can_regroup()
+        members = membership.join(is_over)
+        if members is None:
+            return None
+        asked = iter([members])
+        return _meet(launcher, lambda: next(asked, None) or meeting.next_membership(launcher, epoch()))
+
+
+def _check_can_regroup() -> Launcher:
+    place, launcher = topology(), find_launcher()
+    if launcher is None or place.mode != "p":
+        raise ConfigError(
+            f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
+            f"{place.rank}. Use mode 'p'."
+        )
+    return launcher
+
+
+def _meet(launcher: Launcher, ask: Callable[[], membership.Membership]) -> Topology:
+    """Makes the communicator of all ranks anew, of those that `ask` returns."""
+    attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
+    _close_world()  # and the timeline goes on
+    while True:
+        members = _state.membership = ask()
+        try:
+            place, transport = meeting.without_mpi(launcher, "p", members)
+            _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
+        except (RankLostError, DeadlineError, CollectiveError):  # another one was lost, or stood still, meanwhile
+            attempts[members.members] += 1
+            if attempts[members.members] == _MEETINGS:  # all live, and do not reach one another
+                raise
+            continue
+        return place
 
 
 def shutdown() -> None:
@@ -175,7 +226,7 @@ def topology() -> Topology:
 
 def epoch() -> int:
     """Returns how often the ranks that are left have met anew (`regroup`)."""
-    return _state.epoch
+    return 0 if _state.membership is None else _state.membership.epoch
 
 
 def communicator_of(comm: Communicator | None) -> Communicator:
@@ -244,6 +295,18 @@ def num_hosts() -> int:
 def describe() -> str:
     """Describes for people what collectives run on: the box of ranks, the shared memory, the instruction set."""
     return communicator_of(None).describe()
+
+
+def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> _T:
+    """Returns `run()`, whose collectives only make sense together: where a job goes on without a lost rank, the others
+    make all of them again. COLLECTIVE. `variables`: returns those that it writes.
+    """
+    recover = Communicator.recover
+
+    def make() -> _T:
+        return run() if recover is None else cast("_T", recover(lambda _: run(), variables))
+
+    return history.recorded("as_one", make)
 
 
 def count() -> dict[str, int]:

@@ -9,6 +9,7 @@ from keras_ddl import communicator
 from keras_ddl.errors import KerasDdlError
 
 T = TypeVar("T")
+_Outcome = tuple[object, KerasDdlError | None]
 
 
 def is_first_rank() -> bool:
@@ -21,19 +22,27 @@ def on_first_rank(work: Callable[[], T], name: str) -> T:
 
     Raises: the KerasDdlError that `work` raised, on every rank, so that none waits for rank 0 in vain.
     """
-    result: T | None = None
-    error: KerasDdlError | None = None
-    if is_first_rank():
-        try:
-            result = work()
-        except KerasDdlError as raised:
-            error = raised
+    outcomes: list[_Outcome] = []  # of this rank's work, which it does once, also where ranks are lost meanwhile
+    return cast(T, communicator.as_one(lambda: _made(work, name, outcomes)))
+
+
+def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> object:
+    if is_first_rank() and not outcomes:
+        outcomes.append(_outcome_of(work))
+    result, problem = outcomes[0] if outcomes else (None, None)
     if communicator.is_initialized() and communicator.size() > 1:
-        message = (result, (type(error), str(error)) if error is not None else None)
+        message = (result, (type(problem), str(problem)) if problem is not None else None)
         result, failure = communicator.broadcast_object(message, name=name)
         if failure is not None and not is_first_rank():
             kind, text = failure
-            error = kind(f"rank 0: {text}")
-    if error is not None:
-        raise error
-    return cast(T, result)
+            problem = kind(f"rank 0: {text}")
+    if problem is not None:
+        raise problem
+    return result
+
+
+def _outcome_of(work: Callable[[], object]) -> _Outcome:
+    try:
+        return work(), None
+    except KerasDdlError as error:
+        return None, error

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from keras_ddl import config
-from keras_ddl.communicator import binding, requests
+from keras_ddl.communicator import binding, history, requests
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.started import Started
 from keras_ddl.errors import ConfigError, NotInitializedError
@@ -42,17 +42,36 @@ _splits = itertools.count(1)
 _Method = TypeVar("_Method", bound="Callable[..., Any]")
 
 
-def _recoverable(method: _Method) -> _Method:
-    """A collective that `Communicator.recover` may make again, on the communicator of the ranks that are left."""
+def _of_all_ranks(place: int) -> Callable[[_Method], _Method]:
+    """A collective whose result is equal on all ranks: recorded for newcomers, and `Communicator.recover` may make it
+    again, on the communicator of the ranks that are left. place: of its argument `name`.
+    """
 
-    @functools.wraps(method)
-    def wrapper(self: Communicator, *args: Any, **kwargs: Any) -> Any:
-        recover = Communicator.recover
-        if recover is None or self.id != binding.WORLD:
-            return method(self, *args, **kwargs)
-        return recover(lambda comm: method(comm, *args, **kwargs))
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def wrapper(self: Communicator, *args: Any, **kwargs: Any) -> Any:
+            if self.id != binding.WORLD:
+                return method(self, *args, **kwargs)
+            recover = Communicator.recover
 
-    return cast("_Method", wrapper)
+            def run() -> Any:
+                if recover is None:
+                    return method(self, *args, **kwargs)
+                return recover(lambda comm: method(comm, *args, **kwargs))
+
+            if history.of_job() is None:
+                return run()
+            name = kwargs.get("name", args[place] if len(args) > place else None)
+            result = history.recorded(f"{method.__name__} {name or ''}", run)
+            out = kwargs.get("out")
+            if out is not None and out is not result:
+                out[...] = result
+                return out
+            return result
+
+        return cast("_Method", wrapper)
+
+    return decorate
 
 
 class Communicator:
@@ -72,8 +91,9 @@ class Communicator:
     """
 
     # In a job that goes on when a rank is lost: makes a collective of all ranks, given as a function of their
-    # communicator, and makes it again with those that are left.
-    recover: ClassVar[Callable[[Callable[[Communicator], Any]], Any] | None] = None
+    # communicator, and makes it again with those that are left. Its second argument returns the variables that it
+    # writes. Nested in another one, a collective is made once: the outer one is made again.
+    recover: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(
         self, native: binding.Communicator, place: Topology, name: str, world_ranks: tuple[int, ...], id: int
@@ -177,7 +197,7 @@ class Communicator:
         """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
-    @_recoverable
+    @_of_all_ranks(0)
     def barrier(self, name: str | None = None) -> None:
         """See `keras_ddl.barrier`."""
         native = self.native()
@@ -191,7 +211,7 @@ class Communicator:
             self._calls.clear()
         return last
 
-    @_recoverable
+    @_of_all_ranks(2)
     def broadcast_object(self, obj: Any, root: int = 0, name: str | None = None) -> Any:
         """See `keras_ddl.broadcast_object`."""
         native = self.native()
@@ -201,12 +221,12 @@ class Communicator:
         parts = native.all_gather_bytes(mine, match, detail=f"broadcast_object from root {root}")
         return obj if self.rank == root and parts[root][:1] == _PICKLED else _unpickle(parts[root], root)
 
-    @_recoverable
+    @_of_all_ranks(1)
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
         """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
-    @_recoverable
+    @_of_all_ranks(2)
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -252,7 +272,7 @@ class Communicator:
             )
         return array
 
-    @_recoverable
+    @_of_all_ranks(2)
     def broadcast_array(self, array: ArrayLike, root: int = 0, name: str | None = None) -> np.ndarray:
         """See `keras_ddl.communicator.broadcast_array`."""
         import numpy as np

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import csv
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
 
 
 def initial_epoch(model: Any) -> int | None:
@@ -31,9 +36,76 @@ def note_best(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: in
     checkpoint._should_save_model(epoch, batch, logs, checkpoint._get_file_path(epoch, batch, logs))
 
 
-def replace_save(checkpoint: keras.callbacks.ModelCheckpoint, save: Callable[..., None] | None) -> None:
-    """Has this ModelCheckpoint call `save(epoch, batch, logs)` instead of saving; None: it saves itself again."""
-    _replace(checkpoint, "_save_model", save)
+def replace_save(callback: Any, save: Callable[..., None] | None) -> None:
+    """Has this ModelCheckpoint or BackupAndRestore call `save`, as `original_save` is called; None: it saves again."""
+    _replace(callback, "_save_model", save)
+
+
+def original_save(callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves as ModelCheckpoint (epoch, batch, logs), which decides whether to, or BackupAndRestore () does."""
+    type(callback)._save_model(callback, *args, **kwargs)
+
+
+def path_of_saves(callback: Any) -> Path:
+    """Returns where ModelCheckpoint or BackupAndRestore saves."""
+    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+    return Path(callback.backup_dir if is_backup else callback.filepath)
+
+
+def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int = 1) -> None:
+    """Has TensorBoard count as in this hook, without writing."""
+    if hook == "on_train_begin":
+        callback._global_train_batch = 0
+    elif hook == "on_train_batch_begin":
+        callback._global_train_batch += by
+    elif hook == "on_test_batch_begin":
+        callback._global_test_batch += by
+
+
+@contextlib.contextmanager
+def keeping_batches_seen(callback: keras.callbacks.TensorBoard) -> Iterator[None]:
+    """Afterwards TensorBoard has counted as many batches as before."""
+    seen = callback._global_train_batch, callback._global_test_batch
+    yield
+    callback._global_train_batch, callback._global_test_batch = seen
+
+
+def finish_batch_hooks(callbacks: keras.callbacks.CallbackList) -> None:
+    """Waits for the hooks that a list of callbacks runs in threads."""
+    callbacks._flush_futures()
+
+
+def flush_points(callback: keras.callbacks.TensorBoard) -> None:
+    """Writes what TensorBoard has in memory, which would be lost with the process."""
+    for writer in callback._writers.values():
+        writer.flush()
+
+
+def begin_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
+    """Has CSVLogger write to `text` as it would to its file. Returns where in the file that would be, in bytes."""
+    begin = 0
+    if callback.append and tf.io.gfile.exists(callback.filename):
+        begin = tf.io.gfile.stat(callback.filename).length
+        callback.append_header = begin == 0
+    callback.csv_file, callback.writer, callback.keys = text, None, None
+    return begin
+
+
+def begin_late_rows(callback: keras.callbacks.CSVLogger, text: io.StringIO) -> int:
+    """As `begin_rows`, where another process has written the file until now."""
+    begin = int(tf.io.gfile.stat(callback.filename).length) if tf.io.gfile.exists(callback.filename) else 0
+    callback.append_header = begin == 0
+    callback.csv_file, callback.writer, callback.keys = text, None, None
+    return begin
+
+
+def continue_rows(callback: keras.callbacks.CSVLogger) -> None:
+    """Has CSVLogger go on at the end of its file."""
+    opened = tf.io.gfile.GFile if "://" in callback.filename else open
+    callback.csv_file = opened(callback.filename, "a")
+    rows = callback.writer
+    if rows is not None:
+        callback.writer = csv.DictWriter(callback.csv_file, rows.fieldnames, dialect=rows.writer.dialect)
 
 
 def replace_swap(callback: keras.callbacks.SwapEMAWeights, swap: Callable[..., None]) -> None:

@@ -43,3 +43,9 @@ def dataset_of(iterator: Any) -> Any:
     while not isinstance(dataset, tf.data.Dataset) and hasattr(dataset, "_dataset"):
         dataset = dataset._dataset
     return dataset
+
+
+def forget_validation(model: Any) -> None:
+    """Makes a fit of `model` that runs read its validation data anew: Keras makes that iterator once."""
+    if getattr(model, "_eval_epoch_iterator", None) is not None:
+        model._eval_epoch_iterator = None

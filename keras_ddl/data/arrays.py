@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator import history, stack_position
 from keras_ddl.communicator.comparison import digest, is_equal, other_rank, require_equal_values
 from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import do_not_convert, tf
@@ -139,7 +139,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         stand in another order. Where other arrays are equal, there is a warning: values may have been drawn at random.
     """
     looks = [_look(array) for array in keras.tree.flatten(arrays) if hasattr(array, "shape") and array.shape]
-    gathered = communicator.all_gather_object(looks, name="keras_ddl/arrays")
+    gathered = history.with_own(communicator.all_gather_object(looks, name="keras_ddl/arrays"), looks)
     shapes = [[shape for shape, _, _ in theirs] for theirs in gathered]
     require_equal_values(
         shapes,

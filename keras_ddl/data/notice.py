@@ -48,6 +48,11 @@ def agreed() -> tuple[int, int]:
     return divmod(int(_words().agreed.numpy()), _RANKS)
 
 
+def variables() -> list[tf.Variable]:
+    """Returns what a step writes: the word that ranks which have not finished it get from the others."""
+    return [_words().agreed]
+
+
 def forget() -> None:
     """Begins anew. To be called on all ranks between steps."""
     if _words.cache_info().currsize:

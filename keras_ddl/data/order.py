@@ -23,6 +23,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
@@ -38,6 +40,7 @@ _PASSES = 256  # datasets whose passes are counted at a time
 _ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
 _RULE = "All ranks must read the same batches"
 _MANY = 2**32  # batches in a pass
+PASS_OF_NEWCOMERS = 2**15  # the first pass of a rank that is on its way to where the others are
 KEYS = "_keras_ddl_keys"  # attribute of a dataset of keys, which is no part of the program's pipeline
 
 _components: dict[int, list[str]] = {}  # by dataset: what the error calls the components of its batches
@@ -95,6 +98,21 @@ def pass_of(number: int, spec: Any) -> Callable[[], tf.Tensor]:
         return (tf.gather(notes.passes, place) + number * 2**16) * _MANY
 
     return begin
+
+
+def passes() -> np.ndarray:
+    """Returns how many passes over each dataset have begun ([numbers] int64)."""
+    return np.asarray(_notes().passes.numpy())
+
+
+def set_passes(counts: np.ndarray) -> None:
+    """Goes on from what `passes` has returned on another rank."""
+    _notes().passes.assign(counts)
+
+
+def forget_notes() -> None:
+    """Forgets the notes of batches. To be called on all ranks between steps."""
+    _notes().list.assign(tf.zeros_like(_notes().list))
 
 
 def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:

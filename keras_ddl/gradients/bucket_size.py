@@ -8,12 +8,14 @@ links.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from keras_ddl import communicator, config
+from keras_ddl.communicator import history
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.topology import Topology
 
@@ -73,7 +75,8 @@ def agree(bucket_bytes: int | str | None = None) -> BucketSize:
         return BucketSize(int(size), measured=False)
     _Job.begin()
     if _Job.measured is None:
-        _Job.measured = SIZES[0] if communicator.size() == 1 else choose(measure())
+        measured = functools.partial(history.recorded, "keras_ddl/bucket_size", lambda: choose(measure()))
+        _Job.measured = SIZES[0] if communicator.size() == 1 else measured()
     return BucketSize(_Job.measured, measured=True)
 
 

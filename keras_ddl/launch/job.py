@@ -34,7 +34,7 @@ class Job:
     Attributes:
         program: command line of every rank.
         environment: of the program; `make` fills it.
-        mpirun: starts the ranks; None: all ranks are on this host and need no MPI, so host_ranks.py starts them.
+        mpirun: starts the ranks; None: they need no MPI, and host_ranks.py starts them on each host.
         hosts: where to run; empty: this host, or those of the resource manager.
         timeout: seconds after which the job is ended, None for never.
         grace: seconds between the signal that ends the ranks and SIGKILL; None: a few.
@@ -42,6 +42,7 @@ class Job:
         output_dir: where each rank's output is stored, None for nowhere.
         seconds_spent: how much of the timeout earlier attempts used.
         min_ranks: the job may go on with so many when ranks are lost (membership.py); None: it ends.
+        spares: processes that take the place of lost ranks; they are numbered after the ranks.
         kept: name of the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
         id: names the job's directory on every host; unguessable, because everybody can write to /tmp.
     """
@@ -59,6 +60,7 @@ class Job:
     seconds_spent: float = 0.0
     kept: str | None = None
     min_ranks: int | None = None
+    spares: int = 0
     verbose: bool = False
     directory: str = field(default_factory=os.getcwd)
     id: str = field(default_factory=new_id)
@@ -75,8 +77,12 @@ class Job:
     def command(self) -> list[str]:
         """Returns the command line of the starter: mpirun or host_ranks.py."""
         if self.mpirun is None:
-            module = "keras_ddl.launch.host_ranks"
-            return [sys.executable, "-P", "-m", module, "-np", str(self.num_ranks), "--", *self.program]
+            starter = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks"]
+            if self.hosts:
+                hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
+                starter = [*starter[:-1], "keras_ddl.launch.remote_ranks", "--hosts", hosts]
+            numbers = ["-np", str(self.num_ranks), *(["--spares", str(self.spares)] if self.spares else [])]
+            return [*starter, *numbers, "--", *self.program]
         wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
         if python_path():
@@ -94,9 +100,22 @@ class Job:
         )
 
     @property
+    def why_it_ends(self) -> str | None:
+        """Why the job cannot go on without lost ranks, although `min_ranks` asks for it; None: it can, or need not."""
+        if self.min_ranks is None or self.mpirun is None:
+            return None
+        return (
+            f"--min-np: the ranks are started by mpirun ({self.mpirun.version}), which ends all when one is lost; then "
+            "--restarts N starts the job again. To go on without a restart, leave out --mpirun, --mpi-arg and the host "
+            "discovery script, and run outside of a resource manager's job."
+        )
+
+    @property
     def starter(self) -> str:
         """The program that starts the ranks, for messages."""
-        return "host_ranks" if self.mpirun is None else "mpirun"
+        if self.mpirun is None:
+            return "remote_ranks" if self.hosts else "host_ranks"
+        return "mpirun"
 
     @property
     def folder(self) -> Path:
@@ -114,6 +133,8 @@ class Job:
         if self.mpirun is not None and not self.several_hosts:
             result = mpirun_module.ONE_HOST | result
         result["KERAS_DDL_LAUNCHER"] = launcher
+        if self.mpirun is None and self.hosts:
+            result["KERAS_DDL_HOST_FOLDER"] = str(self.sockets.relative_to(self.folder.parent))
         # Open MPI's files on this host go into the job's folder, which is removed even if mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
         result["PYTHONPATH"] = python_path()
@@ -132,6 +153,8 @@ def make(
     grace: float | None = None,
     needs_mpi: bool = False,
     mpi_args: tuple[str, ...] = (),
+    min_ranks: int | None = None,
+    spares: int = 0,
     **rest: object,
 ) -> Job:
     """Checks settings, and returns the job.
@@ -172,7 +195,15 @@ def make(
     environment.setdefault("PYTHONUNBUFFERED", "1")
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
-    by_mpirun = bool(requested or parsed or mpirun_module.in_allocation(os.environ))
+    # MPI ends all ranks when one dies, and its daemons all hosts: a job that goes on is started without it.
+    goes_on = min_ranks is not None
+    by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
+    if spares and (by_mpirun or parsed or not goes_on):
+        where = "no --min-np" if not goes_on else "ranks that mpirun starts" if by_mpirun else "several hosts"
+        raise ConfigError(
+            "spares take the place of lost ranks in a job that goes on: with --min-np, on one host, without mpirun. "
+            f"Received: --spares {spares}, and {where}. Restart the job with --restarts instead, or add --min-np."
+        )
     return Job(
         program=tuple(program),
         num_ranks=num_ranks,
@@ -182,6 +213,8 @@ def make(
         hosts=parsed,
         timeout=timeout,
         grace=grace,
+        min_ranks=min_ranks,
+        spares=spares,
         **rest,  # type: ignore[arg-type]
     )
 

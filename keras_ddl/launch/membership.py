@@ -7,6 +7,9 @@ does neither in time is killed: so nobody is taken for dead who may come back.
     epoch 0: ranks 0, 1, 2          rank 1 is killed; ranks 0 and 2 ask
     epoch 1: ranks 0, 2             rank 0 is killed while they meet; rank 2 asks
     epoch 2: rank 2
+
+A newcomer, which the launcher has started to take the place of a lost rank, becomes a member when all members ask to
+admit it, which they do between two steps.
 """
 
 from __future__ import annotations
@@ -18,31 +21,53 @@ class Membership:
     """The members of a job.
 
     Args:
-        ranks: the members of epoch 0. min_members: fewer do not go on. patience: seconds that a member has to ask,
-            after the first has asked.
+        ranks: the members of the first epoch. min_members: fewer do not go on. patience: seconds that a member has to
+            ask, after the first has asked. epoch: the first one; -1 where the ranks also ask who is there at first.
 
     Attributes:
         epoch: counts memberships. members: of this epoch, in ascending order, whether or not they have been lost since.
     """
 
-    def __init__(self, ranks: Iterable[int], min_members: int, patience: float) -> None:
-        self.epoch = 0
+    def __init__(self, ranks: Iterable[int], min_members: int, patience: float, epoch: int = 0) -> None:
+        self.epoch = epoch
         self.members = tuple(sorted(ranks))
         self._min_members, self._patience = min_members, patience
         self._asking: set[int] = set()
+        self._admitting: set[int] = set()  # of those that ask
+        self._admitted: set[int] = set()  # newcomers that they name
+        self._joining: set[int] = set()
         self._ended: set[int] = set()
+        self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
 
-    def ask(self, rank: int, epoch: int, now: float) -> None:
-        """A rank of membership `epoch` asks for the next one. One that has been left out never gets it."""
+    def ask(self, rank: int, epoch: int, now: float, admits: Iterable[int] | None = None) -> None:
+        """A rank of membership `epoch` asks for the next one. One that has been left out never gets it.
+
+        admits: newcomers that it names, or none, where it can go on with those that others name; None: it cannot.
+        """
         if epoch == self.epoch and rank in self.members and rank not in self._ended:
             self._asking.add(rank)
+            if admits is not None:
+                self._admitting.add(rank)
+                self._admitted.update(set(admits) - set(self.members))
             self._first_asked_at = now if self._first_asked_at is None else self._first_asked_at
 
-    def end(self, rank: int) -> None:
-        """The program of a rank has ended, or its host is gone."""
+    def join(self, rank: int) -> None:
+        """A newcomer is ready to become a member."""
+        if rank not in self.members and rank not in self._ended:
+            self._joining.add(rank)
+
+    def give_up_joining(self, rank: int) -> None:
+        """It is not, because what the members do has changed."""
+        self._joining.discard(rank)
+
+    def end(self, rank: int, *, is_lost: bool = True) -> None:
+        """The program of a rank has ended, or its host is gone. `is_lost`: before it had done its part."""
         self._ended.add(rank)
-        self._asking.discard(rank)
+        if not is_lost:
+            self._ended_well.add(rank)
+        for some in (self._asking, self._admitting, self._joining):
+            some.discard(rank)
         if not self._asking:
             self._first_asked_at = None
 
@@ -51,8 +76,13 @@ class Membership:
         return rank in self._asking
 
     def missing(self) -> list[int]:
-        """Returns the members for whom those that ask are waiting."""
-        return [rank for rank in self.members if rank not in self._asking | self._ended] if self._asking else []
+        """Returns the members for whom those that ask are waiting, and the newcomers that they have named."""
+        if not self._asking:
+            return []
+        missing = [rank for rank in self.members if rank not in self._asking | self._ended]
+        if not missing and self._admitting == self._asking:
+            missing = sorted(self._admitted - self._joining - self._ended)
+        return missing
 
     def overdue(self, now: float) -> list[int]:
         """Returns those of them whose time is over: they are to be killed, whose end is then reported by `end`."""
@@ -68,11 +98,14 @@ class Membership:
         if not self._asking or self.missing() or self.is_too_small():
             return None
         self.epoch += 1
-        self.members = tuple(sorted(self._asking))
-        self._asking.clear()
+        admitted = self._joining & self._admitted if self._admitting == self._asking else set()
+        self.members = tuple(sorted(self._asking | admitted))
+        self._joining -= admitted
+        for some in (self._asking, self._admitting, self._admitted):
+            some.clear()
         self._first_asked_at = None
         return self.members
 
     def is_too_small(self) -> bool:
-        """Whether fewer members live than may go on."""
-        return sum(rank not in self._ended for rank in self.members) < self._min_members
+        """Whether fewer members are left than may go on; those count that had done their part when they ended."""
+        return sum(rank not in self._ended - self._ended_well for rank in self.members) < self._min_members

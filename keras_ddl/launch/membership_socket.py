@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 from keras_ddl import config
 from keras_ddl.launch.control import short_path
@@ -13,7 +14,13 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class MembershipSocket:
-    """One question at a time: {"epoch": n}, answered by {"epoch", "members"}. Never blocks: the owner polls `fds`."""
+    """One question at a time, answered as Kind.MEMBERS says. Never blocks: the owner polls `fds`.
+
+    {"epoch": n, "admits": [3], "door": ...}   which membership follows epoch n? admits: newcomers that it may have, or
+                                               null. door: where other hosts reach the program
+    {"start": true}                            of a newcomer: may the program start?
+    {"join": true}                             of a newcomer: of which membership is it one? false: it waits no more
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -28,8 +35,8 @@ class MembershipSocket:
         """The descriptors to poll for reading."""
         return [self._listener.fileno(), *([] if self._program is None else [self._program.fileno()])]
 
-    def serve(self, fd: int) -> int | None:
-        """Reads from one of `fds`; returns the epoch after which the program asks, if it does."""
+    def serve(self, fd: int) -> dict[str, Any] | None:
+        """Reads from one of `fds`; returns the program's question, if there is one."""
         try:
             if fd == self._listener.fileno():
                 self._hang_up()
@@ -37,10 +44,12 @@ class MembershipSocket:
                 self._program.setblocking(False)
                 return None
             if self._program is not None and (message := self._program.recv(_MESSAGE_BYTES)):
-                return int(json.loads(message)["epoch"])
+                question = json.loads(message)
+                if isinstance(question, dict):
+                    return question
         except BlockingIOError:
             return None
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError):
             pass  # whatever it was, it is no question
         self._hang_up()
         return None

@@ -141,6 +141,7 @@ class RankOutput:
 
     def __init__(self, rank: int, screen: Screen, log: IO[bytes] | None = None) -> None:
         self._rank, self._screen = rank, screen
+        self._is_first = rank == 0  # shown as it arrives
         self._log = None if log is None else LastingSink(log, self._on_full_log)
         self._prefix = b"" if rank == 0 else b"[%d] " % rank
         self._notes = NoteFilter(screen.notes)
@@ -159,6 +160,16 @@ class RankOutput:
             self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
             data = self._delay(self._notes.feed(data))
         self._show(name, data)
+
+    def come_first(self) -> None:
+        """From now on this rank is the first one, which is shown as rank 0 was until it was lost."""
+        if self._is_first:
+            return
+        self._is_first, self._prefix = True, b""
+        for name, unfinished in self._partial.items():
+            if unfinished:
+                self._screen.write(name, unfinished)
+        self._partial["out"] = b""
 
     def _on_full_log(self, error: OSError | ValueError) -> None:
         self._screen.write_lines("err", f"keras-ddl: rank {self._rank}'s log file is incomplete: {error}\n".encode())
@@ -186,7 +197,7 @@ class RankOutput:
             traceback, self._delayed = self._delayed.decode(errors="replace"), b""
         self._release()
         for name, rest in self._partial.items():
-            if rest and self._rank != 0:
+            if rest and not self._is_first:
                 self._show(name, b"\n")
         self._show_split(self._split.flush())
         tail = self._stderr_tail
@@ -225,7 +236,7 @@ class RankOutput:
     def _show(self, name: str, data: bytes) -> None:
         if not data:
             return
-        if self._rank == 0:
+        if self._is_first:
             self._screen.write(name, data)
             if name == "out":
                 return
@@ -242,7 +253,7 @@ class RankOutput:
         """Shows stderr of ranks other than 0, each warning once per job."""
         others: list[bytes] = []
         for is_warning, lines in parts:
-            if self._rank == 0:
+            if self._is_first:
                 if is_warning:
                     self._screen.warnings.of_rank_0(lines)
             elif is_warning:

@@ -23,7 +23,7 @@ _NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
 _HUGE_PAGES, _ARENAS = "glibc.malloc.hugetlb", "glibc.malloc.arena_max"
 _THREADS_PER_ARENA = 4  # cores per rank up to which one malloc arena is enough
 # For the wrapper itself, not for the program.
-_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
+_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_HOST_FOLDER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
@@ -90,13 +90,19 @@ def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Sets the variables of Open MPI's mpirun for a rank started without it, and makes MPI fail to start there.
 
     Otherwise each rank would be the only rank of an MPI job of its own. mpi4py shows the name of the missing library as
-    the error. MPICH has no such setting.
+    the error. MPICH has no such setting. host_ranks.py has set the variables of the rank on its host.
     """
-    for name, value in (("RANK", rank), ("SIZE", size), ("LOCAL_RANK", rank), ("LOCAL_SIZE", size)):
+    for name, value in (("RANK", rank), ("SIZE", size)):
         environment[f"OMPI_COMM_WORLD_{name}"] = str(value)
     environment["MPI4PY_LIBMPI"] = f"/{_NO_MPI}"
     environment["MPI4PY_RC_INITIALIZE"] = "false"  # for an mpi4py that is linked to its library
     environment["OMPI_MCA_pml"] = re.sub(r"\W+", "-", _NO_MPI)
+
+
+def prepare_spare(environment: dict[str, str]) -> None:
+    """Makes the Python of a spare import ahead, and wait until it is needed, before it runs its program."""
+    paths = [str(Path(__file__).parent / "spare_start"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def python_path() -> str:

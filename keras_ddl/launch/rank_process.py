@@ -2,9 +2,10 @@
 
     python -m keras_ddl.launch.rank_process -- python train.py ...
 
-The program's output goes to the launcher over the rank's connection (rank 0 writes to a pseudo-terminal when the
-launcher's own output is a terminal). When the program ends, the wrapper kills processes that it left, and sends its
-exit status and error report. It ends the program when the launcher or mpirun orders so, or when the launcher is gone.
+The program's output goes to the launcher over the rank's connection. Rank 0 writes to a pseudo-terminal when the
+launcher's own output is a terminal, and so do all ranks where the job may go on without it. When the program ends, the
+wrapper kills processes that it left, and sends its exit status and error report. It ends the program when the launcher
+or mpirun orders so, or when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class RankProcess:
             signal.signal(signum, lambda number, _: self._received.append(number))
 
     def _on_sigterm(self, *_: object) -> None:
-        self._terminated = True
+        # On several hosts a job that goes on does so without what has started the rank, too: the launcher decides.
+        self._terminated = self._membership is None or self._facts is None
 
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
@@ -159,8 +161,8 @@ class RankProcess:
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
             elif self._membership is not None and fd in questions:
-                if (epoch := self._membership.serve(fd)) is not None:
-                    self._channel.send(Kind.REGROUP, {"epoch": epoch})
+                if (question := self._membership.serve(fd)) is not None:
+                    self._channel.send(Kind.REGROUP, question)
             elif program is not None and fd == program.stdin:
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:
@@ -177,10 +179,22 @@ class RankProcess:
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
         if self._channel.closed and self._stopped_by is None:
+            self._say_that_it_is_outside()
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
+
+    def _say_that_it_is_outside(self) -> None:
+        if self._membership is None or self._facts is None:
+            return
+        with contextlib.suppress(OSError):  # whoever would show it may be gone, too
+            print(
+                f"keras-ddl: rank {self.rank} on host {socket.gethostname()} has lost its connection with the "
+                "launcher. If that is still there, the others go on without this rank, which ends.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.NONCE:
@@ -245,6 +259,8 @@ class RankProcess:
         if config.get("HOST_RANK") is not None:
             rank_environment.without_mpi(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
+        if self.rank >= self.size:
+            rank_environment.prepare_spare(environment)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:
@@ -255,7 +271,8 @@ class RankProcess:
                 self.command,
                 environment,
                 require_directory(welcome["directory"], host),
-                screen=welcome["terminal"] if self.rank == 0 else {},
+                # Where rank 0 may be lost, any rank may have to take its place on the screen.
+                screen=welcome["terminal"] if self.rank == 0 or welcome["regroups"] else {},
                 reads_stdin=self.rank == 0 and welcome["stdin"],
             )
         except OSError as error:

@@ -1,10 +1,12 @@
-"""Lets a job go on without lost ranks: answers those that ask who is left (membership.py)."""
+"""Lets a job go on without lost ranks: answers those that ask who is left (membership.py), and starts spares."""
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from keras_ddl.launch import control
 from keras_ddl.launch.membership import Membership
@@ -17,26 +19,71 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        patience: seconds for which a rank that lives is waited for. say: shows a line.
+        links: of its ranks, then of its spares. num_ranks: how many are ranks.
+        patience: seconds for which a rank that lives is waited for. say: shows a line. several_hosts: the ranks ask for
+            the first membership, too, and are told one another's doors.
     """
 
-    def __init__(self, links: Sequence[RankLink], min_ranks: int, patience: float, say: Callable[[str], None]) -> None:
-        self.membership = Membership(range(len(links)), min_ranks, patience)
+    def __init__(
+        self,
+        links: Sequence[RankLink],
+        num_ranks: int,
+        min_ranks: int,
+        patience: float,
+        say: Callable[[str], None],
+        *,
+        several_hosts: bool = False,
+    ) -> None:
+        self.membership = Membership(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
+        self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say = links, patience, say
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
+        self._spares = list(range(num_ranks, len(links)))  # in the order in which they are started
+        self._waiting: set[int] = set()  # spares that ask whether they may start
 
-    def ask(self, rank: int, epoch: int) -> None:
-        """A rank asks for the membership after `epoch`."""
-        self.membership.ask(rank, epoch, time.monotonic())
+    def ask(self, rank: int, question: Mapping[str, Any]) -> None:
+        """Takes a question of a rank's program (membership_socket.py)."""
+        if "start" in question:
+            self._waiting.add(rank)
+        elif "join" in question:
+            (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
+        else:
+            self._links[rank].door = question.get("door")
+            self.membership.ask(rank, int(question["epoch"]), time.monotonic(), question.get("admits"))
         self.answer()
 
     def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
         """A rank has ended. Returns whether the job goes on for all that."""
-        self.membership.end(link.outcome.rank)
-        if is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
+        rank = link.outcome.rank
+        is_member = rank in self.membership.members
+        self.membership.end(rank, is_lost=link.outcome.is_lost)
+        if not is_member:
+            self._leave_out(rank, is_stopping)
+        elif is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
+            if all(self._links[each].over for each in self.membership.members):
+                self.end_spares()
             return False
+        elif self._spares:
+            spare = self._spares.pop(0)
+            self._say(f"rank {spare}, a spare, starts, to take the place of rank {rank}.")
         self.answer()
         return True
+
+    def _leave_out(self, rank: int, is_stopping: bool) -> None:
+        outcome = self._links[rank].outcome
+        if not is_stopping and not outcome.survived and rank not in self._spares:
+            self._say(f"rank {rank} has not joined the others, who go on ({outcome.describe()}).")
+        if rank in self._spares:
+            self._spares.remove(rank)
+        outcome.survived = True
+        self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+
+    def end_spares(self) -> None:
+        """All members have ended: ends those that have not become members."""
+        for link in self._links:
+            if link.outcome.rank not in self.membership.members and not link.over:
+                link.outcome.survived = True
+                link.stop(signal.SIGKILL, 0.0)
 
     def answer(self) -> bool:
         """Answers those that ask who is left, if all that live have asked. Returns whether some are still awaited."""
@@ -49,6 +96,10 @@ class Regrouping:
                 link.signal(signal.SIGKILL)
             elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
                 link.channel.close()  # then _serve_rank counts it as lost
+        for rank in self._waiting.difference(self._spares):
+            self._waiting.discard(rank)
+            message = {"epoch": self.membership.epoch, "members": self.membership.members}
+            self._links[rank].send(control.Kind.MEMBERS, message)
         before = self.membership.members
         members = self.membership.advance()
         if members is None:
@@ -57,8 +108,36 @@ class Regrouping:
             outcome = self._links[rank].outcome
             if outcome.is_lost:
                 outcome.survived = True
-                self._say(f"rank {rank} was lost ({outcome.describe()}); {len(members)} go on.")
+                self._say(f"rank {rank} was lost ({outcome.describe()}); {len(set(members) & set(before))} go on.")
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+        for rank in set(members) - set(before):
+            self._say(f"rank {rank} has joined; {len(members)} go on.")
+        self._links[members[0]].output.come_first()
+        answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members}
+        if self._secret is not None:
+            answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
         for rank in members:
-            self._links[rank].send(control.Kind.MEMBERS, {"epoch": self.membership.epoch, "members": members})
+            self._links[rank].send(control.Kind.MEMBERS, answer)
         return False
+
+
+def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
+    """Returns by rank the addresses of the ranks' doors: those from which they have reached the launcher.
+
+    Ranks of the launcher's own host have come by its loopback interface. Others know that host by the address at which
+    they have reached the launcher.
+    """
+    own, by_rank = "127.0.0.1", {}
+    for link in links:
+        if link.connected and link.channel is not None and not _is_loopback(link.channel.sock.getsockname()[0]):
+            own = link.channel.sock.getsockname()[0]
+            break
+    for link in links:
+        if link.connected and link.channel is not None and link.door is not None:
+            address = link.channel.sock.getpeername()[0]
+            by_rank[link.outcome.rank] = {**link.door, "address": own if _is_loopback(address) else address}
+    return by_rank
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")

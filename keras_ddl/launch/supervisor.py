@@ -29,6 +29,7 @@ from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
@@ -67,7 +68,8 @@ class Supervisor:
         self._job, self._screen, self._will_restart = job, screen, will_restart
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
-        self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in range(job.num_ranks)]
+        numbers = range(job.num_ranks + job.spares)
+        self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in numbers]
         self._by_fd: dict[int, tuple[RankLink, control.Channel]] = {}
         self._process: MpirunProcess | None = None
         self._result = JobResult([link.outcome for link in self._links])
@@ -81,7 +83,10 @@ class Supervisor:
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
-            self._regrouping = Regrouping(self._links, job.min_ranks, patience, self._say)
+            several = len(ranks_by_host(job.num_ranks, job.hosts)) > 1
+            self._regrouping = Regrouping(
+                self._links, job.num_ranks, job.min_ranks, patience, self._say, several_hosts=several
+            )
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -96,9 +101,14 @@ class Supervisor:
         began = time.monotonic()
         job.folder.mkdir(mode=0o700)
         job.sockets.mkdir(mode=0o700)
+        if job.spares:
+            (job.sockets / config.NEWCOMERS_FILE).write_bytes(bytes(config.NEWCOMERS_BYTES))
         self._result.starter = job.starter
         listener, self._address = control.listen(None if job.several_hosts else job.sockets / "launcher")
-        self._acceptor = Acceptor(listener, self._address.token, job.num_ranks)
+        lost_after = control.LOST_AFTER_SECONDS
+        if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
+            lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
+        self._acceptor = Acceptor(listener, self._address.token, len(self._links), lost_after)
         self._preflight = Preflight(job, self._say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
@@ -244,7 +254,8 @@ class Supervisor:
             if signum == signal.SIGWINCH:
                 if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
-                    self._links[0].send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
+                    for link in self._links:  # those that have a terminal
+                        link.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
                 for link in self._links:
@@ -295,7 +306,7 @@ class Supervisor:
             if kind is control.Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
             elif kind is control.Kind.REGROUP and self._regrouping is not None:
-                self._regrouping.ask(link.outcome.rank, json.loads(payload)["epoch"])
+                self._regrouping.ask(link.outcome.rank, json.loads(payload))
             else:
                 link.handle(kind, payload)
         if channel.closed:

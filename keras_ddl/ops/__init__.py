@@ -15,10 +15,12 @@ them return their input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
-from keras_ddl.communicator import communicator_of
+from keras_ddl.communicator import binding, communicator_of, history
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
@@ -52,8 +54,44 @@ __all__ = [
 # broadcast_variables copies the values of a request; bounding one request bounds the memory.
 _REQUEST_BYTES = 256 << 20
 
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+
+def _is_eager_of_all(comm: Communicator | None) -> bool:
+    of_all = comm is None or (isinstance(comm, Communicator) and comm.id == binding.WORLD)
+    return bool(of_all and tf.executing_eagerly())
+
+
+def _recoverer(comm: Communicator | None) -> Callable[..., Any] | None:
+    """Returns what makes an eager collective of all ranks again when one is lost, or None. In a graph the call that
+    runs it is made again.
+    """
+    return Communicator.recover if _is_eager_of_all(comm) else None
+
+
+def _recoverable(function: _Function) -> _Function:
+    @functools.wraps(function)
+    def wrapper(*args: Any, comm: Communicator | None = None, **kwargs: Any) -> Any:
+        recover = _recoverer(comm)
+
+        def make() -> Any:
+            if recover is None:
+                return function(*args, comm=comm, **kwargs)
+            return recover(lambda world: function(*args, comm=world, **kwargs))
+
+        if history.of_job() is None or not _is_eager_of_all(comm):
+            return make()
+        if function.__name__ == "reduce_scatter":
+            return history.not_recorded(function.__name__, make)
+        if function.__name__.startswith("broadcast"):  # values of variables, which newcomers get when they join
+            return history.left_to_join(lambda: args[0], make)
+        return history.recorded(f"{function.__name__} {kwargs.get('name') or ''}", make)
+
+    return cast("_Function", wrapper)
+
 
 @do_not_convert
+@_recoverable
 def all_reduce(
     tensor: Any,
     *,
@@ -102,6 +140,7 @@ def all_reduce(
 
 
 @do_not_convert
+@_recoverable
 def all_reduce_n(
     tensors: Sequence[Any],
     *,
@@ -158,6 +197,7 @@ def all_reduce_n(
 
 
 @do_not_convert
+@_recoverable
 def reduce_scatter(
     tensor: Any, *, op: str = "sum", name: str | None = None, comm: Communicator | None = None
 ) -> tf.Tensor:
@@ -185,6 +225,7 @@ def reduce_scatter(
 
 
 @do_not_convert
+@_recoverable
 def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Concatenates the rows of all ranks, in the order of the ranks.
 
@@ -210,6 +251,7 @@ def all_gather(tensor: Any, *, name: str | None = None, comm: Communicator | Non
 
 
 @do_not_convert
+@_recoverable
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Communicator | None = None) -> tf.Tensor:
     """Returns rank `root`'s `tensor` on every rank.
 
@@ -226,6 +268,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, comm: Comm
 
 
 @do_not_convert
+@_recoverable
 def broadcast_n(
     tensors: Sequence[Any], root: int = 0, *, name: str | None = None, comm: Communicator | None = None
 ) -> list[tf.Tensor]:
@@ -246,8 +289,24 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     """
     from keras_ddl.ops import variables as variable_lists
 
-    tf_variables = variable_lists.unwrap(variables)
-    comm = communicator_of(comm)
+    tf_variables, recover = variable_lists.unwrap(variables), _recoverer(comm)
+    if recover is None:
+        return _broadcast_variables(tf_variables, root, communicator_of(comm))
+
+    def make() -> Any:
+        return recover(
+            lambda world: _broadcast_variables(tf_variables, root, world, at_once=True), lambda: tf_variables
+        )
+
+    return history.left_to_join(lambda: None, make)
+
+
+def _broadcast_variables(
+    tf_variables: list[tf.Variable], root: int, comm: Communicator, *, at_once: bool = False
+) -> Any:
+    """at_once: assigns when all values have arrived, so that a root that is lost has not given a part of its own."""
+    from keras_ddl.ops import variables as variable_lists
+
     check_root(root, comm)
     # A session runs only what it is asked for, in no defined order: names must be unique, and the caller runs the ops.
     of_session = not tf.executing_eagerly() and not tf.inside_function()
@@ -257,10 +316,11 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, comm: Commun
     if tf.executing_eagerly():
         variable_lists.check_equal_on_all_ranks(tf_variables, comm)
     detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
-    assigned = []
-    for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES)):
-        values = _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint)
-        assigned += [variable.assign(value) for variable, value in zip(group, values)]
+    received: Iterator[tuple[tf.Variable, tf.Tensor]] = itertools.chain.from_iterable(
+        zip(group, _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint))
+        for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES))
+    )
+    assigned = [variable.assign(value) for variable, value in (list(received) if at_once else received)]
     return tf.group(*assigned) if of_session else None
 
 

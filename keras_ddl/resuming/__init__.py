@@ -1,4 +1,4 @@
-"""Resumes from the latest checkpoint on all ranks: variables, and the rest of a run's state (`progress.py`)."""
+"""Resumes from the latest checkpoint on all ranks: variables, and the rest of a run's state (strategy/progress.py)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import model_state
+from keras_ddl import communicator, model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
-from keras_ddl.compat.keras import keras, strategy_of
 from keras_ddl.compat.models import is_built
-from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import CheckpointError, KerasDdlError
-from keras_ddl.resuming.progress import Restoration, read_progress
+from keras_ddl.errors import CheckpointError
 from keras_ddl.resuming.training_state import broadcast_training_state
-from keras_ddl.strategy import fits
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
 from keras_ddl.strategy.shards import sharded_slots
 
 
@@ -47,8 +45,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         epochs: of fit; a run that a callback ended stays ended unless this has changed.
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    if not is_built(model):
-        _build_for_data(model)
+    build_for_data(model)
     if not is_built(model):
         raise CheckpointError(
             "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
@@ -59,9 +56,14 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
     model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
-    with sharded_slots.deferring_restored_values():
+
+    def restore() -> Resumed:
         resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
         broadcast_training_state(model)
+        return resumed
+
+    with sharded_slots.deferring_restored_values():
+        resumed = communicator.as_one(restore, lambda: agreement.all_variables(model))
     if resumed.progress is not None:
         resumed.restoration = Restoration(model, *resumed.progress)
         resumed.restoration.at_train_begin()
@@ -71,26 +73,6 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
         inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
         print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")
     return resumed
-
-
-def _build_for_data(model: Any) -> None:
-    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs of its fit's data."""
-    reading = fits.reading_of(model)
-    if reading is None or strategy_of(model) is None:
-        return
-    x = reading.iterator.element_spec
-    x = x[0] if isinstance(x, tuple) else x
-    specs = tf.nest.flatten(x)
-    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
-        return
-    symbols = [keras.KerasTensor(tuple(each.shape), keras.backend.standardize_dtype(each.dtype)) for each in specs]
-    try:
-        with model.distribute_strategy.scope():
-            model(tf.nest.pack_sequence_as(x, symbols))
-    except KerasDdlError:
-        raise
-    except Exception:  # a model's own code may fail in any way; the caller then reports that the model is not built
-        return
 
 
 def _read_latest(model: Any, dir: Path) -> Resumed:

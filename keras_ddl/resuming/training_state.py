@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, model_state, ops
+from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.resuming import layer_state
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
+from keras_ddl.strategy.progress import gather
 from keras_ddl.strategy.step import accumulation
 
 
@@ -81,3 +84,29 @@ def _collect_accumulated_gradients(model: Any, rank: int) -> None:
     if variables:
         for variable, total in zip(variables, ops.all_reduce_n([each.value for each in variables], op="sum")):
             variable.assign(total if rank == 0 else tf.zeros_like(total))
+
+
+@contextlib.contextmanager
+def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
+    """Within the block, layers have one state agreed on by all ranks, for a checkpoint; afterwards each rank's own.
+
+    So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
+    rank's differing states. COLLECTIVE.
+    """
+    if not communicator.is_initialized() or communicator.size() == 1:
+        yield {}
+        return
+    variables = models.layer_state(model) if keras_compat.strategy_of(model) is None else []
+    if not variables and not models.accumulators_of(model):
+        yield {}
+        return
+    values = [v.numpy() for v in variables]
+    own = list(differing([value.tobytes() for value in values], "Checkpoint/layer_sums"))
+    gathered = gather([values[i] for i in own], "layers") if own else []
+    if own or models.is_accumulating(model):
+        agree_on_local_state(model)
+    try:
+        yield {f"layers/{rank}/{i}": each for rank, theirs in enumerate(gathered) for i, each in zip(own, theirs)}
+    finally:
+        for i in own:
+            variables[i].assign(values[i])

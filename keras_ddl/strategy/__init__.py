@@ -68,6 +68,8 @@ class Strategy(tf.distribute.Strategy):
         shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
             of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
             and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
+        min_ranks: in a job that goes on when ranks are lost (`keras-ddl run --min-np`): with how many at least fit goes
+            on. With fewer it raises RankLostError, as it does in other jobs.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
@@ -93,6 +95,7 @@ class Strategy(tf.distribute.Strategy):
         batch_statistics: str = "global",
         compression: str | None = None,
         shard_optimizer: bool = False,
+        min_ranks: int = 1,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -101,20 +104,20 @@ class Strategy(tf.distribute.Strategy):
         self._check_no_other_scope(topology.rank)
         if hasattr(self, "job"):  # made before: see __new__
             if seed is not None:
-                self.random_state = RandomState(self.rank, self.size, seed)
+                self.random_state = RandomState(self.size, seed)
             return
         if bucket_bytes is None:
             bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank) or config.get("BUCKET_BYTES")
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        settings = Settings(*chosen, compression, shard_optimizer)
+        settings = Settings(*chosen, compression, shard_optimizer, min_ranks)
         check_settings(settings, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
-        self.random_state = RandomState(self.rank, self.size, seed)
+        self.random_state = RandomState(self.size, seed)
         self.job = agree_on_job(settings, topology, device)
         if self.size > 1:
             self.saves = SaveRecords(self.job.token, self.rank)
@@ -134,11 +137,11 @@ class Strategy(tf.distribute.Strategy):
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def renew(self, topology: Topology) -> None:
-        """Goes on with fewer ranks (survival.py). COLLECTIVE over them."""
+        """Goes on with other ranks (survival.py). COLLECTIVE over them."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.job.mirror_offset = mirror_offset(topology.hosts)
-        self.random_state.rank, self.random_state.size = topology.rank, topology.size
+        self.random_state.size, self.saves.rank = topology.size, topology.rank
         communicator.prepare_plans()
 
     def __deepcopy__(self, memo: Any) -> Strategy:

@@ -37,6 +37,12 @@ def reading_of(model: Any) -> Reading | None:
     return None if fit is None else fit.reading
 
 
+def is_outermost(model: Any) -> bool:
+    """Whether a fit of `model` runs on this thread, in no other call of the trainer."""
+    fit = of(model)
+    return fit is not None and trainer_calls.running()[0] is fit
+
+
 def any_is_running() -> bool:
     """Whether a model trains in fit on this thread."""
     return any(isinstance(call, Fit) for call in trainer_calls.running())

@@ -25,6 +25,7 @@ class Settings:
     batch_statistics: str
     compression: str | None
     shard_optimizer: bool
+    min_ranks: int
 
 
 @dataclass(eq=False)
@@ -89,6 +90,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "batch_statistics": (_one_of("global", "rank"), "'global' or 'rank'", "'global'"),
     "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
     "shard_optimizer": (lambda value: isinstance(value, bool), "True or False", "False"),
+    "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
 }
 
 

@@ -4,38 +4,83 @@ All ranks make the same calls, of steps and of collectives between them, in the 
 its commit, every rank has all weights, and the batch of a step is kept until it has ended. So when a rank is lost, each
 call was either finished by no rank, and is made again; or by some, who give the others what it has written and
 returned. The traced program does not know how many ranks there are; it is cut again for those that are left.
+
+Where rank 0 is lost, the lowest rank that is left is the new one, and its callbacks write from then on
+(keras_patches/standby.py). Before the next call the ranks compare their weights.
+
+Newcomers (joining.py) come between two steps, and get the state of all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import Communicator, membership
+from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, DeadlineError, RankLostError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.joining import Admission, Newcomer, give_up
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
+from keras_ddl.topology import Topology
 
+_ALONE = (
+    "A newcomer (keras-ddl run --spares) joins the others between two steps of fit. Received: a step, or a collective "
+    "in a callback, before the first step that it makes with them. Train in fit; or do without spares."
+)
 _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=False)
 
 
+class Report(NamedTuple):
+    """What a rank says when the ranks that are left have met.
+
+    Attributes:
+        rank: its number before. finished: calls, by it; None: it is a newcomer without state.
+        has_traced: the call that failed may have traced. is_between_steps: no call of it has failed.
+    """
+
+    rank: int
+    finished: int | None
+    has_traced: bool = False
+    is_between_steps: bool = False
+
+
+class TooFewError(RankLostError):
+    """Fewer ranks are left than the Strategy goes on with."""
+
+
 class Survival:
-    """The calls of a job that goes on. Those of its main thread: what other threads call may fail."""
+    """The calls of a job that goes on. Those of its main thread: what other threads call may fail.
+
+    Attributes:
+        joining: how newcomers join; None: the job takes none.
+    """
 
     def __init__(self) -> None:
-        self._finished = 0  # calls
+        self._finished: int | None = 0  # calls; None: a newcomer without state
+        self._compares_at: int | None = None  # so many calls that all ranks have finished
         self._written: Callable[[], list[Any]] = list  # returns variables that the last of them may have written
         self._returned: Any = None
         self._place, self._epoch = communicator.topology(), communicator.epoch()
+        recorded = history.of_job()
+        self.joining: Admission | Newcomer | None = None
+        if isinstance(recorded, history.Replay):
+            self._finished, self.joining = None, Newcomer(recorded, self)
+        elif recorded is not None:
+            self.joining = Admission(recorded, self)
         Communicator.recover = self._collective
+
+    def finished(self) -> int:
+        """Returns how many calls this rank has finished, of those that all ranks make."""
+        return self._finished or 0
 
     def call(
         self, run: Callable[[], Any], variables: Callable[[], list[Any]] = list, caller: Caller | None = None
@@ -47,10 +92,18 @@ class Survival:
         """
         if _in_call.get() or threading.current_thread() is not threading.main_thread():
             return run()
+        if self._finished is None:
+            error = CollectiveError(_ALONE)
+            if not isinstance(history.of_job(), history.Replay):  # it is one of the ranks already
+                give_up(error)
+            raise error
+        if self.joining is not None:
+            self.joining.look()
         with setting(_in_call, True):
             self._follow()
             while True:
                 try:
+                    self._compare()
                     returned = run()
                 except (RankLostError, DeadlineError) as error:
                     if not self._go_on(error, variables, caller):
@@ -81,58 +134,176 @@ class Survival:
         self._place, self._epoch = place, epoch
 
     def _finish(self, variables: Callable[[], list[Any]], returned: Any) -> None:
-        self._finished += 1
+        self._finished = self.finished() + 1
         self._written, self._returned = variables, returned
 
-    def _collective(self, call: Callable[[Communicator], Any]) -> Any:
+    def between_steps(self, caller: Caller) -> None:
+        """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
+        if self.joining is not None:
+            self.joining.between_steps(caller)
+
+    def check_batch(self, batch: Any) -> None:
+        """Checks that newcomers read what the others read, before their first step. COLLECTIVE then."""
+        if self.joining is not None:
+            self.joining.check_batch(batch)
+
+    def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
+        """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.
+
+        Returns whether they are members now, or lost; False: they wait.
+        """
+        admits: Sequence[int] = newcomers
+        before = communicator.rank()
+        with setting(_in_call, True):
+            while True:
+                try:
+                    reports = self._meet(admits, Report(before, self._finished, is_between_steps=True))
+                    too_few = self._too_few(len(reports))
+                    if too_few is None:
+                        self._catch_up(reports, list, caller)
+                        self._succeed(before, may_lack_last=True)
+                except (RankLostError, DeadlineError) as error:
+                    reason = caller.cut_step.why_not_again()
+                    if not communicator.is_initialized() or reason is not None or getattr(error, "has_left", False):
+                        raise _with_reason(error, reason or "") from None
+                    admits = ()
+                    continue
+                if too_few is not None:
+                    raise too_few
+                return all(each.is_between_steps or each.finished is None for each in reports)
+
+    def receive(self, meet: Callable[[], Topology]) -> None:
+        """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
+        with setting(_in_call, True):
+            while True:
+                try:
+                    self._renew(meet())
+                    self._catch_up(self._exchange(Report(-1, None)), list, None)
+                    return
+                except RankLostError:
+                    if not communicator.is_initialized():
+                        raise
+                    meet = communicator.regroup
+
+    def has_joined(self, finished: int, admission: Admission) -> None:
+        """This newcomer is a rank now, and has the state after so many calls."""
+        self._finished, self.joining = finished, admission
+
+    def begin_fit(self, callbacks: Any) -> None:
+        """Training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE then."""
+        if self.joining is not None:
+            self.joining.begin_fit(callbacks)
+
+    def begin_epoch(self) -> bool:
+        """Whether this rank begins an epoch in which the others already are."""
+        return self.joining is not None and self.joining.begin_epoch()
+
+    def end_fit(self) -> None:
+        """Training has ended."""
+        if self.joining is not None:
+            self.joining.end_fit()
+
+    def _compare(self) -> None:
+        """After a loss, has the ranks compare their weights where all of them are between the same two calls."""
+        if self._compares_at is not None and self._compares_at == self._finished:
+            for each in trainer_calls.followers():
+                each.compare()
+            self._compares_at = None
+
+    def _collective(self, call: Callable[[Communicator], Any], variables: Callable[[], list[Any]] = list) -> Any:
         if not trainer_calls.running() and not _in_call.get():
             try:
                 return call(communicator.communicator_of(None))
             except (RankLostError, DeadlineError) as error:
                 raise _with_reason(error, _OWN_COLLECTIVE) from None
-        return self.call(lambda: call(communicator.communicator_of(None)))
+        return self.call(lambda: call(communicator.communicator_of(None)), variables)
+
+    def _too_few(self, ranks: int) -> TooFewError | None:
+        for each in self._strategies():
+            if ranks < each.job.settings.min_ranks:
+                return TooFewError(
+                    "fit goes on with as many ranks as Strategy(min_ranks=...) says. Received: "
+                    f"{ranks} left, and min_ranks={each.job.settings.min_ranks} (rank {each.rank}). Restart the job "
+                    "(keras-ddl run --restarts), or make the number smaller."
+                )
+        return None
+
+    def _strategies(self) -> list[Any]:
+        place = communicator.topology()
+        return [each for each in one_per_job.alive() if each.topology is place]
 
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
         """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
-        old, begun = communicator.topology(), self._finished
-        strategies = [each for each in one_per_job.alive() if each.topology is old]
         if getattr(error, "has_left", False):  # by itself: then the program is wrong, and would be again
             raise error
+        before, size, begun = communicator.rank(), communicator.size(), self.finished()
+        has_traced = caller is not None and caller.may_have_traced(is_python=False)
         reason = None if caller is None else caller.cut_step.why_not_again()
         while reason is None:
             try:
-                topology = self._place = communicator.regroup()
-                self._epoch = communicator.epoch()
-                ranks = communicator.all_gather_object(old.rank, name="keras_ddl/survival/ranks")
-                if topology.size == old.size:  # nobody was lost
-                    raise error
-                if ranks[0] != 0:
-                    reason = _RANK_0
+                reports = self._meet(None, Report(before, self._finished, has_traced))
+                old = sorted(each.rank for each in reports if each.finished is not None)
+                if len(old) == size:  # nobody was lost
                     break
-                for each in strategies:
-                    each.renew(topology)
-                self._catch_up(variables, caller)
-                reason = next(filter(None, [lost_chunks.share_out(each.job) for each in strategies]), None)
+                if (too_few := self._too_few(len(reports))) is not None:
+                    raise too_few
+                if old[0] != 0 and _gathers_on_rank_0():
+                    reason = _PREDICTIONS
+                    break
+                self._catch_up(reports, variables, caller)
+                reason = next(filter(None, [lost_chunks.share_out(each.job) for each in self._strategies()]), None)
                 if reason is None:
-                    return self._finished > begun
-            except RankLostError as another:
-                if another is error:
-                    raise
+                    is_finished = self.finished() > begun
+                    # Where some have finished this call, rank 0 had begun it, and had written all that came before.
+                    self._succeed(before, may_lack_last=not is_finished)
+                    return is_finished
+            except TooFewError:
+                raise
+            except (RankLostError, DeadlineError) as another:
                 if not communicator.is_initialized():
                     reason = str(another)
-        raise _with_reason(error, reason)
+        raise error if reason is None else _with_reason(error, reason)
 
-    def _catch_up(self, variables: Callable[[], list[Any]], caller: Caller | None) -> None:
-        """Finishes the call if other ranks have. Else all are to make it again."""
-        mine = self._finished, caller is not None and caller.may_have_traced(is_python=False)
-        gathered = communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
-        most = max(finished for finished, _ in gathered)
-        if all(finished == most for finished, _ in gathered):  # all are in the same call, which some may have traced
-            if caller is not None and any(traced for _, traced in gathered):
-                caller.forget_traces()
-            return
-        root = next(rank for rank, (finished, _) in enumerate(gathered) if finished == most)
-        is_behind = self._finished < most
+    def _succeed(self, before: int, *, may_lack_last: bool) -> None:
+        """This rank, whose number was `before`, writes from now on, if it is rank 0."""
+        if communicator.rank() == 0 and before != 0:
+            for follower in trainer_calls.followers():
+                follower.become_first(may_lack_last=may_lack_last)
+
+    def _meet(self, admits: Sequence[int] | None, mine: Report) -> list[Report]:
+        strategies = self._strategies()
+        topology = self._place = communicator.regroup_with(admits)
+        self._epoch = communicator.epoch()
+        for each in strategies:
+            each.renew(topology)
+        return self._exchange(mine)
+
+    def _renew(self, topology: Topology) -> None:
+        self._place, self._epoch = topology, communicator.epoch()
+        for each in one_per_job.alive():
+            each.renew(topology)
+
+    def _exchange(self, mine: Report) -> list[Report]:
+        return communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
+
+    def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> None:
+        """Finishes the call if other ranks have. Else all are to make it again. Newcomers get the state of all."""
+        calls = [each.finished for each in reports]
+        if calls.count(None) == len(calls):
+            raise RankLostError("All ranks that had the state of the training are lost.")
+        most = self._compares_at = max(each for each in calls if each is not None)
+        if any(each not in (None, most) for each in calls):
+            self._share_last_call(calls.index(most), self._finished not in (None, most), variables, caller)
+        elif caller is not None and any(each.has_traced for each in reports):
+            caller.forget_traces()  # all are in the same call, which some may have traced
+        if None in calls:
+            assert self.joining is not None
+            self.joining.share_state(calls.index(most))
+
+    def _share_last_call(
+        self, root: int, is_behind: bool, variables: Callable[[], list[Any]], caller: Caller | None
+    ) -> None:
+        """Gives ranks that are behind, of which this is one or not, what rank `root` has written and returned."""
         written = variables() if is_behind else self._written()
         written = [each for each in written if sharded_slots.sharded_variable(each) is None]
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
@@ -151,7 +322,6 @@ class Survival:
             self._finish(variables, tf.nest.map_structure(_received, returned))
 
 
-_RANK_0 = "Rank 0 writes checkpoints, logs and the progress bar for all. Received: it was lost."
 _OWN_COLLECTIVE = (
     "fit, evaluate, predict and steps of strategy.function go on by themselves. Received: a collective outside of "
     "these, for which each rank may have had something of its own. Catch RankLostError on all ranks and call "
@@ -169,6 +339,17 @@ def _with_reason(error: Exception, reason: str) -> Exception:
 
 
 _DO_NOT = "The other ranks do not go on"
+_PREDICTIONS = (
+    "predict goes on where all ranks have all predictions. Received: Strategy(gather_predictions='rank0'), and rank 0 "
+    "was lost."
+)
+
+
+def _gathers_on_rank_0() -> bool:
+    """Whether rank 0 alone has the predictions of all ranks."""
+    loops = (call for call in trainer_calls.running() if isinstance(call, trainer_calls.Loop))
+    strategies = (strategy_of(loop.model) for loop in loops if loop.method == "predict")
+    return any(each is not None and each.job.settings.gather_predictions == "rank0" for each in strategies)
 
 
 class _Sent:

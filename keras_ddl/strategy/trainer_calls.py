@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from keras_ddl.compat.context import setting
 
@@ -26,16 +26,30 @@ class TrainerCall:
         return setting(_running, (*_running.get(), self))
 
 
+class Follower(Protocol):
+    """The list of callbacks of a Loop, as survival.py sees it when a rank is lost."""
+
+    def become_first(self, *, may_lack_last: bool) -> None:
+        """This rank is rank 0 now, and writes. may_lack_last: what was to be written since the last call that all ranks
+        have finished may not have been.
+        """
+
+    def compare(self) -> None:
+        """Compares the weights of all ranks, while a model trains. COLLECTIVE."""
+
+
 @dataclass(eq=False)
 class Loop(TrainerCall):
     """A call of fit, evaluate or predict, which `method` names.
 
     Attributes:
         iterator: the EpochIterator made in it to read the data; None before, and where fit has made it (evaluate).
+        followers: the lists of callbacks that it calls.
     """
 
     method: str
     iterator: Any = None
+    followers: list[Follower] = field(default_factory=list)
 
 
 _running: ContextVar[tuple[TrainerCall, ...]] = ContextVar("keras_ddl_trainer_calls", default=())
@@ -44,6 +58,11 @@ _running: ContextVar[tuple[TrainerCall, ...]] = ContextVar("keras_ddl_trainer_ca
 def running() -> tuple[TrainerCall, ...]:
     """Returns the calls that run on this thread, the innermost last."""
     return _running.get()
+
+
+def followers() -> list[Follower]:
+    """Returns the lists of callbacks of the calls that run on this thread."""
+    return [each for call in _running.get() if isinstance(call, Loop) for each in call.followers]
 
 
 def innermost() -> TrainerCall | None:

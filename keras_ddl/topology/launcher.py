@@ -17,13 +17,20 @@ class Launcher:
 
     Attributes:
         size: number of ranks; None if unknown.
-        directory: of the ranks' sockets, if all are on one host without MPI.
+        directory: of the sockets of this host's ranks, if they were started without MPI.
+        num_hosts: on which the ranks were started, if without MPI.
     """
 
     name: str
     rank: int
     size: int | None
     directory: str | None = None
+    num_hosts: int = 1
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this process is to take the place of a lost rank (launch/regrouping.py)."""
+        return self.size is not None and self.rank >= self.size
 
 
 # Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm

@@ -24,6 +24,7 @@ def install() -> None:
     Under a launcher, ranks are the launcher's; without one the process is alone.
     """
     launcher = find_launcher()
+    own: dict[str, str] = {}  # variables that are set here
     if launcher is not None and launcher.size is not None and launcher.rank is not None:
         # Scripts choose their device by LOCAL_RANK before they create a process group.
         known = {"RANK": str(launcher.rank), "WORLD_SIZE": str(launcher.size)}
@@ -31,8 +32,8 @@ def install() -> None:
             value = next((os.environ[each] for each in variables if each in os.environ), None)
             if value is not None:
                 known[name] = value
-        for name, value in known.items():
-            os.environ.setdefault(name, value)
+        own = {name: value for name, value in known.items() if name not in os.environ}
+        os.environ.update(own)
     # Private in PyTorch 2.8 to 2.15: a public function adds handlers, but cannot replace this one.
     handlers = importlib.import_module(
         "torch.distributed.rendezvous"
@@ -43,7 +44,10 @@ def install() -> None:
         if "MASTER_ADDR" in os.environ:
             yield from by_environment(url, *args, **kwargs)
             return
-        yield _store(**kwargs), communicator.rank(), communicator.size()
+        store = _store(**kwargs)
+        place = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size()}  # others since keras_ddl.regroup()
+        os.environ.update({name: str(value) for name, value in place.items() if name in own})
+        yield store, communicator.rank(), communicator.size()
         raise RuntimeError("Unable to perform re-rendezvous using the launcher of MPI")
 
     handlers["env"] = handler

@@ -94,10 +94,15 @@ def kill_ancestor(name: str) -> None:
     raise AssertionError(f"no {name} above this process")
 
 
-# What happens, to which rank.
-FAULTS = {
+# What happens, to which rank, or ranks.
+FAULTS: dict[str, tuple[int | tuple[int, ...], Callable[[], object]]] = {
     "sigkill": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "sigkill_rank_0": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "sigkill_goes_on": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "sigkill_too_few": ((1, 2), lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "sigkill_rank_0_min_np": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "sigstop_goes_on": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "callback_min_np": (1, raise_in_callback),
     "sigstop": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
     "exit_0": (1, lambda: sys.exit(0)),
     "exit_3": (1, lambda: sys.exit(3)),
@@ -116,12 +121,17 @@ FAULTS = {
 }
 
 
+def ranks_of(fault: str) -> tuple[int, ...]:
+    ranks = FAULTS[fault][0]
+    return (ranks,) if isinstance(ranks, int) else ranks
+
+
 class Fault(keras.callbacks.Callback):
     never_stops_within_epoch = True
 
     def on_train_batch_begin(self, batch, logs=None):
         time.sleep(0.02)
-        if FAULT in FAULTS and self.model.optimizer.iterations == STEP and FAULTS[FAULT][0] == RANK:
+        if FAULT in FAULTS and self.model.optimizer.iterations == STEP and RANK in ranks_of(FAULT):
             now()
             FAULTS[FAULT][1]()
 
@@ -157,9 +167,10 @@ def main() -> None:
     if FAULT == "train_step":  # which is traced when a fit begins
         model.fit(data.take(2 * STEP), epochs=1, shuffle=False, verbose=0, callbacks=[keep])
         model.make_train_function(force=True)
-    if FAULT.endswith("_shm"):  # which does no harm
+    is_short = FAULT.endswith(("_shm", "_goes_on"))  # which does no harm
+    if is_short:
         data = data.take(2 * STEP)
-    model.fit(data, epochs=1 if FAULT.endswith("_shm") else 20, shuffle=False, verbose=0, callbacks=[Fault(), keep])
+    model.fit(data, epochs=1 if is_short else 20, shuffle=False, verbose=0, callbacks=[Fault(), keep])
 
 
 if __name__ == "__main__":

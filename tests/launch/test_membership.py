@@ -76,6 +76,16 @@ def test_every_schedule_of_three_ranks() -> None:
         assert len(seen) >= 8 + 12
 
 
+def test_ranks_that_have_done_their_part_count_as_left() -> None:
+    """Rank 1 is lost in the last collective, after rank 2 has got its result: rank 0 must not wait for ever."""
+    membership = Membership(range(3), 2, PATIENCE)
+    membership.end(1)
+    membership.ask(0, 0, now=0.0)
+    assert membership.advance() is None
+    membership.end(2, is_lost=False)
+    assert membership.advance() == (0,)
+
+
 class Schedules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()

@@ -72,6 +72,8 @@ def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
     total = 300 * 299 / 2
     assert left(ended) == [[each, place, total, [3, 2]] for place, each in enumerate(others)], ended
     assert f"keras-ddl: rank {rank} was lost (killed by SIGKILL); 2 go on." in ended.err, ended
+    prefixes = re.findall(r"^\[(\d)\] ", ended.out, re.MULTILINE)
+    assert prefixes == [str(others[1])], ended  # the first of those that are left is shown as rank 0 was
     assert "Traceback" not in ended.err, ended
 
 

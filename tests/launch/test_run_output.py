@@ -167,6 +167,31 @@ if RANK == 0:
     assert status == 0
 
 
+def test_run_shows_the_next_rank_in_the_place_of_a_rank_0_that_was_lost(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        """
+import keras_ddl
+keras_ddl.init()
+if RANK == 0:
+    print("\\rbar 1/2", end="", flush=True)
+keras_ddl.barrier()
+if RANK == 0:
+    os.kill(os.getpid(), 9)
+try:
+    keras_ddl.barrier()
+except keras_ddl.errors.RankLostError:
+    keras_ddl.regroup()
+print("\\rbar 2/2", RANK, keras_ddl.rank(), sys.stdin.read() == "", os.get_terminal_size().columns)
+""",
+    )
+    arguments = ["run", "-np", "3", "--min-np", "1", "python", program]
+    status, shown = on_terminal(arguments, tmp_path, rows=33, columns=111)
+    assert status == 0, shown
+    assert b"\rbar 2/2 1 0 True 111\r\n" in shown and b"[1]" not in shown, shown
+    assert b"[2] bar 2/2 2 1 True 111\r\n" in shown, shown
+
+
 def on_terminal(arguments, folder, *, rows, columns, when=None):
     """Runs keras-ddl with a terminal as stdin, stdout and stderr. Returns (status, what it showed)."""
     ours, theirs = pty.openpty()

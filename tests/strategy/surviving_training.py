@@ -1,11 +1,11 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
-surviving_training.py MODEL DATA [WHERE RANK:WHEN ...]    MODEL: mlp, cnn, lstm, attention, and of the
-                                                          mlp shards, accumulation, eager, compiled (its own
-                                                          train_step, which calls XLA), two (optimizers),
-                                                          saving; A+B is both
-                                                          DATA: arrays, dataset, open, sequence, generator, several
-                                                          WHERE: step, between, test, epoch, gather, never
+surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
+    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, eager, compiled (its own train_step, which
+        calls XLA), two (optimizers), saving; A+B is both
+    DATA: arrays, dataset, open, sequence, generator, several
+    WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second step has begun);
+        recovery (milliseconds after this rank has begun to go on without another one)
 
 It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
 """
@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 
 import keras
 import numpy as np
@@ -29,10 +30,12 @@ import keras_ddl
 from keras_ddl import communicator, ops
 from keras_ddl.strategy.shards import gathered_slots
 
-ROWS, BATCH, EPOCHS = 90, 20, 3
+ROWS, BATCH, EPOCHS = 90, 20, int(os.environ.get("EPOCHS", "3"))
 MODEL, DATA = sys.argv[1:3]
 WHERE = sys.argv[3] if len(sys.argv) > 3 else "never"
-KILLED = {int(rank): int(when) for rank, _, when in (each.partition(":") for each in sys.argv[4:])}
+KILLED = {
+    int(rank): (int(when), (*where, WHERE)[0]) for rank, when, *where in (each.split(":") for each in sys.argv[4:])
+}
 
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -40,7 +43,9 @@ KIND, MODEL = MODEL, MODEL if MODEL in ("cnn", "lstm", "attention") else "mlp"
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
 strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND) if "KERAS_DDL_RUN_DIR" in os.environ else None
 keras.utils.set_random_seed(3)
-ME = strategy.rank if strategy is not None else 0
+ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
+AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
+PAUSE = 1.0  # seconds per step, then
 rng = np.random.default_rng(0)
 x = rng.normal(size=(ROWS, 8, 6))
 y = np.tanh(x).mean((1, 2), keepdims=True)[:, 0]
@@ -48,8 +53,25 @@ layers = keras.layers
 
 
 def kill(where: str, when: int) -> None:
-    if where == WHERE and KILLED.get(ME) == when:
+    whose_turn = KILLED.get(ME, (0, "never"))
+    if AWAITED:  # some time after all of them are there
+        whose_turn = (when, whose_turn[1]) if whose_turn[0] <= when and strategy.size == AWAITED else (-1, "")
+    if whose_turn == (when, where):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_later(where: str) -> None:
+    when, where_killed = KILLED.get(ME, (0, "never"))
+    if where_killed == where:
+        threading.Timer(when / 1000, kill, [where, when]).start()
+
+
+def regroup() -> object:
+    kill_later("recovery")
+    return plain_regroup()
+
+
+plain_regroup, communicator.regroup = communicator.regroup, regroup
 
 
 def built(kind: str) -> list[keras.layers.Layer]:
@@ -105,13 +127,26 @@ def kill_in_gathers() -> None:
 
 
 class Kills(keras.callbacks.Callback):
+    steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if strategy is not None and strategy.size < AWAITED:
+            time.sleep(PAUSE)
+
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer._iterations.numpy())
         kill("between", steps)
+        if steps == 1:
+            kill_later("moment")
         threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at some moment of the step
 
     def on_test_batch_begin(self, batch, logs=None):
         kill("test", int(model.optimizer.iterations.numpy()))
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        if KILLED.get(ME, (0, "never"))[1] in ("moment", "recovery"):
+            time.sleep(30)  # the moment is yet to come
 
     def on_epoch_end(self, epoch, logs=None):
         kill("epoch", epoch)
@@ -156,7 +191,8 @@ with strategy.scope() if strategy is not None else contextlib.nullcontext():
         jit_compile=False,
         run_eagerly="eager" in KIND,
     )
-callbacks = [Kills()]
+kills = Kills()
+callbacks = [kills]
 if "saving" in KIND:
     kill_in_gathers()
     folder = tempfile.TemporaryDirectory() if strategy is None else None  # else in that of the test
@@ -165,7 +201,8 @@ in_shards = "shards" in KIND and strategy is not None and strategy.size > 1
 history = model.fit(
     **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=callbacks
 )
-predicted = model.predict(x[:25], batch_size=10, verbose=0)
+history.history["steps"] = [kills.steps]  # a callback of the program that counts
+predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
 if in_shards:
     assert bool(gathered_slots.slots_of(model)) == (strategy.size > 1)
     assert strategy.size == 1 or "mirror " in strategy.explain(model)

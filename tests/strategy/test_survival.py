@@ -30,17 +30,29 @@ def of_one_process(program: str, model: str, data: str) -> list:
     return json.loads(ended.stdout.splitlines()[-1])[2:]
 
 
-def of_ranks(tmp_path: Path, ranks: int, program: str, *arguments: str) -> tuple[Ended, list[list]]:
-    ended = run(["run", "-np", str(ranks), "--min-np", "1", "python", program, *arguments], tmp_path)
+def of_ranks(
+    tmp_path: Path, ranks: int, program: str, *arguments: str, options: tuple[str, ...] = (), **env: str
+) -> tuple[Ended, list[list]]:
+    command = ["run", "-np", str(ranks), "--min-np", "1", *options, "python", program, *arguments]
+    ended = run(command, tmp_path, env=env)
     assert ended.status == 0, ended
     lines = [re.sub(r"^\[\d\] ", "", line) for line in ended.out.splitlines()]
     return ended, sorted(json.loads(line) for line in lines if line.startswith("["))
 
 
 def check(
-    tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int = 3, program: str = PROGRAM
+    tmp_path: Path,
+    model: str,
+    data: str,
+    where: str,
+    *killed: str,
+    ranks: int = 3,
+    program: str = PROGRAM,
+    options: tuple[str, ...] = (),
+    **env: str,
 ) -> None:
-    ended, left = of_ranks(tmp_path, ranks, program, model, data, where, *killed)
+    """`options`, `env`: for keras-ddl run."""
+    ended, left = of_ranks(tmp_path, ranks, program, model, data, where, *killed, options=options, **env)
     lost = {int(each.partition(":")[0]) for each in killed}
     assert [each[0] for each in left] == [rank for rank in range(ranks) if rank not in lost], ended
     assert [each[1] for each in left] == list(range(ranks - len(lost))), ended
@@ -107,11 +119,40 @@ def test_all_but_one_are_killed_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_rank_0_is_killed(tmp_path: Path) -> None:
-    """It has written for all: the job ends, and --restarts begins it again."""
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, "mlp", "arrays", "step", "0:6"], tmp_path)
-    assert ended.status == 137, ended
-    assert "rank 0 on host" in ended.err and "failed first, and the job was ended: killed by SIGKILL" in ended.err
+@pytest.mark.parametrize("data", ["dataset", "sequence", "generator", "several"])
+def test_rank_0_is_killed(data: str, tmp_path: Path) -> None:
+    check(tmp_path, "mlp", data, "step", "0:6")
+
+
+DRIFTED = """
+import signal
+import keras, numpy as np
+import keras_ddl
+strategy = keras_ddl.Strategy(seed=3, drift_check_percent=1e-6)
+me = strategy.rank
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+class Ends(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 12 and me == 2:
+            model.layers[0].bias.assign([7.0])
+        elif batch == 12 and me == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.ones((200, 2))
+try:
+    model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[Ends()])
+except keras_ddl.errors.DriftError as error:
+    assert "after step 12" in str(error) and "bias on rank 1 differs from rank 0" in str(error), error
+    print("told", flush=True)
+"""
+
+
+def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: Path) -> None:
+    ended = run(["run", "-np", "3", "--min-np", "1", "python", write_program(tmp_path, DRIFTED)], tmp_path)
+    assert ended.status == 0 and ended.out.count("told") == 2, ended
 
 
 UNLIKE = """
@@ -151,9 +192,9 @@ def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(survival.Communicator, "recover", None)
     monkeypatch.setattr(survival.communicator, "rank", lambda: 0)
-    monkeypatch.setattr(survival.communicator, "all_gather_object", lambda mine, name: [mine, (1, False)])
+    monkeypatch.setattr(survival.communicator, "topology", lambda: None)
     monkeypatch.setattr(survival.ops, "broadcast_variables", broadcast)
     behind = survival.Survival()
     with pytest.raises(RankLostError):
-        behind._catch_up(lambda: variables, None)
+        behind._catch_up([survival.Report(0, 0), survival.Report(1, 1)], lambda: variables, None)
     assert [float(each) for each in variables] == [1.0, 2.0]

@@ -37,7 +37,9 @@ def test_get_returns_the_typed_value(monkeypatch):
         ("LOST_AFTER_SECONDS", "1", 1.0),
         ("DEADLINE_SECONDS", "0", 0.0),
         ("BUCKET_BYTES", "1", 1),
-        ("HOST_RANK", "1/2@/run", (1, 2, "/run")),
+        ("HOST_RANK", "1/2@/run", (1, 2, "/run", 1)),
+        ("HOST_RANK", "3/4/2@/run", (3, 4, "/run", 2)),
+        ("HOST_RANK", "4/4@/run", (4, 4, "/run", 1)),  # a spare
     ],
 )
 def test_get_takes_the_ends_of_a_range(monkeypatch, name, text, value):
@@ -59,7 +61,7 @@ def test_get_takes_the_ends_of_a_range(monkeypatch, name, text, value):
         ("ISA", "sse9"),
         ("DRIFT_CHECK_PERCENT", "-1"),
         ("DRIFT_CHECK_PERCENT", "100.5"),
-        ("HOST_RANK", "2/2@/run"),
+        ("HOST_RANK", "2@/run"),
         ("HOST_RANK", "1/2@run"),
     ],
 )

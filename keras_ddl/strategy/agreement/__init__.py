@@ -5,13 +5,15 @@ Everything here is COLLECTIVE, blocking, and runs between steps, so plain NumPy 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from keras_ddl import communicator, ops
 from keras_ddl.communicator.comparison import require_equal_lists
 from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.compat.callbacks import initial_epoch, set_initial_epoch
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
 from keras_ddl.compat.optimizers import trained_variables
@@ -29,9 +31,8 @@ def check_same_model(model: keras.Model) -> None:
     Raises: RankMismatchError: on every rank, with the first variable that differs.
     Cost: 32 bytes per rank; the lists only when they differ.
     """
-    lines = [_describe(variable) for variable in all_variables(model)]
     require_equal_lists(
-        lines,
+        descriptions(model),
         name_of(model, "variables"),
         "All ranks must train the same model: variables of equal path, shape and dtype in the same order.",
         "Build and compile the model the same way on every rank.",
@@ -39,23 +40,42 @@ def check_same_model(model: keras.Model) -> None:
     )
 
 
-def build_optimizers_as_rank_0(model: keras.Model, rank: int) -> None:
+def build_optimizers_as_rank_0(model: keras.Model) -> None:
     """Builds, on the other ranks, each optimizer that a callback has already built on rank 0 (say, by restoring it).
 
     Optimizers not built by then are built by the first step, as in one process.
     """
-    optimizers = named_optimizers_of(model)
+
+    def of_rank_0() -> dict[str, list[int | None]]:
+        return communicator.broadcast_object(built_optimizers(model), name=name_of(model, "built_optimizers"))
+
+    build_optimizers(model, communicator.as_one(of_rank_0))
+
+
+def built_optimizers(model: keras.Model) -> dict[str, list[int | None]]:
+    """Returns the optimizers that are built: name -> which of the model's variables it trains; None: another one."""
     place = {id(variable): number for number, variable in enumerate(model.variables)}
-    mine = {
+    return {
         name: [place.get(id(variable)) for variable in trained]
-        for name, each in optimizers.items()
-        if rank == 0 and each.built and (trained := trained_variables(each)) is not None
+        for name, each in named_optimizers_of(model).items()
+        if each.built and (trained := trained_variables(each)) is not None
     }
-    built = communicator.broadcast_object(mine, name=name_of(model, "built_optimizers"))
+
+
+def build_optimizers(model: keras.Model, built: Mapping[str, Sequence[int | None]]) -> None:
+    """Builds those that `built_optimizers` has returned on another rank, if they are not."""
+    optimizers = named_optimizers_of(model)
     for name, places in built.items():
         optimizer = optimizers.get(name)
-        if optimizer is not None and not optimizer.built and None not in places:
-            optimizer.build([model.variables[number] for number in places])
+        if optimizer is not None and not optimizer.built:
+            trained = [model.variables[number] for number in places if number is not None]
+            if len(trained) == len(places):
+                optimizer.build(trained)
+
+
+def descriptions(model: keras.Model) -> list[str]:
+    """Returns path, dtype and shape of each of `all_variables`."""
+    return [_describe(variable) for variable in all_variables(model)]
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
@@ -80,9 +100,22 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0) -> N
         if keras.backend.is_float_dtype(variable.dtype) or variable.dtype in DTYPES:
             plain.append(variable.value)
         else:
-            variable.assign(broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root))
+            variable.assign(communicator.as_one(functools.partial(_value_of, variable, root)))
     if plain:
         ops.broadcast_variables(plain, root=root)
+
+
+def _value_of(variable: keras.Variable, root: int) -> np.ndarray:
+    return broadcast_value(variable.numpy(), f"keras_ddl/{plain_name(variable.path)}", root)
+
+
+def agree_on_initial_epoch(model: keras.Model) -> None:
+    """Makes the fit of all ranks begin with rank 0's epoch."""
+
+    def of_rank_0() -> int | None:
+        return communicator.broadcast_object(initial_epoch(model), name=name_of(model, "initial_epoch"))
+
+    set_initial_epoch(model, communicator.as_one(of_rank_0))
 
 
 def name_of(model: keras.Model, what: str) -> str:

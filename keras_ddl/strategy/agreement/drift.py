@@ -24,6 +24,7 @@ from keras_ddl.compat import models
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import sharded_slots
 
 _FIRST_INTERVAL = 8  # steps, before it is known what they and the check take
@@ -33,8 +34,8 @@ _AT_MOST = 10_000
 class DriftCheck:
     """The drift check of one fit."""
 
-    def __init__(self, model: Any, rank: int, time_fraction: float) -> None:
-        self._model, self._rank, self._time_fraction = model, rank, time_fraction
+    def __init__(self, model: Any, job: Job) -> None:
+        self._model, self._job, self._time_fraction = model, job, job.drift_check_fraction
         self._interval = _FIRST_INTERVAL
         self._last_equal: int | None = None
         self._gather_seconds = 0.0
@@ -65,6 +66,16 @@ class DriftCheck:
         if self._time_fraction:
             self._check(everything=True)
 
+    def compare(self) -> None:
+        """Compares once, apart from when that is due. COLLECTIVE. Raises: as `after_epoch`."""
+        if self._time_fraction:
+            variables = _weights(self._model)
+            variables += [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
+            sums = [checksum(v.numpy()) for v in variables]
+            name = agreement.name_of(self._model, "drift_now")
+            if len(set(communicator.all_gather_object(_digest(sums), name=name))) > 1:
+                self._explain(variables, sums, models.steps_taken(models.optimizers_of(self._model)) or 0)
+
     def _check(self, everything: bool) -> None:
         begin = time.perf_counter()
         variables = _weights(self._model)
@@ -74,7 +85,7 @@ class DriftCheck:
             slots = [v for v in _state_of_optimizers(self._model) if math.prod(v.shape) > 1]
             variables, sums = variables + slots, sums + [checksum(v.numpy()) for v in slots]
         step = models.steps_taken(models.optimizers_of(self._model)) or 0
-        digest = zlib.crc32(np.array(sums, np.uint32).tobytes()) ^ len(sums)
+        digest = _digest(sums)
         per_step = (begin - self._begin) / self._steps if self._steps else math.inf
         gather_begin = time.perf_counter()
         gathered = communicator.all_gather_object(
@@ -115,8 +126,8 @@ class DriftCheck:
                 )
         raise DriftError(
             f"Ranks that train together must hold the same weights, bit by bit. Received: after step {step}{since}, "
-            f"{received} (rank {self._rank}). Change weights and learning rates in callbacks and steps the same way on "
-            "every rank; where nothing does that, suspect memory or a processor, and resume from a checkpoint. "
+            f"{received} (rank {self._job.rank}). Change weights and learning rates in callbacks and steps the same "
+            "way on every rank; where nothing does that, suspect memory or a processor, and resume from a checkpoint. "
             "Strategy(drift_check_percent=0) turns the check off."
         )
 
@@ -137,6 +148,10 @@ class DriftCheck:
     def _owner(self, variable: Any) -> str:
         layer = models.layer_with(self._model, variable)
         return "" if layer is None or layer is self._model else f"layer {layer.name!r}, "
+
+
+def _digest(sums: Sequence[int]) -> int:
+    return zlib.crc32(np.array(sums, np.uint32).tobytes()) ^ len(sums)
 
 
 def _weights(model: Any) -> list[Any]:

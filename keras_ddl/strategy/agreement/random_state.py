@@ -39,8 +39,7 @@ class RandomState:
 
     _own_seeds: ClassVar[set[int]] = set()
 
-    def __init__(self, rank: int, size: int, seed: int | None) -> None:
-        self.rank = rank
+    def __init__(self, size: int, seed: int | None) -> None:
         self.size = size
         if size > 1:
             seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
@@ -55,10 +54,8 @@ class RandomState:
         """Makes the random states of all ranks equal to rank 0's where they are not."""
         if self.size == 1:
             return
-        mine = (_digest(random.getstate()), _digest(np.random.get_state()), tf_compat.global_seed())
-        states = communicator.all_gather_object(mine, name="keras_ddl/random_state")
-        if any(state[:2] != states[0][:2] for state in states):
-            self._follow_rank_0()
+        states, of_rank_0 = communicator.as_one(self._exchange)
+        _follow(of_rank_0)
         seeds = [state[2] for state in states]
         if seeds[0] is None:
             own = self._shuffles.randrange(1, 2**31)
@@ -67,10 +64,16 @@ class RandomState:
         elif any(seed != seeds[0] for seed in seeds):
             tf.random.set_seed(seeds[0])
 
+    def _exchange(self) -> tuple[list[Any], Any]:
+        """Returns of each rank the digests of its states and the global seed; and rank 0's states where they differ."""
+        mine = (_digest(random.getstate()), _digest(np.random.get_state()), tf_compat.global_seed())
+        states = communicator.all_gather_object(mine, name="keras_ddl/random_state")
+        return states, _states_of_rank_0() if any(state[:2] != states[0][:2] for state in states) else None
+
     def agree_python(self, digests: Sequence[bytes]) -> None:
         """Makes Python's generators equal if their gathered digests are not."""
         if any(digest != digests[0] for digest in digests):
-            self._follow_rank_0()
+            _follow(_states_of_rank_0())
 
     @property
     def seeded_by_script(self) -> bool:
@@ -90,11 +93,17 @@ class RandomState:
         """Goes on from a state of `shuffles_state`, here or in another process."""
         self._shuffles.setstate((state[0], tuple(state[1]), state[2]))
 
-    def _follow_rank_0(self) -> None:
-        state = (random.getstate(), np.random.get_state()) if self.rank == 0 else None
-        python_state, numpy_state = communicator.broadcast_object(state, name="keras_ddl/random_state_of_rank_0")
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+
+def _states_of_rank_0() -> Any:
+    return communicator.broadcast_object(
+        (random.getstate(), np.random.get_state()), name="keras_ddl/random_state_of_rank_0"
+    )
+
+
+def _follow(states: Any) -> None:
+    if states is not None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def python_random_digest() -> bytes:

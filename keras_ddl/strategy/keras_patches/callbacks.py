@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, timeline
@@ -19,12 +19,13 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
-from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy import agreement, fits, trainer_calls
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
-from keras_ddl.strategy.interface import StrategyInterface, strategy_of_ranks
+from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
+from keras_ddl.strategy.keras_patches.standby import Saves, Standby, standby_of
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -80,14 +81,16 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
+    position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last of them
+    _is_beginning = False  # this fit's ranks have not agreed yet on what it starts from
+    _model_saves: Sequence[Saves] = ()
     _ask_to_stop: frozenset[str] = frozenset()  # kinds of loops in which a callback of some rank may ask to stop
 
     on_batch_begin = _hook("on_batch_begin")
     on_batch_end = _hook("on_batch_end")
     on_test_batch_begin = _hook("on_test_batch_begin")
     on_predict_batch_begin = _hook("on_predict_batch_begin")
-    on_train_end = _hook("on_train_end")
-    on_test_end = _hook("on_test_end")
+    on_test_end = _hook("on_test_end", lambda self: self._flush_points())
     on_predict_end = _hook("on_predict_end")
     # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
     on_test_begin = _hook("on_test_begin", lambda self: self._agree_who_may_stop("test"))
@@ -106,12 +109,10 @@ class CallbackList(_KerasList):
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
         strategy = strategy_of_ranks(model)
-        on_other_rank = strategy is not None and strategy.rank != 0
-        if strategy is not None and not on_other_rank:
-            for callback in self.callbacks:
-                progress.adopt(callback)
-        if on_other_rank:
-            self.callbacks = [_Silent() if isinstance(one, _WRITERS) else one for one in self.callbacks]
+        self._model_saves = [] if strategy is None else self._leave_writing_to_rank_0(strategy)
+        for saves in self._model_saves:
+            saves.share()
+        is_other = strategy is not None and strategy.rank != 0
         # What keeps the state of a run keeps that of the other callbacks, after they have had their turn.
         self.callbacks.sort(key=lambda one: getattr(one, "runs_last", False))
         for callback in self.callbacks:
@@ -119,11 +120,65 @@ class CallbackList(_KerasList):
                 callback.others = self.callbacks
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
                 keras_callbacks.replace_swap(callback, functools.partial(_swap_gathered, callback))
-            if isinstance(callback, keras.callbacks.ModelCheckpoint):
-                keras_callbacks.replace_save(
-                    callback, functools.partial(_decide_only, callback) if on_other_rank else None
-                )
+            if not self._model_saves and (own := Saves.of(callback)) is not None:
+                own.leave_to_rank_0(is_other)
         super().set_model(model)
+
+    def _leave_writing_to_rank_0(self, strategy: StrategyInterface) -> list[Saves]:
+        is_other, survival = strategy.rank != 0, strategy.survival
+        if survival is not None or not is_other:
+            for callback in self.callbacks:
+                progress.adopt(callback)
+        if is_other:
+            self.callbacks = [self._stand_in(one, survival) for one in self.callbacks]
+        loop = trainer_calls.innermost()
+        if survival is not None and isinstance(loop, trainer_calls.Loop) and self not in loop.followers:
+            loop.followers.append(self)
+        return [] if survival is None else [saves for one in self.callbacks if (saves := Saves.of(one)) is not None]
+
+    def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
+        """Returns what runs on a rank other than 0 in the place of a callback."""
+        if not isinstance(callback, _WRITERS):
+            return callback
+        return _Silent() if survival is None else standby_of(callback, survival.finished)
+
+    def set_params(self, params: Any) -> None:
+        """Where a job goes on without a lost rank, only rank 0 and the standbys know of `verbose`."""
+        super().set_params(params)
+        strategy = self._strategy
+        if params and strategy is not None and strategy.job.goes_on and strategy.rank != 0:
+            for callback in self.callbacks:
+                if not isinstance(callback, Standby):
+                    callback.set_params({**params, "verbose": 0})
+
+    def become_first(self, *, may_lack_last: bool) -> None:
+        """This rank is rank 0 now (survival.py): its writers write from here on."""
+        keras_callbacks.finish_batch_hooks(self)
+        with of_one_rank():
+            for number, callback in enumerate(self.callbacks):
+                if isinstance(callback, Standby):
+                    self.callbacks[number] = callback.become_writer(
+                        may_lack_last=may_lack_last, has_begun=not self._is_beginning
+                    )
+                elif self.params:
+                    callback.set_params(self.params)
+            for saves in self._model_saves:
+                saves.become_first()
+
+    def _flush_points(self, within_epoch: bool = False) -> None:
+        """Where a job goes on without rank 0, what TensorBoard has in memory must not be lost with it."""
+        strategy = self._strategy
+        if strategy is not None and strategy.job.goes_on:
+            for callback in self.callbacks:
+                if isinstance(callback, keras.callbacks.TensorBoard) and not (
+                    within_epoch and callback.update_freq == "epoch"
+                ):
+                    keras_callbacks.flush_points(callback)
+
+    def compare(self) -> None:
+        """Compares the weights of all ranks, if they train and a rank was lost. COLLECTIVE."""
+        if self._drift is not None and self._strategy is not None:
+            self._drift.compare()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """After all callbacks: one model, one epoch to begin with, and rank 0's values everywhere.
@@ -135,32 +190,50 @@ class CallbackList(_KerasList):
 
     def _begin_training(self, logs: Any) -> None:
         self._drift = self._saves = None
+        self._is_beginning = True
         with self._of_one_rank():
             super().on_train_begin(logs)
         strategy = self._strategy
         if strategy is None:
             return
-        model, rank = self.model, strategy.rank
+        model = self.model
         with self._of_one_rank():
-            agreement.build_optimizers_as_rank_0(model, rank)
+            agreement.build_optimizers_as_rank_0(model)
         agreement.check_same_model(model)
-        _agree_on_steps(self, rank)
-        own = keras_callbacks.initial_epoch(model)
-        start = communicator.broadcast_object(own, name=agreement.name_of(model, "initial_epoch"))
-        keras_callbacks.set_initial_epoch(model, start)
+        _agree_on_steps(self)
+        agreement.agree_on_initial_epoch(model)
         agreement.broadcast_variables(agreement.all_variables(model))
-        _agree_on_global_seed(model, rank)
-        self._drift = DriftCheck(model, rank, strategy.job.drift_check_fraction)
+        _agree_on_global_seed(model)
+        self._drift = DriftCheck(model, strategy.job)
+        self._is_beginning = False
         self._saves = MidEpochSaves(self, strategy.job)
         self._agree_who_may_stop("train")
         self._agree_to_stop_training()
+        self.position = (keras_callbacks.initial_epoch(model) or 0, 0, None)
+        if strategy.survival is not None:
+            strategy.survival.begin_fit(self)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """On one rank, and then nobody can join any more."""
+        with self._of_one_rank():
+            super().on_train_end(logs)
+        strategy = self._strategy
+        if strategy is not None and strategy.survival is not None:
+            strategy.survival.end_fit()
+
+    def agreed_state(self) -> list[Any]:
+        """Returns the objects whose plain attributes are what the ranks have agreed on in this fit."""
+        return [each for each in (self._drift, self._saves) if each is not None]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
         with self._of_one_rank():
             super().on_epoch_begin(epoch, logs)
         strategy = self._strategy
+        self.position = (epoch, 0, None)
         if strategy is None or self._drift is None:
+            return
+        if strategy.survival is not None and strategy.survival.begin_epoch():  # the others have done the rest
             return
         mine = (bool(self.model.__dict__.get("stop_training")), python_random_digest())
         gathered = communicator.all_gather_object(mine, name=agreement.name_of(self.model, "epoch_begin"))
@@ -173,6 +246,7 @@ class CallbackList(_KerasList):
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
+        self._flush_points()
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()
@@ -192,12 +266,14 @@ class CallbackList(_KerasList):
         if self._drift is None or self._saves is None:
             super().on_train_batch_end(batch, logs)
             return
+        self.position = (self.position[0], batch + 1, logs)
         due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
         if may_stop:  # such a callback may do anything, look at variables too
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
         with of_one_rank(), readable:
             super().on_train_batch_end(batch, logs)
+        self._flush_points(within_epoch=True)
         self._drift.after_batch()
         if may_stop:
             self._agree_to_stop_training()
@@ -229,27 +305,18 @@ def _swap_gathered(callback: keras.callbacks.SwapEMAWeights, *functions: Any) ->
         keras_callbacks.original_swap(callback, *functions)
 
 
-def _decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
-    """Takes the place of saving: the best value is tracked on all ranks, the file is rank 0's."""
-    verbose, checkpoint.verbose = checkpoint.verbose, 0
-    try:
-        keras_callbacks.note_best(checkpoint, epoch, batch, logs)
-    finally:
-        checkpoint.verbose = verbose
-
-
-def _agree_on_global_seed(model: keras.Model, rank: int) -> None:
+def _agree_on_global_seed(model: keras.Model) -> None:
     """Gives Keras's global seed generator, which is no variable of the model, rank 0's state on all ranks."""
     generator = keras_compat.global_seed_generator()
     mine = None if generator is None else generator.state.numpy()
     state = communicator.broadcast_object(mine, name=agreement.name_of(model, "global_seed"))
-    if rank != 0 and state is None:
+    if communicator.rank() != 0 and state is None:
         keras_compat.forget_global_seed_generator()  # what it will begin with follows from Python's random state
-    elif rank != 0:
+    elif communicator.rank() != 0:
         keras_compat.make_global_seed_generator().state.assign(state)
 
 
-def _agree_on_steps(callbacks: CallbackList, rank: int) -> None:
+def _agree_on_steps(callbacks: CallbackList) -> None:
     mine = (callbacks.params.get("steps"), callbacks.params.get("epochs"))
     gathered = communicator.all_gather_object(
         (mine, _rates_and_step(callbacks.model)), name=agreement.name_of(callbacks.model, "steps")
@@ -259,7 +326,7 @@ def _agree_on_steps(callbacks: CallbackList, rank: int) -> None:
         "All ranks must train for the same number of steps and epochs.",
         "Give every rank all the data, not its part of it: keras_ddl takes each rank's rows out of every batch.",
     )
-    _warn_of_rates([rates for _, rates in gathered], rank)
+    _warn_of_rates([rates for _, rates in gathered], communicator.rank())
 
 
 def _rates_and_step(model: Any) -> tuple[list[float], int]:

@@ -30,6 +30,7 @@ class JobBar(keras.callbacks.ProgbarLogger):
     _looked = 0.0
     _speed = _Rows(0)
     _steps = 0
+    target: int | None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_begin(epoch, logs)
@@ -44,6 +45,17 @@ class JobBar(keras.callbacks.ProgbarLogger):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, self._with_speed(logs))
+
+    def show(self, params: Any) -> None:
+        """Shows from now on what it has drawn in silence. Rows are counted from here."""
+        length: int | None = self.target  # of an epoch of unknown length: known from the second on
+        if params:
+            self.set_params(params)
+        if self.target is None:
+            self.target = length
+        if self.progbar is not None:
+            self.progbar.verbose = self.verbose
+        self._begin = self._now()
 
     def _look(self) -> None:
         now = self._now()

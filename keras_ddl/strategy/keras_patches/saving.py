@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from keras_ddl import communicator
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
@@ -79,11 +80,11 @@ class MidEpochSaves:
     """
 
     def __init__(self, callbacks: Any, job: Job) -> None:
-        self._callbacks, self._rank = callbacks, job.rank
+        self._callbacks, self._job = callbacks, job
         model = callbacks.model
-        saves, within = agreement.any_rank_of(
-            [job.rank == 0 and bool(some) for some in (self._savers(), self._savers(within=True))],
-            agreement.name_of(model, "saves_within_epochs"),
+        saves, within = communicator.broadcast_object(
+            [bool(some) for some in (self._savers(), self._savers(within=True))],
+            name=agreement.name_of(model, "saves_within_epochs"),
         )
         has_slots = job.shards_from_elements is not None
         self._has_slots = saves and has_slots
@@ -94,8 +95,12 @@ class MidEpochSaves:
         if not self._is_on:
             return False
         model, savers = self._callbacks.model, self._savers(within=True)
-        due = self._rank == 0 and any(keras_callbacks.saves_after(each, batch) for each in savers)
-        due = agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
+
+        def any_of_rank_0() -> bool:
+            due = self._job.rank == 0 and any(keras_callbacks.saves_after(each, batch) for each in savers)
+            return agreement.any_rank(due, agreement.name_of(model, "save_is_due"))
+
+        due = communicator.as_one(any_of_rank_0)
         if due and models.accumulates(model):
             accumulation.combine(model)
         return due
@@ -107,5 +112,6 @@ class MidEpochSaves:
 
     def _savers(self, within: bool = False) -> list[Any]:
         kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-        savers = [each for each in self._callbacks.callbacks if isinstance(each, kinds)]
+        callbacks = (getattr(each, "writer", each) for each in self._callbacks.callbacks)  # also of a standby
+        savers = [each for each in callbacks if isinstance(each, kinds)]
         return [each for each in savers if not within or each.save_freq != "epoch"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data import arrays
+from keras_ddl.data import arrays, notice
 from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, take_chunk, total_rows
 from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
@@ -50,12 +50,12 @@ class _KerasFunction(Caller):
         def call() -> Any:
             if self._epoch != self._job.epoch:  # what was cut for more ranks; what was traced stays
                 self._epoch = self._job.epoch
-                self._executions.clear()
+                self._forget_executions()
                 self._kinds.rebuild()
                 self.cut_step.forget_graphs()
             return self.together(run)
 
-        return self._survival.call(call, lambda: models.written_by_steps(self._model), self)
+        return self._survival.call(call, lambda: [*models.written_by_steps(self._model), *notice.variables()], self)
 
     def _own_rows(self, batch: Any) -> Any:
         return tf.nest.map_structure(lambda leaf: take_chunk(leaf, self._job.rank, self._job.size), batch)
@@ -77,10 +77,13 @@ class _KerasFunction(Caller):
     def may_have_traced(self, is_python: bool) -> bool:
         return super().may_have_traced(is_python) or is_python and (self._has_executed or not self._kinds)
 
+    def _forget_executions(self) -> None:
+        self._executions.clear()
+
     def forget_traces(self) -> None:
         super().forget_traces()
         self._kinds.clear()
-        self._executions.clear()
+        self._forget_executions()
 
 
 class IteratorFunction(_KerasFunction):
@@ -99,6 +102,8 @@ class IteratorFunction(_KerasFunction):
 
     def __call__(self, iterator: Any) -> Any:
         """COLLECTIVE. iterator: a tf.data.Iterator; in train_on_batch and test_on_batch a generator of one batch."""
+        if self._survival is not None and self._step == "train_step" and fits.is_outermost(self._model):
+            self._survival.between_steps(self)
         try:
             if not isinstance(iterator, tf.data.Iterator):
                 return self._call(lambda: self._run(iterator), _OWN_BATCH)
@@ -112,19 +117,25 @@ class IteratorFunction(_KerasFunction):
 
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
         """Executes steps on global batches, each kept until its step has ended: it may run again, on other rows."""
-        kind, returned = self._kinds.of(rows.spec), None
+        returned = None
         for _ in range(self._model.steps_per_execution):
             try:
                 batch = next(iterator)
             except StopIteration:
+                kind = self._kinds.of(rows.spec)
                 if self._model.steps_per_execution == 1 and not self._model.run_eagerly and 0 in kind.traces:
                     self.cut_step.run_without_batch(kind.traces[0])
                 raise
 
+            if self._survival is not None and self._step == "train_step":
+                self._survival.check_batch(tf.nest.flatten(batch))
+
             def run(batch: Any = batch) -> Any:
                 self._has_executed = False
-                execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True)
-                return self._execute(execution, self._own_rows(batch))
+                if iterator not in self._by_iterator:
+                    execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True)
+                    self._by_iterator[iterator] = execution, None
+                return self._execute(self._by_iterator[iterator][0], self._own_rows(batch))
 
             returned = self._call(run)
         return returned
@@ -175,8 +186,8 @@ class IteratorFunction(_KerasFunction):
             if kind is not None and 0 in kind.traces:
                 self.cut_step.run_without_batch(kind.traces[0])
 
-    def forget_traces(self) -> None:
-        super().forget_traces()
+    def _forget_executions(self) -> None:
+        super()._forget_executions()
         self._by_iterator.clear()
 
 

@@ -9,9 +9,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl import communicator
 from keras_ddl.data import order
-from keras_ddl.strategy import fits, trainer_calls
-from keras_ddl.strategy.interface import strategy_of, strategy_of_ranks
+from keras_ddl.strategy import fits, joining, trainer_calls
+from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import compiling
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction
@@ -20,13 +21,17 @@ from keras_ddl.strategy.step import accumulation
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
+    compiling.check_scope(model, strategy_of(model))
+    return joining.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
+
+
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = strategy_of(model)
-    compiling.check_scope(model, strategy)
     with fits.running(model) as running:
         if strategy is None:
             compiling.warn_if_alone(model)
             return original(model, *args, **kwargs)
-        bound = _bind(original, model, args, kwargs, strategy.rank)
+        bound = _bind(original, model, args, kwargs, strategy)
         if strategy.size == 1:
             return original(*bound.args, **bound.kwargs)
         # Both: Keras's own `self.stop_training = False` does nothing where reading it gives False already.
@@ -35,7 +40,9 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             with order.translate_errors():
                 accumulation.combine(model)  # what a fit that was broken off has left
                 strategy.random_state.agree()
-                return original(*bound.args, **bound.kwargs)
+                history = original(*bound.args, **bound.kwargs)
+                _end_together(strategy)
+                return history
         finally:
             model.__dict__["stop_training"], running.agreed_stop = bool(running.agreed_stop), None
 
@@ -46,15 +53,31 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
     strategy = strategy_of_ranks(model)
     if strategy is None:
         return original(model, *args, **kwargs)
-    bound = _bind(original, model, args, kwargs, strategy.rank)
-    with order.translate_errors(), trainer_calls.Loop(model, method).entered():
-        return original(*bound.args, **bound.kwargs)
+    is_outermost = not trainer_calls.running()
+
+    def call() -> Any:
+        with order.translate_errors(), trainer_calls.Loop(model, method).entered():
+            bound = _bind(original, model, args, kwargs, strategy)
+            returned = original(*bound.args, **bound.kwargs)
+            if is_outermost:
+                _end_together(strategy)
+            return returned
+
+    return joining.call_of_trainer(method, model, call)
 
 
-def _bind(original: Callable[..., Any], model: Any, args: Any, kwargs: Any, rank: int) -> inspect.BoundArguments:
+def _end_together(strategy: StrategyInterface) -> None:
+    """Where rank 0 may be lost: its callbacks have written all, or those of another rank do."""
+    if strategy.job.goes_on:
+        communicator.barrier(name="keras_ddl/end")
+
+
+def _bind(
+    original: Callable[..., Any], model: Any, args: Any, kwargs: Any, strategy: StrategyInterface
+) -> inspect.BoundArguments:
     """Binds the arguments; the progress bar is rank 0's, whatever `verbose` the one script asks for."""
     bound = inspect.signature(original).bind(model, *args, **kwargs)
-    if rank != 0:
+    if strategy.rank != 0 and not strategy.job.goes_on:  # there the callbacks see to it: rank 0 may be another one
         bound.arguments["verbose"] = 0
     bound.arguments["callbacks"] = adopted(bound.arguments.get("callbacks"))
     return bound

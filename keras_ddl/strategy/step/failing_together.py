@@ -14,6 +14,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ _starting = threading.Lock()
 _watching = False
 
 
+_callers: weakref.WeakSet[Caller] = weakref.WeakSet()
+
+
 class Caller:
     """Base of what calls one step on all ranks. Before a failed call raises, variables that it has written are
     restored, and traces that not all ranks have are forgotten.
@@ -58,6 +62,7 @@ class Caller:
     def __init__(self, cut_step: CutStep) -> None:
         self.cut_step = cut_step
         self._traces_before = 0
+        _callers.add(self)
 
     def may_have_traced(self, is_python: bool) -> bool:
         """Whether this call has traced, or was doing so when it failed. `is_python`: with an error of Python code."""
@@ -72,6 +77,12 @@ class Caller:
         self._traces_before = self.cut_step.traces
         self.cut_step.begin()
         return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
+
+
+def forget_all_traces() -> None:
+    """Makes all steps of the process begin anew. To be called on all ranks between calls."""
+    for each in list(_callers):
+        each.forget_traces()
 
 
 def _together(call: Callable[[], _T], caller: Caller) -> _T:

@@ -1,16 +1,19 @@
-// The transport between processes of one host, here between threads. Where a test ends a rank, its socket is closed as
-// the kernel closes it.
+// The transport between processes of one host, or of several, here between threads. Where a test ends a rank, its
+// sockets are closed as the kernel closes them.
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddl_host.h"
@@ -21,6 +24,9 @@ constexpr size_t kLarge = 300'000;  // several datagrams
 
 class HostTransportTest : public ::testing::Test {
  protected:
+  // Whether two ranks are on different hosts: then a socket pair is between them.
+  using AreApart = std::function<bool(int, int)>;
+
   HostTransportTest() {
     char name[] = "/tmp/host_transport_testXXXXXX";
     directory_ = mkdtemp(name);
@@ -35,11 +41,31 @@ class HostTransportTest : public ::testing::Test {
     return transport;
   }
 
-  void OnThreads(int size, const std::function<void(ddl_transport&)>& body) {
+  // The transports of all ranks.
+  std::vector<ddl_transport> OpenAll(int size, const AreApart& are_apart) {
+    std::vector<ddl_transport> all;
+    for (int rank = 0; rank < size; ++rank) all.push_back(Open(rank, size));
+    for (int a = 0; a < size; ++a) {
+      for (int b = 0; b < a; ++b) {
+        int ends[2];
+        if (!are_apart(a, b)) continue;
+        EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+        EXPECT_EQ(ddl_host_connect(&all[static_cast<size_t>(a)], b, ends[0]), DDL_OK);
+        EXPECT_EQ(ddl_host_connect(&all[static_cast<size_t>(b)], a, ends[1]), DDL_OK);
+        sockets_[{a, b}] = ends[0];
+        sockets_[{b, a}] = ends[1];
+      }
+    }
+    return all;
+  }
+
+  void OnThreads(
+      int size, const std::function<void(ddl_transport&)>& body,
+      const AreApart& are_apart = [](int, int) { return false; }) {
+    std::vector<ddl_transport> all = OpenAll(size, are_apart);
     std::vector<std::thread> threads;
-    for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([this, rank, size, &body] {
-        ddl_transport transport = Open(rank, size);
+    for (ddl_transport& transport : all) {
+      threads.emplace_back([size, &transport, &body] {
         char token = 0;
         std::vector<char> all(static_cast<size_t>(size));
         ASSERT_EQ(transport.all_gather(transport.self, &token, all.data(), 1), DDL_OK);
@@ -53,7 +79,11 @@ class HostTransportTest : public ::testing::Test {
   }
 
   std::string directory_;
+  std::map<std::pair<int, int>, int> sockets_;  // of a rank with another
 };
+
+bool EachAlone(int, int) { return true; }
+bool TwoByTwo(int a, int b) { return a / 2 != b / 2; }
 
 int Wait(ddl_transport& t, void** operation) {
   for (;;) {
@@ -78,70 +108,76 @@ std::string Receive(ddl_transport& t, int peer, int tag, size_t bytes) {
   return text;
 }
 
-TEST_F(HostTransportTest, AllGathersWhatIsLongerThanADatagram) {
-  OnThreads(4, [](ddl_transport& t) {
-    for (const size_t bytes : {size_t{0}, size_t{4}, kLarge}) {
-      const std::string mine(bytes, static_cast<char>('a' + t.rank));
-      std::string all(4 * bytes, '?');
-      ASSERT_EQ(t.all_gather(t.self, mine.data(), all.data(), bytes), DDL_OK);
-      for (size_t r = 0; r < 4; ++r) {
-        ASSERT_EQ(all.substr(r * bytes, bytes), std::string(bytes, static_cast<char>('a' + r)));
-      }
+void GathersWhatIsLongerThanADatagram(ddl_transport& t) {
+  for (const size_t bytes : {size_t{0}, size_t{4}, kLarge}) {
+    const std::string mine(bytes, static_cast<char>('a' + t.rank));
+    std::string all(4 * bytes, '?');
+    ASSERT_EQ(t.all_gather(t.self, mine.data(), all.data(), bytes), DDL_OK);
+    for (size_t r = 0; r < 4; ++r) {
+      ASSERT_EQ(all.substr(r * bytes, bytes), std::string(bytes, static_cast<char>('a' + r)));
     }
-  });
+  }
 }
 
-TEST_F(HostTransportTest, MessagesOfOneTagStayInOrderWhateverTheirSize) {
-  OnThreads(2, [](ddl_transport& t) {
-    constexpr size_t kMessages = 50;
-    std::vector<std::string> messages;
-    std::vector<void*> operations(kMessages);
-    for (size_t i = 0; i < kMessages; ++i) messages.emplace_back(i % 3 == 0 ? kLarge : i, static_cast<char>(i));
-    if (t.rank == 0) {
-      for (size_t i = 0; i < kMessages; ++i) {
-        ASSERT_EQ(t.isend(t.self, 1, static_cast<int>(i % 2), messages[i].data(), messages[i].size(), &operations[i]),
-                  DDL_OK);
-      }
-      for (void*& operation : operations) ASSERT_EQ(Wait(t, &operation), DDL_OK);
-    } else {
-      std::vector<std::string> received;
-      for (const auto& message : messages) received.emplace_back(message.size(), '?');
-      for (const size_t parity : {size_t{1}, size_t{0}}) {
-        for (size_t i = parity; i < kMessages; i += 2) {
-          t.irecv(t.self, 0, static_cast<int>(i % 2), received[i].data(), received[i].size(), &operations[i]);
-        }
-      }
-      for (void*& operation : operations) ASSERT_EQ(Wait(t, &operation), DDL_OK);
-      EXPECT_EQ(received, messages);
+void SendsManyOfAllSizes(ddl_transport& t) {
+  constexpr size_t kMessages = 50;
+  std::vector<std::string> messages;
+  std::vector<void*> operations(kMessages);
+  for (size_t i = 0; i < kMessages; ++i) messages.emplace_back(i % 3 == 0 ? kLarge : i, static_cast<char>(i));
+  if (t.rank == 0) {
+    for (size_t i = 0; i < kMessages; ++i) {
+      ASSERT_EQ(t.isend(t.self, 1, static_cast<int>(i % 2), messages[i].data(), messages[i].size(), &operations[i]),
+                DDL_OK);
     }
-  });
+    for (void*& operation : operations) ASSERT_EQ(Wait(t, &operation), DDL_OK);
+  } else {
+    std::vector<std::string> received;
+    for (const auto& message : messages) received.emplace_back(message.size(), '?');
+    for (const size_t parity : {size_t{1}, size_t{0}}) {
+      for (size_t i = parity; i < kMessages; i += 2) {
+        t.irecv(t.self, 0, static_cast<int>(i % 2), received[i].data(), received[i].size(), &operations[i]);
+      }
+    }
+    for (void*& operation : operations) ASSERT_EQ(Wait(t, &operation), DDL_OK);
+    EXPECT_EQ(received, messages);
+  }
 }
 
-TEST_F(HostTransportTest, ProbesForAnyRankAndForOne) {
-  OnThreads(3, [](ddl_transport& t) {
-    char token = 0, all[3];
-    int peer = 7;
-    size_t bytes = 0;
-    if (t.rank == 2) Send(t, 0, 5, "third");
-    t.all_gather(t.self, &token, all, 1);
-    if (t.rank == 1) Send(t, 0, 5, "two");
-    t.all_gather(t.self, &token, all, 1);
-    if (t.rank == 0) {
-      ASSERT_EQ(t.probe(t.self, 4, &peer, &bytes), DDL_OK);
-      EXPECT_EQ(peer, -1);
-      ASSERT_EQ(ddl_host_probe(&t, 1, 5, &peer, &bytes), DDL_OK);
-      EXPECT_EQ(peer, 1);
-      EXPECT_EQ(bytes, 3u);
-      for (const int expected : {2, 1}) {
-        ASSERT_EQ(t.probe(t.self, 5, &peer, &bytes), DDL_OK);
-        ASSERT_EQ(peer, expected);
-        EXPECT_EQ(Receive(t, peer, 5, bytes), expected == 2 ? "third" : "two");
-      }
+void ProbesForAnyRankAndForOne(ddl_transport& t) {
+  char token = 0, all[3];
+  int peer = 7;
+  size_t bytes = 0;
+  if (t.rank == 2) Send(t, 0, 5, "third");
+  t.all_gather(t.self, &token, all, 1);
+  if (t.rank == 1) Send(t, 0, 5, "two");
+  t.all_gather(t.self, &token, all, 1);
+  if (t.rank == 0) {
+    ASSERT_EQ(t.probe(t.self, 4, &peer, &bytes), DDL_OK);
+    EXPECT_EQ(peer, -1);
+    ASSERT_EQ(ddl_host_probe(&t, 1, 5, &peer, &bytes), DDL_OK);
+    EXPECT_EQ(peer, 1);
+    EXPECT_EQ(bytes, 3u);
+    std::map<int, std::string> received;  // in any order, where they come by different ways
+    for (int i = 0; i < 2; ++i) {
       ASSERT_EQ(t.probe(t.self, 5, &peer, &bytes), DDL_OK);
-      EXPECT_EQ(peer, -1);
+      ASSERT_GT(peer, 0);
+      received[peer] = Receive(t, peer, 5, bytes);
     }
-  });
+    EXPECT_EQ(received, (std::map<int, std::string>{{1, "two"}, {2, "third"}}));
+    ASSERT_EQ(t.probe(t.self, 5, &peer, &bytes), DDL_OK);
+    EXPECT_EQ(peer, -1);
+  }
 }
+
+TEST_F(HostTransportTest, AllGathersWhatIsLongerThanADatagram) { OnThreads(4, GathersWhatIsLongerThanADatagram); }
+TEST_F(HostTransportTest, AllGathersBetweenHosts) {
+  OnThreads(4, GathersWhatIsLongerThanADatagram, EachAlone);
+  OnThreads(4, GathersWhatIsLongerThanADatagram, TwoByTwo);
+}
+TEST_F(HostTransportTest, MessagesOfOneTagStayInOrderWhateverTheirSize) { OnThreads(2, SendsManyOfAllSizes); }
+TEST_F(HostTransportTest, MessagesStayInOrderBetweenHosts) { OnThreads(2, SendsManyOfAllSizes, EachAlone); }
+TEST_F(HostTransportTest, ProbesForAnyRankAndForOne) { OnThreads(3, ProbesForAnyRankAndForOne); }
+TEST_F(HostTransportTest, ProbesBetweenHosts) { OnThreads(3, ProbesForAnyRankAndForOne, TwoByTwo); }
 
 TEST_F(HostTransportTest, AMessageLargerThanItsBufferIsAnErrorAndTheNextOneComes) {
   OnThreads(2, [](ddl_transport& t) {
@@ -159,32 +195,35 @@ TEST_F(HostTransportTest, AMessageLargerThanItsBufferIsAnErrorAndTheNextOneComes
   });
 }
 
-TEST_F(HostTransportTest, CancelledReceivesAndSendsLeaveTheRestInOrder) {
-  OnThreads(2, [](ddl_transport& t) {
-    char token = 0, all[2];
-    if (t.rank == 0) {
-      std::string large(40 * kLarge, 'l');  // more than the receiver's socket holds
-      std::string never = "never";
-      void* first = nullptr;
-      void* second = nullptr;
-      ASSERT_EQ(t.isend(t.self, 1, 1, large.data(), large.size(), &first), DDL_OK);
-      ASSERT_EQ(t.isend(t.self, 1, 1, never.data(), never.size(), &second), DDL_OK);
-      ASSERT_EQ(t.cancel(t.self, &second), DDL_OK);
-      ASSERT_EQ(t.cancel(t.self, &first), DDL_OK);  // on its way: the transport has a copy of the rest
-      EXPECT_EQ(first, nullptr);
-      std::fill(large.begin(), large.end(), 'w');
-      Send(t, 1, 1, "next");
-    } else {
-      char text[8];
-      void* operation = nullptr;
-      ASSERT_EQ(t.irecv(t.self, 0, 9, text, 8, &operation), DDL_OK);
-      ASSERT_EQ(t.cancel(t.self, &operation), DDL_OK);
-      EXPECT_EQ(operation, nullptr);
-      EXPECT_EQ(Receive(t, 0, 1, 40 * kLarge), std::string(40 * kLarge, 'l'));
-      EXPECT_EQ(Receive(t, 0, 1, 4), "next");
-    }
-    t.all_gather(t.self, &token, all, 1);
-  });
+void CancelsReceivesAndSends(ddl_transport& t) {
+  char token = 0, all[2];
+  if (t.rank == 0) {
+    std::string large(40 * kLarge, 'l');  // more than the receiver's socket holds
+    std::string never = "never";
+    void* first = nullptr;
+    void* second = nullptr;
+    ASSERT_EQ(t.isend(t.self, 1, 1, large.data(), large.size(), &first), DDL_OK);
+    ASSERT_EQ(t.isend(t.self, 1, 1, never.data(), never.size(), &second), DDL_OK);
+    ASSERT_EQ(t.cancel(t.self, &second), DDL_OK);
+    ASSERT_EQ(t.cancel(t.self, &first), DDL_OK);  // on its way: the transport has a copy of the rest
+    EXPECT_EQ(first, nullptr);
+    std::fill(large.begin(), large.end(), 'w');
+    Send(t, 1, 1, "next");
+  } else {
+    char text[8];
+    void* operation = nullptr;
+    ASSERT_EQ(t.irecv(t.self, 0, 9, text, 8, &operation), DDL_OK);
+    ASSERT_EQ(t.cancel(t.self, &operation), DDL_OK);
+    EXPECT_EQ(operation, nullptr);
+    EXPECT_EQ(Receive(t, 0, 1, 40 * kLarge), std::string(40 * kLarge, 'l'));
+    EXPECT_EQ(Receive(t, 0, 1, 4), "next");
+  }
+  t.all_gather(t.self, &token, all, 1);
+}
+
+TEST_F(HostTransportTest, CancelledReceivesAndSendsLeaveTheRestInOrder) { OnThreads(2, CancelsReceivesAndSends); }
+TEST_F(HostTransportTest, CancelledOperationsLeaveTheRestInOrderBetweenHosts) {
+  OnThreads(2, CancelsReceivesAndSends, EachAlone);
 }
 
 template <typename T>
@@ -249,6 +288,59 @@ TEST_F(HostTransportTest, ARankThatHasGoneIsNamedAndItsMailCountsAsSent) {
   EXPECT_EQ(left.all_gather(left.self, &token, all, 1), DDL_ABORTED);
   EXPECT_STREQ(left.last_error(left.self), "rank 0: rank 1 has left or died while all ranks exchanged data");
   left.destroy(left.self);
+}
+
+TEST_F(HostTransportTest, ARankOfAnotherHostThatDiesIsNamedAtOnce) {
+  std::vector<ddl_transport> all = OpenAll(3, TwoByTwo);
+  ddl_transport& left = all[0];
+  char text[8];
+  void* waiting = nullptr;
+  ASSERT_EQ(left.irecv(left.self, 2, 1, text, sizeof text, &waiting), DDL_OK);
+  Send(all[2], 0, 7, "last");
+  shutdown(sockets_[{2, 0}], SHUT_RDWR);  // as the kernel does
+  EXPECT_EQ(Wait(left, &waiting), DDL_ABORTED);
+  EXPECT_NE(std::string(left.last_error(left.self)).find("rank 0: rank 2 died:"), std::string::npos);
+  void* later = nullptr;
+  ASSERT_EQ(left.irecv(left.self, 2, 1, text, sizeof text, &later), DDL_OK);
+  EXPECT_EQ(Wait(left, &later), DDL_ABORTED);
+  EXPECT_EQ(Receive(left, 2, 7, 4), "last");  // what it had sent is there
+  Send(left, 2, 3, std::string(kLarge, 'x'));
+  int peer = 0;
+  size_t bytes = 0;
+  EXPECT_EQ(left.probe(left.self, 5, &peer, &bytes), DDL_ABORTED);
+  EXPECT_EQ(all[1].probe(all[1].self, 5, &peer, &bytes), DDL_OK);  // its own connection is still there
+  Send(all[1], 0, 3, "still");
+  EXPECT_EQ(Receive(left, 1, 3, 5), "still");
+  for (ddl_transport& t : all) t.destroy(t.self);
+}
+
+TEST_F(HostTransportTest, ARankOfAnotherHostThatLeavesIsNotLost) {
+  std::vector<ddl_transport> all = OpenAll(2, EachAlone);
+  ddl_transport& left = all[0];
+  constexpr size_t kHalf = 100'000;  // what the socket takes at once
+  Send(all[1], 0, 7, std::string(kHalf, 'l'));
+  std::thread leaving([&all] { all[1].destroy(all[1].self); });
+  EXPECT_EQ(Receive(left, 1, 7, kHalf), std::string(kHalf, 'l'));
+  leaving.join();
+  int peer = 0;
+  size_t bytes = 0;
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(left.probe(left.self, 5, &peer, &bytes), DDL_OK);
+  Send(left, 1, 3, std::string(kLarge, 'x'));
+  char token = 0, both[2];
+  EXPECT_EQ(left.all_gather(left.self, &token, both, 1), DDL_ABORTED);
+  left.destroy(left.self);
+}
+
+TEST_F(HostTransportTest, WhatIsNoDatagramEndsTheStream) {
+  std::vector<ddl_transport> all = OpenAll(2, EachAlone);
+  const std::string garbage(1000, 'g');
+  ASSERT_EQ(write(sockets_[{1, 0}], garbage.data(), garbage.size()), static_cast<ssize_t>(garbage.size()));
+  int peer = 0;
+  size_t bytes = 0;
+  int code = DDL_OK;
+  for (int i = 0; i < 10 && code == DDL_OK; ++i) code = all[0].probe(all[0].self, 5, &peer, &bytes);
+  EXPECT_EQ(code, DDL_ABORTED);
+  for (ddl_transport& t : all) t.destroy(t.self);
 }
 
 TEST_F(HostTransportTest, RanksThatAreLeftMeetAgain) {

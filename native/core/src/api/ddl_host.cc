@@ -60,6 +60,10 @@ int ddl_host_open(const char* directory, const char* key, int rank, int size, dd
   return DDL_OK;
 }
 
+int ddl_host_connect(const ddl_transport* transport, int peer, int socket) {
+  return Of(transport->self).Fail(Of(transport->self).Connect(peer, socket));
+}
+
 int ddl_host_all_gather(const ddl_transport* transport, const void* in, void* out, size_t bytes, int timeout_ms,
                         uint8_t* arrived) {
   HostTransport& self = Of(transport->self);

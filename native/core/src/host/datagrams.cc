@@ -116,9 +116,9 @@ Status Datagrams::Receive(DatagramHeader* header, void* bytes, ptrdiff_t* length
   return {};
 }
 
-void Datagrams::Wait(int timeout_ms) const {
-  pollfd waited = {socket_, POLLIN, 0};
-  poll(&waited, 1, timeout_ms);
+void Datagrams::Wait(int timeout_ms, int other) const {
+  pollfd waited[] = {{socket_, POLLIN, 0}, {other, POLLIN, 0}};  // poll ignores -1
+  poll(waited, 2, timeout_ms);
 }
 
 }  // namespace ddl

@@ -11,12 +11,19 @@
 
 namespace ddl {
 
-// What precedes the bytes of each datagram. `offset` and `total`: of the message that it is a part of.
+enum DatagramKind : uint32_t {
+  kData = 0x6b64646c,  // "kddl"
+  kPing,               // is anybody there?
+  kFarewell,           // of a stream: its end follows
+};
+
+// What precedes the bytes of each datagram. `offset` and `total`: of the message that it is a part of. `length`: of a
+// datagram in a stream.
 struct DatagramHeader {
   uint32_t kind;
   int32_t from;
   int32_t tag;
-  uint32_t reserved;
+  uint32_t length;
   uint64_t total;
   uint64_t offset;
 };
@@ -45,8 +52,8 @@ class Datagrams {
   Status Send(int peer, const DatagramHeader& header, const void* bytes, size_t length, Delivery* delivery);
   // Takes the next datagram; *length < 0: there is none. `bytes` has room for kDatagramBytes.
   Status Receive(DatagramHeader* header, void* bytes, ptrdiff_t* length);
-  // Waits for a datagram for so long at most.
-  void Wait(int timeout_ms) const;
+  // Waits for so long at most until there is a datagram, or `other` is readable (-1: none).
+  void Wait(int timeout_ms, int other) const;
 
  private:
   std::string NameOf(int rank) const { return key_ + "." + std::to_string(rank); }

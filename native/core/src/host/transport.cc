@@ -1,17 +1,13 @@
 #include "host/transport.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
 
 namespace ddl {
 namespace {
-
-enum Kind : uint32_t {
-  kData = 0x6b64646c,  // "kddl"
-  kPing,               // is anybody there?
-};
 
 constexpr int kGatherTag = -1;  // the engine's are positive
 constexpr auto kAbsentPause = std::chrono::milliseconds(100);
@@ -57,13 +53,18 @@ HostTransport::~HostTransport() {
   }
   // A farewell is to be handed over, and nobody has waited for that.
   const auto end = Clock::now() + kDrain;
-  const auto waits = [this] {
-    return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.heard && !p.sends.empty(); });
-  };
-  while (waits() && Clock::now() < end && Progress().ok()) {
-    if (waits()) datagrams_.Wait(1);
+  while (HasUnsent() && Clock::now() < end && Progress().ok()) {
+    if (HasUnsent()) Wait(1);
   }
   for (Operation* operation : operations_) delete operation;
+}
+
+Status HostTransport::Connect(int peer, int socket) {
+  if (peer < 0 || peer >= size_ || peer == rank_ || streams_.Has(peer)) {
+    return {DDL_INVALID_ARGUMENT, "no such peer to connect: " + std::to_string(peer)};
+  }
+  peers_[static_cast<size_t>(peer)].heard = true;
+  return streams_.Add(rank_, peer, socket);
 }
 
 int HostTransport::Fail(const Status& status) {
@@ -106,6 +107,7 @@ Status HostTransport::Irecv(int peer, int tag, void* buffer, size_t bytes, Opera
     }
   }
   receives_.push_back(receive);
+  if (peers_[static_cast<size_t>(peer)].gone && streams_.Has(peer)) End(peer);
   return {};
 }
 
@@ -186,24 +188,90 @@ Status HostTransport::Probe(int source, int tag, int* peer, size_t* bytes) {
     if (source >= 0 && message.from != source) continue;
     *peer = message.from;
     *bytes = message.total;
-    break;
+    return {};
   }
-  return {};
+  return lost_ >= 0 ? Lost(lost_) : Status{};
 }
 
 Status HostTransport::Progress(bool* more) {
   int taken = 0;
-  for (; taken < kTakenAtOnce; ++taken) {
+  const bool has_local_peers = streams_.size() + 1 < peers_.size();
+  for (; taken < kTakenAtOnce && has_local_peers; ++taken) {
     DatagramHeader header = {};
     ptrdiff_t length = -1;
     DDL_RETURN_IF_ERROR(datagrams_.Receive(&header, scratch_.data(), &length));
     if (length < 0) break;
     DDL_RETURN_IF_ERROR(Take(header, scratch_.data(), static_cast<size_t>(length)));
   }
-  if (more != nullptr) *more = taken == kTakenAtOnce;
+  if (!streams_.empty()) DDL_RETURN_IF_ERROR(ProgressOfStreams(&taken));
+  if (more != nullptr) *more = taken >= kTakenAtOnce;
   for (int peer = 0; peer < size_; ++peer) {
     if (!peers_[static_cast<size_t>(peer)].sends.empty()) DDL_RETURN_IF_ERROR(Flush(peer));
   }
+  return {};
+}
+
+Status HostTransport::ProgressOfStreams(int* taken) {
+  streams_.Flush();
+  for (; *taken < kTakenAtOnce; ++*taken) {
+    DatagramHeader header = {};
+    const char* bytes = nullptr;
+    int ended = -1;
+    streams_.Receive(&header, &bytes, &ended);
+    if (bytes != nullptr) {
+      DDL_RETURN_IF_ERROR(Take(header, bytes, header.length));
+    } else if (ended >= 0) {
+      End(ended);
+    } else {
+      break;
+    }
+  }
+  return {};
+}
+
+void HostTransport::End(int number) {
+  Peer& peer = peers_[static_cast<size_t>(number)];
+  peer.gone = true;
+  DropSends(&peer);
+  if (streams_.SaidFarewell(number)) return;
+  lost_ = number;
+  const auto waits = [number](const Operation* each) {
+    return !each->sends && !each->finished && each->peer == number;
+  };
+  receives_.remove_if(waits);
+  for (Operation* operation : operations_) {
+    if (!waits(operation)) continue;
+    if (operation->message != nullptr) {
+      operation->message->receive = nullptr;
+      operation->message->dropped = true;
+      operation->message = nullptr;
+    }
+    operation->status = Lost(number);
+    operation->finished = true;
+  }
+}
+
+Status HostTransport::Lost(int peer) const {
+  const int error = streams_.ErrorOf(peer);
+  const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  return {DDL_ABORTED,
+          "rank " + std::to_string(peer) +
+              (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
+                               std::string(std::strerror(error)) + ")"
+                         : " died: its connection has ended without a farewell. See the end of its output")};
+}
+
+bool HostTransport::HasUnsent() const {
+  return streams_.has_unsent() ||
+         std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.heard && !p.sends.empty(); });
+}
+
+void HostTransport::Wait(int timeout_ms) const { datagrams_.Wait(timeout_ms, streams_.descriptor()); }
+
+Status HostTransport::Deliver(int peer, const DatagramHeader& header, const void* bytes, size_t length,
+                              Delivery* delivery) {
+  if (!streams_.Has(peer)) return datagrams_.Send(peer, header, bytes, length, delivery);
+  *delivery = streams_.Send(peer, header, bytes, length);
   return {};
 }
 
@@ -216,7 +284,7 @@ Status HostTransport::Flush(int number) {
     const size_t length = std::min(kDatagramBytes, send->bytes - send->sent);
     const DatagramHeader header = {kData, rank_, send->tag, 0, send->bytes, send->sent};
     Delivery delivery = Delivery::kFull;
-    DDL_RETURN_IF_ERROR(datagrams_.Send(number, header, send->from + send->sent, length, &delivery));
+    DDL_RETURN_IF_ERROR(Deliver(number, header, send->from + send->sent, length, &delivery));
     if (delivery == Delivery::kFull) break;
     if (delivery == Delivery::kAbsent) {
       if (peer.heard || send->started) {
@@ -341,16 +409,14 @@ Status HostTransport::GatherOn(const void* in, void* out, size_t bytes, int time
       return {DDL_DEADLINE_EXCEEDED, "not all ranks have come"};
     }
     const auto left = timeout_ms < 0 ? kLookPause.count() : timeout_ms - waited;
-    const bool blocked =
-        std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.heard && !p.sends.empty(); });
-    datagrams_.Wait(blocked ? 1 : static_cast<int>(std::min<int64_t>(left, kLookPause.count())));
+    Wait(HasUnsent() ? 1 : static_cast<int>(std::min<int64_t>(left, kLookPause.count())));
   }
 }
 
 Status HostTransport::LookForGone() {
   for (int number = 0; number < size_; ++number) {
     Peer& peer = peers_[static_cast<size_t>(number)];
-    if (number == rank_ || !peer.heard) continue;
+    if (number == rank_ || !peer.heard || streams_.Has(number)) continue;
     Delivery delivery = Delivery::kSent;
     DDL_RETURN_IF_ERROR(datagrams_.Send(number, {kPing, rank_, 0, 0, 0, 0}, nullptr, 0, &delivery));
     peer.gone = peer.gone || delivery == Delivery::kAbsent;

@@ -1,7 +1,8 @@
 // HostTransport: ddl_host.h's transport, one rank's end of it.
 //
-// A message travels in datagrams, one after the other to each rank: what comes from one rank is a row of messages. What
-// nobody waits for yet is kept here. All is done by whoever calls; there is no thread.
+// Ranks of other hosts are reached by streams, those of this host by sockets with names in a directory. A message
+// travels in datagrams, one after the other to each rank: what comes from one rank is a row of messages. What nobody
+// waits for yet is kept here. All is done by whoever calls; there is no thread.
 #ifndef KERAS_DDL_CORE_HOST_TRANSPORT_H_
 #define KERAS_DDL_CORE_HOST_TRANSPORT_H_
 
@@ -18,6 +19,7 @@
 #include "base/status.h"
 #include "ddl.h"
 #include "host/datagrams.h"
+#include "host/streams.h"
 
 namespace ddl {
 
@@ -27,6 +29,9 @@ class HostTransport {
   ~HostTransport();
 
   Status Open(const std::string& directory, const std::string& key) { return datagrams_.Open(directory, key, rank_); }
+
+  // `peer` is on another host: takes over the connection with it.
+  Status Connect(int peer, int socket);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -66,13 +71,20 @@ class HostTransport {
 
   // Hands over what the sockets take and takes what has come; *more: not all of it.
   Status Progress(bool* more = nullptr);
+  Status ProgressOfStreams(int* taken);
   Status Flush(int peer);
+  Status Deliver(int peer, const DatagramHeader& header, const void* bytes, size_t length, Delivery* delivery);
   Status Take(const DatagramHeader& header, const char* bytes, size_t length);
   void Begin(const DatagramHeader& header);
   void Forget(Message* message);
   void Give(Message* message, Operation* receive);
   void Finish(Operation* operation);
   void DropSends(Peer* peer);
+  // The stream of a peer has ended: nothing follows what has been taken.
+  void End(int peer);
+  Status Lost(int peer) const;
+  bool HasUnsent() const;
+  void Wait(int timeout_ms) const;
   Status GatherOn(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived);
   // Finds out which of the ranks that are waited for have gone.
   Status LookForGone();
@@ -80,6 +92,8 @@ class HostTransport {
   const int rank_;
   const int size_;
   Datagrams datagrams_;
+  Streams streams_;
+  int lost_ = -1;  // a peer whose stream has ended without a farewell
   std::string error_;
   std::vector<Peer> peers_;
   std::list<Message> messages_;     // that have a kept part, or go into a receive; oldest first

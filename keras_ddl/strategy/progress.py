@@ -7,10 +7,9 @@ not overwrite it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import stack_position
-from keras_ddl.communicator.comparison import differing
 from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.resuming.training_state import agree_on_local_state
+from keras_ddl.errors import KerasDdlError
 from keras_ddl.strategy import fits
 
 RECORD = "progress.json"
@@ -74,38 +72,12 @@ def capture(
         mine = (numbers, {key: variable.numpy() for key, variable in variables})
         # Under a Strategy, metrics are global and equal on all ranks.
         shared = keras_compat.strategy_of(model) is not None
-        gathered = [mine] if shared else _gather(mine, "metrics")
+        gathered = [mine] if shared else gather(mine, "metrics")
         record["logs"] = [theirs for theirs, _ in gathered]
         record["metrics"] = {key: "equal" if shared else _way_of(variable) for key, variable in variables}
         for rank, (_, states) in enumerate(gathered):
             arrays.update({f"metrics/{rank}/{key}": state for key, state in states.items()})
     return record, arrays
-
-
-@contextlib.contextmanager
-def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
-    """Within the block, layers have one state agreed on by all ranks, for a checkpoint; afterwards each rank's own.
-
-    So taking a checkpoint changes nothing, except that accumulated sums stay combined. Yields key -> array of each
-    rank's differing states. COLLECTIVE.
-    """
-    if not communicator.is_initialized() or communicator.size() == 1:
-        yield {}
-        return
-    variables = models.layer_state(model) if keras_compat.strategy_of(model) is None else []
-    if not variables and not models.accumulators_of(model):
-        yield {}
-        return
-    values = [v.numpy() for v in variables]
-    own = list(differing([value.tobytes() for value in values], "Checkpoint/layer_sums"))
-    gathered = _gather([values[i] for i in own], "layers") if own else []
-    if own or models.is_accumulating(model):
-        agree_on_local_state(model)
-    try:
-        yield {f"layers/{rank}/{i}": each for rank, theirs in enumerate(gathered) for i, each in zip(own, theirs)}
-    finally:
-        for i in own:
-            variables[i].assign(values[i])
 
 
 def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -240,7 +212,27 @@ def _plain(value: Any) -> Any:
     return float(value)  # a number of NumPy or TensorFlow
 
 
-def _gather(value: Any, what: str) -> list[Any]:
+def gather(value: Any, what: str) -> list[Any]:
     if not communicator.is_initialized() or communicator.size() == 1:
         return [value]
     return communicator.all_gather_object(value, name=f"Checkpoint/{what}")
+
+
+def build_for_data(model: Any) -> None:
+    """Builds a model under a Strategy before its first step, by calling it on symbolic inputs of its fit's data."""
+    reading = fits.reading_of(model)
+    if models.is_built(model) or reading is None or keras_compat.strategy_of(model) is None:
+        return
+    x = reading.iterator.element_spec
+    x = x[0] if isinstance(x, tuple) else x
+    specs = tf.nest.flatten(x)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
+        return
+    symbols = [keras.KerasTensor(tuple(each.shape), keras.backend.standardize_dtype(each.dtype)) for each in specs]
+    try:
+        with model.distribute_strategy.scope():
+            model(tf.nest.pack_sequence_as(x, symbols))
+    except KerasDdlError:
+        raise
+    except Exception:  # a model's own code may fail in any way; the caller then reports that the model is not built
+        return

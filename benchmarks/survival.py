@@ -1,0 +1,230 @@
+"""How soon the others go on when a rank is killed, and what a job pays for being able to, without any failure.
+
+    python benchmarks/survival.py                          # both tables, all networks, 3 ranks
+    python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery
+
+recovery: a job of `keras-ddl run --min-np` for each kill. One rank kills itself by SIGKILL at a random moment of a
+random step. Seconds are those from then until rank 0 has ended the first step that was made without it; `steps lost` is
+how many optimizer steps fewer than asked for there were at the end.
+
+overhead: one job. A model that may go on and one that may not, of the same layers and data, take turns in rounds of
+some steps of fit. `may not` is what fit does in a job without --min-np: this program switches between the two by
+private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; of all rounds,
+medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+NETWORKS = ("mlp", "cnn", "lstm", "transformer")
+PARTS = ("recovery", "overhead")
+MARK = "survival.py: "
+STEPS_BEFORE = 5  # first steps that no rank dies in: they are slower
+BATCH = 96
+
+
+def model_of(network: str) -> Any:
+    """Returns a network of Keras, not compiled: [rows, 32, 16] to [rows, 10]."""
+    import keras
+
+    layers = keras.layers
+    inputs = keras.Input((32, 16))
+    if network == "mlp":
+        x = layers.Dropout(0.2)(layers.Dense(512, activation="relu")(layers.Flatten()(inputs)))
+        x = layers.BatchNormalization()(layers.Dense(512, activation="relu")(x))
+    elif network == "cnn":
+        x = layers.BatchNormalization()(layers.Conv1D(64, 3, activation="relu")(inputs))
+        x = layers.GlobalAveragePooling1D()(layers.Conv1D(64, 3, activation="relu")(x))
+    elif network == "lstm":
+        x = layers.LSTM(64)(inputs)
+    else:
+        x = layers.Dense(64)(inputs)
+        for _ in range(2):
+            x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 16, dropout=0.1)(x, x))
+            x = layers.LayerNormalization()(x + layers.Dense(64)(layers.Dense(128, activation="relu")(x)))
+        x = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
+# ---- in the ranks
+
+
+def begin(steps: int) -> tuple[Any, Any, Any]:
+    """Returns the Strategy, and data of `steps` batches."""
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_ddl
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    strategy = keras_ddl.Strategy(seed=0)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH * steps, 32, 16)).astype(np.float32)
+    return strategy, x, rng.integers(10, size=len(x))
+
+
+def compiled(strategy: Any, network: str) -> Any:
+    """Returns a model of the Strategy."""
+    import keras
+
+    with strategy.scope():
+        model = model_of(network)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    return model
+
+
+def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
+    """Trains; rank `victim` dies when `part` of step `step` is over. Rank 0 prints what it has seen."""
+    import keras
+
+    strategy, x, y = begin(steps=step + 10)
+    me, folder = strategy.rank, Path.cwd()
+
+    def die() -> None:
+        (folder / "killed").write_text(repr(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    class Watch(keras.callbacks.Callback):
+        ended_at: float | None = None
+        begun_at, lasted = 0.0, 0.0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.begun_at = time.monotonic()
+            if me == victim and batch == step:
+                threading.Timer(part * self.lasted, die).start()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.lasted = time.monotonic() - self.begun_at
+            if me == victim and batch > step:
+                time.sleep(60)  # the timer is late
+            if self.ended_at is None and strategy.size < size:
+                self.ended_at = time.monotonic()
+
+    size, watch = strategy.size, Watch()
+    model = compiled(strategy, network)
+    model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[watch])
+    if strategy.rank == 0:
+        assert watch.ended_at is not None, "nobody was lost"
+        seconds = watch.ended_at - float((folder / "killed").read_text())
+        lost = len(x) // BATCH - int(model.optimizer.iterations.numpy())
+        print(MARK + json.dumps({"seconds": seconds, "lost": lost, "step": watch.lasted}), flush=True)
+
+
+def train_both(network: str, rounds: int, steps: int) -> None:
+    """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
+    from keras_ddl.cli.bench_training.step_times import StepTimes
+    from keras_ddl.communicator import Communicator
+
+    strategy, x, y = begin(steps)
+    ways = {True: (strategy.survival, Communicator.recover), False: (None, None)}
+    assert strategy.survival is not None
+    models, watch = {may: compiled(strategy, network) for may in ways}, StepTimes()
+    medians: list[dict[str, float]] = []
+    for number in range(rounds + 1):
+        seconds = {}
+        for may in (True, False) if number % 2 else (False, True):
+            strategy.survival, Communicator.recover = ways[may]
+            strategy.job.goes_on = may
+            models[may].fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
+            seconds["may go on" if may else "may not"] = statistics.median(watch.seconds)
+        medians.append(seconds)
+    if strategy.rank == 0:
+        print(MARK + json.dumps(medians[1:]), flush=True)  # the first traces
+
+
+# ---- around them
+
+
+def launched(ranks: int, *arguments: object) -> Any:
+    """Runs this program on ranks of a job that goes on; returns what rank 0 has printed."""
+    command = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), "--min-np", "1", sys.executable]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"capture_output": True, "text": True, "cwd": folder}
+        done = subprocess.run([*command, str(Path(__file__).resolve()), *map(str, arguments)], **options)
+    line = next((each for each in done.stdout.splitlines() if MARK in each), None)
+    if done.returncode or line is None:
+        sys.exit(f"{arguments} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return json.loads(line.partition(MARK)[2])
+
+
+def recoveries(network: str, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Returns what was measured at each kill."""
+    rng, seen = random.Random(f"{options.seed} {network}"), []
+    for _ in range(options.kills):
+        victim = rng.randrange(options.first_victim, options.ranks)
+        step, part = STEPS_BEFORE + rng.randrange(20), round(rng.random(), 3)
+        seen.append(launched(options.ranks, "--in-rank", "recovery", network, victim, step, part))
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {', '.join(NETWORKS)} (default: all)")
+    parser.add_argument("--part", choices=PARTS, help="only this table (default: both)")
+    parser.add_argument("--kills", type=int, default=10, help="jobs of each network that lose a rank (default: 10)")
+    parser.add_argument("--first-victim", type=int, default=1, help="the lowest rank that may be killed (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: 0)")
+    parser.add_argument("--rounds", type=int, default=21, help="turns of each model for the overhead (default: 21)")
+    parser.add_argument("--steps", type=int, default=30, help="steps of a turn (default: 30)")
+    parser.add_argument("--json", metavar="FILE", help="also write everything that was measured here")
+    parser.add_argument("--in-rank", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.in_rank:
+        what, network, *numbers = options.in_rank
+        if what == "recovery":
+            train_and_lose(network, int(numbers[0]), int(numbers[1]), float(numbers[2]))
+        else:
+            train_both(network, int(numbers[0]), int(numbers[1]))
+        return
+    networks = options.networks.split(",")
+    if unknown := set(networks) - set(NETWORKS):
+        parser.error(f"--networks: of {', '.join(NETWORKS)}. Received: {', '.join(sorted(unknown))}")
+    result: dict[str, Any] = {"ranks": options.ranks, "cores": len(os.sched_getaffinity(0))}
+    print(f"{result['ranks']} ranks on {result['cores']} cores, batches of {BATCH} rows")
+    if options.part != "overhead":
+        print(
+            f"\n{'':>12} {'kills':>6} {'a step':>10} {'to the next step: median':>26} {'worst':>9} {'steps lost':>11}"
+        )
+        result["recovery"] = {}
+        for network in networks:
+            seen = result["recovery"][network] = recoveries(network, options)
+            step = statistics.median(each["step"] for each in seen)
+            seconds, lost = [each["seconds"] for each in seen], sum(each["lost"] for each in seen)
+            median, worst = statistics.median(seconds), max(seconds)
+            print(f"{network:>12} {len(seen):>6} {1e3 * step:>7.1f} ms {median:>24.2f} s {worst:>7.2f} s {lost:>11}")
+    if options.part != "recovery":
+        print(f"\n{'':>12} {'may not':>10} {'may go on':>12} {'overhead':>10}   of the middle half of rounds")
+        result["overhead"] = {}
+        for network in networks:
+            arguments = "overhead", network, options.rounds, options.steps
+            rounds = result["overhead"][network] = launched(options.ranks, "--in-rank", *arguments)
+            off, on = (statistics.median(each[way] for each in rounds) for way in ("may not", "may go on"))
+            percent = sorted(100 * (each["may go on"] / each["may not"] - 1) for each in rounds)
+            low, high = percent[len(percent) // 4], percent[-1 - len(percent) // 4]
+            middle = statistics.median(percent)
+            print(
+                f"{network:>12} {1e3 * off:>7.2f} ms {1e3 * on:>9.2f} ms {middle:>8.1f} %   {low:.1f} to {high:.1f} %"
+            )
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

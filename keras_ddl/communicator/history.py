@@ -1,0 +1,321 @@
+"""What all ranks of a job have exchanged, so that a newcomer can run the same program up to where the others are.
+
+A newcomer begins with the first line of the script. Where that calls a collective of all ranks, or `fit` that the
+others have long ended, it gets what they got (`Replay`). So the members of a job that may have newcomers record it
+(`Record`): the results of collectives of the main thread, each equal on all ranks, and of calls of the trainer, in
+place of all that was exchanged in them.
+
+The ranks of a host that may have newcomers share a directory, in which a `Board` says whether any has a question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import pickle
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from keras_ddl import config
+from keras_ddl.errors import CollectiveError
+
+T = TypeVar("T")
+
+_MAX_BYTES = 256 << 20  # of a record; a job that has exchanged more takes no newcomers
+_LOOK_SECONDS = 0.02
+_ADMIT_AT = struct.Struct("@Q")
+
+
+class Board:
+    """Shared memory of the ranks and newcomers of a host. Looking at it costs less than a microsecond.
+
+    Args:
+        directory: in which the launcher has made its file, with zeros.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        with (directory / config.NEWCOMERS_FILE).open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    @property
+    def has_question(self) -> bool:
+        """Whether a newcomer has asked something since rank 0 has last looked."""
+        return self._memory[0] != 0
+
+    @has_question.setter
+    def has_question(self, value: bool) -> None:
+        self._memory[0] = value
+
+    @property
+    def admit_at(self) -> int:
+        """The number of calls after which the ranks admit newcomers, before their next step; 0: none wait."""
+        return int(_ADMIT_AT.unpack_from(self._memory, 8)[0])
+
+    @admit_at.setter
+    def admit_at(self, calls: int) -> None:
+        _ADMIT_AT.pack_into(self._memory, 8, calls)
+
+    def ask(self, what: str, name: str, text: str = "") -> None:
+        """A newcomer asks rank 0: "record" | "join"."""
+        staged = self.directory / f"newcomer-{name}.part"
+        staged.write_text(text)
+        staged.rename(self.directory / f"newcomer-{name}.{what}")
+        self.has_question = True
+
+    def questions(self, what: str) -> dict[str, str]:
+        """Returns name -> text of the newcomers that ask; until `forget`."""
+        return {
+            path.name.removeprefix("newcomer-").removesuffix(f".{what}"): path.read_text()
+            for path in self.directory.glob(f"newcomer-*.{what}")
+        }
+
+    def answer(self, name: str, record: bytes) -> None:
+        """Answers a newcomer. It sees all of the answer or none of it."""
+        staged = self.directory / f"newcomer-{name}.staged"
+        staged.write_bytes(record)
+        staged.rename(self._answer_of(name))
+
+    def forget(self, what: str, name: str) -> None:
+        """The question needs no answer any more."""
+        (self.directory / f"newcomer-{name}.{what}").unlink(missing_ok=True)
+
+    def has_answer(self, name: str) -> bool:
+        """Whether rank 0 has answered since `take_answer`."""
+        return self._answer_of(name).exists()
+
+    def take_answer(self, name: str) -> bytes | None:
+        """Returns what rank 0 has answered, once."""
+        with contextlib.suppress(FileNotFoundError):
+            record = self._answer_of(name).read_bytes()
+            self._answer_of(name).unlink()
+            return record
+        return None
+
+    def _answer_of(self, name: str) -> Path:
+        return self.directory / f"newcomer-{name}.answer"
+
+
+def board_in(directory: str) -> Board | None:
+    """Returns the board in the directory of a host's ranks; None: the job has no spares."""
+    return Board(Path(directory)) if Path(directory, config.NEWCOMERS_FILE).exists() else None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A collective, or a call of the trainer, that has ended. `result`: pickled."""
+
+    what: str
+    result: bytes
+
+
+class Record:
+    """What the ranks of this job have exchanged until now, in memory; the same on all of them.
+
+    Attributes:
+        calls: of the trainer, that have begun.
+    """
+
+    def __init__(self, board: Board, entries: list[Entry], calls: int) -> None:
+        self.board, self.calls = board, calls
+        self._entries = entries
+        self._bytes = sum(len(each.result) for each in entries)
+        self._call_began: int | None = None  # number of entries; None: no call of the trainer runs
+        self._is_paused = False
+        self._why_closed = ""
+
+    def add(self, what: str, result: Any) -> None:
+        """Adds a result that is equal on all ranks."""
+        if self._is_paused or self._why_closed:
+            return
+        try:
+            entry = Entry(what, pickle.dumps(result, protocol=5))
+        except Exception:  # a class of the script, say
+            self.close(f"a result of {what} that cannot be pickled")
+            return
+        self._entries.append(entry)
+        self._bytes += len(entry.result)
+        if self._bytes > _MAX_BYTES:
+            self.close(f"more than {_MAX_BYTES >> 20} MB that the ranks have exchanged outside of fit")
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a call of the trainer runs."""
+        return self._call_began is not None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing is added."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def begin_call(self) -> None:
+        """A call of the trainer begins."""
+        self.calls += 1
+        self._call_began = len(self._entries)
+
+    def pause(self) -> None:
+        """Its first step begins: a newcomer comes no further by itself."""
+        self._is_paused = True
+
+    def end_call(self, what: str, result: Any) -> None:
+        """It has ended: its result takes the place of all that was exchanged in it."""
+        del self._entries[self._call_began :]
+        self._bytes = sum(len(each.result) for each in self._entries)
+        self._call_began, self._is_paused = None, False
+        self.add(what, result)
+
+    def close(self, reason: str) -> None:
+        """From now on the job takes no newcomers, because of `reason`, which follows "Received: "."""
+        self._why_closed = self._why_closed or reason
+
+    def answer_questions(self) -> None:
+        """Rank 0 answers newcomers that ask for the record."""
+        for name in self.board.questions("record"):
+            self.board.answer(name, self.pickled())
+            self.board.forget("record", name)
+
+    def pickled(self) -> bytes:
+        """Returns it for a newcomer."""
+        entries = [] if self._why_closed else [(each.what, each.result) for each in self._entries]
+        return pickle.dumps((entries, self._why_closed), protocol=5)
+
+
+class Replay:
+    """A newcomer's way through the record of the others.
+
+    Args:
+        name: of this newcomer, unique in the job.
+    Attributes:
+        calls: of the trainer, that this newcomer has begun.
+    """
+
+    def __init__(self, board: Board, name: str) -> None:
+        self.board, self.name, self.calls = board, name, 0
+        self._entries: list[Entry] = []
+        self._next = self._call_began = 0
+
+    def result(self, what: str) -> Any:
+        """Returns what a collective has given the others. Waits for them, if they have not come so far."""
+        while self._next == len(self._entries):
+            self._read()
+        entry = self._entries[self._next]
+        if entry.what != what:
+            raise CollectiveError(
+                f"A newcomer must make the same calls as the others. Received: {what}, where they have made "
+                f"{entry.what}. Make calls of collectives, and of fit, not depend on the rank, the time, or values "
+                "that differ between runs."
+            )
+        self._next += 1
+        return pickle.loads(entry.result)
+
+    def begin_call(self) -> None:
+        """A call of the trainer begins."""
+        self.calls += 1
+        self._call_began = self._next
+
+    def has_ended(self, what: str) -> bool:
+        """Whether the others have ended the call that runs; `result(what)` is then what it has returned."""
+        self._read()
+        return self._knows_end_of_call(what)
+
+    def _knows_end_of_call(self, what: str) -> bool:
+        at = self._call_began
+        if at == len(self._entries) or self._entries[at].what != what:
+            return False
+        self._next = at
+        return True
+
+    def ask_to_join(self, what: str) -> bool:
+        """Waits until the others are about to meet this newcomer, in the call that runs, or have ended it. Returns
+        whether they have.
+        """
+        self.board.ask("join", self.name, str(self.calls))
+        self._take_answer()  # after which rank 0 may look no more before this newcomer comes
+        return self._knows_end_of_call(what)
+
+    def record(self) -> Record:
+        """Returns the record that this newcomer will continue, as one of the others."""
+        record = Record(self.board, self._entries[: self._call_began], self.calls - 1)
+        record.begin_call()
+        record.pause()
+        return record
+
+    def _read(self) -> None:
+        self.board.ask("record", self.name)
+        self._take_answer()
+
+    def _take_answer(self) -> None:
+        while (answer := self.board.take_answer(self.name)) is None:
+            time.sleep(_LOOK_SECONDS)
+        entries, why_closed = pickle.loads(answer)
+        if why_closed:
+            raise CollectiveError(
+                "A newcomer runs the program up to where the others are, with what they have exchanged. Received: "
+                f"{why_closed}. The job takes no newcomers."
+            )
+        self._entries = [Entry(*each) for each in entries]
+
+
+_of_job: Record | Replay | None = None
+
+
+def of_job() -> Record | Replay | None:
+    """Returns the record of this rank's job, or this newcomer's way through it; None: the job takes no newcomers."""
+    return _of_job if threading.current_thread() is threading.main_thread() else None
+
+
+def with_own(gathered: list[T], own: T) -> list[T]:
+    """Returns what all ranks have said, to be compared; in a newcomer, which has not been asked, also its own."""
+    return [*gathered, own] if isinstance(of_job(), Replay) else gathered
+
+
+def begin(history: Record | Replay | None) -> None:
+    """Sets what `of_job` returns."""
+    global _of_job
+    _of_job = history
+
+
+def recorded(what: str, make: Callable[[], T]) -> T:
+    """Returns `make()`, which is equal on all ranks, however they exchange it; a newcomer gets what the others got."""
+    history = of_job()
+    if history is None:
+        return make()
+    if isinstance(history, Replay):
+        result: T = history.result(what)
+        return result
+    with history.paused():
+        result = make()
+    history.add(what, result)
+    return result
+
+
+def left_to_join(own: Callable[[], T], make: Callable[[], T]) -> T:
+    """Returns `make()`, which gives variables the values of one rank; in a newcomer `own()`: it gets the values of all
+    variables when it joins.
+    """
+    history = of_job()
+    if history is None:
+        return make()
+    if isinstance(history, Replay):
+        return own()
+    with history.paused():
+        return make()
+
+
+def not_recorded(what: str, make: Callable[[], T]) -> T:
+    """Returns `make()`, which differs between ranks. A newcomer cannot do it."""
+    if isinstance(of_job(), Replay):
+        raise CollectiveError(
+            f"A newcomer gets what the others got. Received: {what}, whose results differ between ranks, outside of "
+            "fit. Do without spares, or without it."
+        )
+    return make()

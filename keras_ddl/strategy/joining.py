@@ -1,0 +1,457 @@
+"""How a newcomer becomes a rank while the others train: between two steps it gets all that they know.
+
+A spare (`keras-ddl run --spares`) runs the script from its first line, with what the others have recorded
+(communicator/history.py), until `fit` begins that they are in. There it asks to join, and rank 0 says for all ranks
+after which call they meet it. Then rank 0 gives it variables, metrics, the position in the data, and what callbacks
+have noted since fit began, as a checkpoint would; and it goes on as a fit that is resumed there.
+
+Ranks see in shared memory that newcomers are to be admitted. Rank 0 says so before a step, which none can end without
+it; so all have seen it before the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator import history
+from keras_ddl.compat import epoch_iterators
+from keras_ddl.compat.keras import keras
+from keras_ddl.data import order
+from keras_ddl.errors import CollectiveError, RankMismatchError
+from keras_ddl.strategy import agreement, fits, trainer_calls
+from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.keras_patches.standby import Standby
+from keras_ddl.strategy.progress import Restoration, build_for_data, capture
+from keras_ddl.strategy.step import failing_together
+
+if TYPE_CHECKING:
+    from keras_ddl.topology import Topology
+
+_LOOK_SECONDS = 0.1
+
+
+class CallbacksOfFit(Protocol):
+    """The list of callbacks of a fit (keras_patches/callbacks.py)."""
+
+    model: Any
+    callbacks: list[Any]
+    position: tuple[int, int, Any]  # epochs done, batches done in the epoch, logs of the last of them
+
+    def agreed_state(self) -> list[Any]: ...
+
+
+class Survives(Protocol):
+    """A `survival.Survival`, which imports this module."""
+
+    def finished(self) -> int: ...
+    def has_joined(self, finished: int, admission: Admission) -> None: ...
+    def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
+    def receive(self, meet: Callable[[], Topology]) -> None: ...
+
+
+class CallHasEnded(Exception):
+    """The others have ended the call of the trainer in which a newcomer wanted to join them."""
+
+
+@dataclass
+class _State:
+    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on."""
+
+    finished: int
+    admitted_at: int
+    variables: list[str]
+    optimizers: dict[str, list[int | None]]
+    position: tuple[int, int]
+    record: dict[str, Any]
+    arrays: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    agreed: list[dict[str, Any]]
+    passes: np.ndarray
+
+
+class _Joining:
+    """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
+
+    def __init__(self) -> None:
+        self._callbacks: CallbacksOfFit | None = None
+        self._compares_batch = False
+        self._at_begin = Noted([])
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        """Training begins: all callbacks have had their on_train_begin."""
+        if fits.is_outermost(callbacks.model):
+            self._callbacks = callbacks
+            self._at_begin = Noted(callbacks.callbacks)
+
+    def share_state(self, giver: int) -> None:
+        """Gives newcomers the state. COLLECTIVE over them, too."""
+        callbacks = self._callbacks
+        assert callbacks is not None
+        mine = self._state(callbacks) if communicator.rank() == giver else None
+        state = communicator.broadcast_object(mine, giver, name="keras_ddl/joining/state")
+        self._take(state, callbacks)
+        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
+        # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
+        failing_together.forget_all_traces()
+        order.forget_notes()
+        # The data of validation is read from its beginning, by all.
+        epoch_iterators.forget_validation(callbacks.model)
+        self._compares_batch = True
+
+    def _state(self, callbacks: CallbacksOfFit) -> _State:
+        raise NotImplementedError
+
+    def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
+        raise NotImplementedError
+
+
+class Admission(_Joining):
+    """The side of the ranks that train."""
+
+    def __init__(self, record: history.Record, survival: Survives) -> None:
+        super().__init__()
+        self._record, self._board, self._survival = record, record.board, survival
+        self._admitted_at = 0
+        self._is_new = False  # this rank has joined, and has made no step yet
+        self._called: set[str] = set()  # newcomers who have been told to come, on rank 0
+
+    @classmethod
+    def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Newcomer, admitted_at: int) -> Admission:
+        """Returns that of a newcomer that has become a rank."""
+        admission = cls(record, survival)
+        admission._admitted_at = admitted_at
+        admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
+        admission._compares_batch = admission._is_new = True
+        return admission
+
+    def look(self) -> None:
+        """Rank 0 answers newcomers. To be called now and then."""
+        board = self._board
+        if not board.has_question or communicator.rank() != 0:
+            return
+        board.has_question = False
+        self._record.answer_questions()
+        for name, call in self._waiting().items():
+            if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
+                board.answer(name, self._record.pickled())  # what it was to join has ended
+                board.forget("join", name)
+            elif call == self._record.calls and self._callbacks is not None:
+                self._called.add(name)
+
+    def between_steps(self, caller: failing_together.Caller) -> None:
+        """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
+        self._record.pause()
+        board, survival = self._board, self._survival
+        finished = survival.finished()
+        if self._callbacks is None:
+            return
+        self.look()
+        if self._called and board.admit_at == self._admitted_at:
+            for name in self._called:
+                board.answer(name, self._record.pickled())
+            board.admit_at = finished + 1
+        if board.admit_at == self._admitted_at or finished < board.admit_at:
+            return
+        self._admitted_at = board.admit_at
+        called, self._called = self._called, set()
+        if survival.admit([int(name) for name in called], caller):
+            for name in called:
+                board.forget("join", name)
+        board.has_question = True  # of those that still wait; rank 0 may be another one now
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        super().begin_fit(callbacks)
+        strategy = strategy_of(callbacks.model)
+        if strategy is not None and strategy.job.shards_from_elements is not None:
+            self._record.close("a model whose optimizer is in shards, which no newcomer has")
+        self._board.has_question = True  # newcomers may have come before
+
+    def begin_epoch(self) -> bool:
+        """As `Newcomer.begin_epoch`."""
+        return False
+
+    def check_batch(self, batch: Any) -> None:
+        """Checks, before the first step with newcomers, that they read what the others read. COLLECTIVE then."""
+        if not self._compares_batch:
+            return
+        is_new, self._is_new, self._compares_batch = self._is_new, False, False
+        words = order.digest(batch).numpy().tolist()
+        gathered = communicator.all_gather_object(words, name="keras_ddl/joining/batch")
+        if is_new and words != gathered[0]:
+            give_up(
+                RankMismatchError(
+                    "A newcomer must read the same batches as the others. Received: another batch than theirs, at the "
+                    "place of the data where they are. Set the seeds of all that the script draws."
+                )
+            )
+
+    def end_fit(self) -> None:
+        """Training has ended: nobody can join any more."""
+        self._callbacks = None
+        self._called.clear()
+        self._board.has_question = True
+
+    def _waiting(self) -> dict[str, int]:
+        return {name: int(call) for name, call in self._board.questions("join").items()}
+
+    def _state(self, callbacks: CallbacksOfFit) -> _State:
+        epochs, batches, logs = callbacks.position
+        record, arrays = capture(callbacks.model, [], epochs, batches, logs)
+        return _State(
+            finished=self._survival.finished(),
+            admitted_at=self._admitted_at,
+            variables=agreement.descriptions(callbacks.model),
+            optimizers=agreement.built_optimizers(callbacks.model),
+            position=(epochs, batches),
+            record=record,
+            arrays=arrays,
+            callbacks=self._at_begin.since(callbacks.callbacks),
+            agreed=[_plain_attributes(each) for each in callbacks.agreed_state()],
+            passes=order.passes(),
+        )
+
+    def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
+        pass
+
+
+class Newcomer(_Joining):
+    """The side of a newcomer, until it has made its first step."""
+
+    def __init__(self, replay: history.Replay, survival: Survives) -> None:
+        super().__init__()
+        self._replay, self._survival = replay, survival
+        self._state_of_all: _State | None = None
+        self._restoration: Restoration | None = None
+
+    def look(self) -> None:
+        """A newcomer answers nobody."""
+
+    def check_batch(self, batch: Any) -> None:
+        """A newcomer makes no step."""
+
+    def end_fit(self) -> None:
+        """As `Admission.end_fit`: of a fit without steps."""
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        """Becomes a rank, at the end of on_train_begin of the fit that the others are in. COLLECTIVE with them.
+
+        Raises: CallHasEnded: they have ended it.
+        """
+        super().begin_fit(callbacks)
+        if self._callbacks is not callbacks:
+            return  # a fit inside another call
+        replay = self._replay
+        build_for_data(callbacks.model)
+        while True:
+            if replay.ask_to_join(WHAT["fit"]):
+                raise CallHasEnded
+            topology = communicator.join_others(lambda: replay.board.has_answer(replay.name))
+            if topology is not None:
+                break
+        history.begin(None)
+        met = iter([topology])
+        try:
+            self._survival.receive(lambda: next(met))
+        except CollectiveError as error:
+            give_up(error)
+        history.begin(replay.record())
+
+    def begin_epoch(self) -> bool:
+        """An epoch begins. Returns whether it is that in which the others already are."""
+        if self._restoration is None:
+            return False
+        assert self._callbacks is not None
+        self._restoration.at_epoch_begin([])
+        self._restoration = None
+        return True
+
+    def between_steps(self, _: failing_together.Caller) -> None:
+        """The first step of this newcomer: its callbacks know now what the others' have noted."""
+        state, callbacks = self._state_of_all, self._callbacks
+        assert state is not None and callbacks is not None
+        for each in callbacks.callbacks:
+            if isinstance(each, Standby):
+                each.begin_late()
+        take_over(callbacks.callbacks, state.callbacks)
+        for each, attributes in zip(callbacks.agreed_state(), state.agreed):
+            _update(each, attributes)
+        order.set_passes(state.passes)
+        record = history.of_job()
+        assert isinstance(record, history.Record)
+        admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
+        self._survival.has_joined(state.finished, admission)
+
+    def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
+        model = callbacks.model
+        agreement.build_optimizers(model, state.optimizers)
+        mine = agreement.descriptions(model)
+        if mine != state.variables:
+            pairs = zip([*mine, *["nothing"] * len(state.variables)], [*state.variables, *["nothing"] * len(mine)])
+            first = next(pair for pair in pairs if pair[0] != pair[1])
+            raise CollectiveError(
+                "A newcomer must make the same model as the others, built before its first step. Received: "
+                f"{first[0]}, where they have {first[1]}. Give the model an Input, or call build."
+            )
+        self._state_of_all = state
+        self._restoration = Restoration(model, state.record, state.arrays)
+        self._restoration.at_train_begin()
+        fits.begin_at(model, state.position[0])
+        # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
+        order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def give_up(error: Exception) -> NoReturn:
+    """Ends a newcomer that the others have admitted, and that cannot go on: they go on without it."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
+    raise error
+
+
+# ---- calls of the trainer
+
+WHAT = {"fit": "Model.fit", "evaluate": "Model.evaluate", "predict": "Model.predict"}
+
+
+def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
+    """Runs a call of fit, evaluate or predict; in a newcomer, which the others have ended, returns what they got."""
+    recorded = history.of_job()
+    if recorded is None or trainer_calls.running():
+        return call()
+    what = WHAT[method]
+    recorded.begin_call()
+    if isinstance(recorded, history.Replay):
+        while not recorded.has_ended(what):
+            if method == "fit":
+                break
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return _returned(recorded.result(what), model)
+        try:
+            returned = call()
+        except CallHasEnded:
+            return _returned(recorded.result(what), model)
+        recorded = history.of_job()
+        if not isinstance(recorded, history.Record):  # a fit without a step
+            return returned
+    else:
+        try:
+            returned = call()
+        except BaseException:
+            recorded.close("a call of fit, evaluate or predict that has failed")
+            raise
+    recorded.end_call(what, _kept(returned))
+    return returned
+
+
+@dataclass
+class _History:
+    """What fit returns."""
+
+    history: dict[str, Any]
+    epoch: list[int]
+    params: dict[str, Any]
+
+
+def _kept(returned: Any) -> Any:
+    if isinstance(returned, keras.callbacks.History):
+        return _History(returned.history, returned.epoch, returned.params)
+    return returned
+
+
+def _returned(result: Any, model: Any) -> Any:
+    if not isinstance(result, _History):
+        return result
+    made = keras.callbacks.History()
+    made.set_model(model)
+    made.history, made.epoch = result.history, result.epoch
+    made.set_params(result.params)
+    model.history = made
+    return made
+
+
+# ---- callbacks
+
+
+class Noted:
+    """What callbacks have noted when fit begins."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._attributes = {
+            name: {key: pickle.dumps(value) for key, value in _plain_attributes(each).items()}
+            for name, each in _named(callbacks).items()
+        }
+
+    def since(self, callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Returns what has changed, by callback and attribute: what has not may be each rank's own."""
+        return {
+            name: {
+                key: value
+                for key, value in _plain_attributes(each).items()
+                if self._attributes.get(name, {}).get(key) != pickle.dumps(value)
+            }
+            for name, each in _named(callbacks).items()
+        }
+
+
+def take_over(callbacks: Sequence[Any], noted: dict[str, dict[str, Any]]) -> None:
+    """Gives callbacks what those of another rank have noted."""
+    for name, each in _named(callbacks).items():
+        _update(each, noted.get(name, {}))
+
+
+def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns name -> callback, the writer of a standby; the same on all ranks."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        each = callback.writer if isinstance(callback, Standby) else callback
+        name, number = type(each).__qualname__, 0
+        while f"{name} {number}" in named:
+            number += 1
+        named[f"{name} {number}"] = each
+    return named
+
+
+def _plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the attributes that are numbers, texts, arrays, functions of modules, and lists and dicts of these; also
+    of the parts of keras_ddl's own callbacks, under names with dots.
+    """
+    attributes: dict[str, Any] = {}
+    own = getattr(owner, "of_this_process", ())
+    for key, value in vars(owner).items():
+        if _is_plain(value) and key not in own:
+            attributes[f"{prefix}{key}"] = value
+        elif type(value).__module__.startswith("keras_ddl.callbacks.") and hasattr(value, "__dict__") and not prefix:
+            attributes |= _plain_attributes(value, f"{key}.")
+    return attributes
+
+
+def _update(owner: Any, attributes: dict[str, Any]) -> None:
+    for key, value in attributes.items():
+        part, _, name = key.rpartition(".")
+        inner = getattr(owner, part, None) if part else owner
+        if inner is not None:
+            vars(inner)[name] = value
+
+
+def _is_plain(value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        return True
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
+        return "<" not in value.__qualname__ and value.__module__ in sys.modules
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

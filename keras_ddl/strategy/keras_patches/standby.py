@@ -1,0 +1,320 @@
+"""Callbacks that write on rank 0, on the other ranks of a job that goes on when a rank is lost.
+
+A standby follows the training in its writer's place. When rank 0 is lost, the standbys of the next one bring their
+writers to where the lost ones were: what these had written stays. Of what was to be written since the last call that
+all ranks have finished (survival.py) nobody knows whether it was, so it is written again: a file of CSVLogger is
+compared with the rows that it should have, and points of TensorBoard may come twice, with equal values. Models are
+saved while all ranks wait, because other callbacks change them.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.compat import callbacks as keras_callbacks
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.files.durable import sweep_temporaries
+from keras_ddl.strategy.keras_patches.progress import JobBar
+
+_HOOKS = tuple(
+    f"on_{kind}_{moment}"
+    for kind in ("train", "test", "predict", "epoch", "batch", "train_batch", "test_batch", "predict_batch")
+    for moment in ("begin", "end")
+)
+_Call = tuple[str, tuple[Any, ...]]
+
+
+class Standby(keras.callbacks.Callback):
+    """Follows the training in the place of `writer`.
+
+    Args:
+        finished: returns how many calls this rank has finished together with all others.
+    """
+
+    never_stops_within_epoch = True
+
+    def __init__(self, writer: Any, finished: Callable[[], int]) -> None:
+        super().__init__()
+        self.writer = writer
+        self.runs_last = getattr(writer, "runs_last", False)
+        self._finished = finished
+        self._last: list[_Call] = []  # hooks since the last call that all ranks have finished
+        self._last_at = 0
+        self._open: dict[str, tuple[Any, ...]] = {}  # before them: the begins of what has not ended
+        self._is_over = False
+
+    def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
+        """Returns the writer, at the moment of the training that this rank has reached.
+
+        Args:
+            may_lack_last: writes again what was to be written since the last call that all ranks have finished.
+            has_begun: the ranks have agreed on what this training starts from. Before that, the writer starts itself.
+        """
+        if not may_lack_last or self._last_at != self._finished():
+            self._settle()
+        if self._is_over:
+            return self.writer
+        if self.params:
+            self.writer.set_params(self.params)
+        if has_begun and self._open:
+            self._bring_up()
+        else:
+            self.writer.set_model(self.model)
+            self._replay(self._open.items())
+        self._replay(self._last)
+        return self.writer
+
+    def begin_late(self) -> None:
+        """This rank has joined others in the middle of a training, of which rank 0 has written the part before."""
+
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        """Takes a hook of this rank's training."""
+        if self._last_at != self._finished():
+            self._settle()
+            self._last_at = self._finished()
+        self._last.append((hook, args))
+
+    def _bring_up(self) -> None:
+        """Brings the writer to the end of the last call that all ranks have finished."""
+        self.writer.set_model(self.model)
+        self._replay(self._open.items())
+
+    def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
+        """Notes a hook that the writer on rank 0 has run."""
+        if hook.endswith("_begin"):
+            self._open[hook] = args
+            return
+        self._open.pop(hook.removesuffix("_end") + "_begin", None)
+        self._is_over = not self._open
+
+    def _settle(self) -> None:
+        for hook, args in self._last:
+            self._follow(hook, args)
+        self._last = []
+
+    def _replay(self, calls: Iterable[_Call]) -> None:
+        for hook, args in list(calls):
+            getattr(self.writer, hook)(*args)
+
+
+def _hearing(hook: str) -> Callable[..., None]:
+    numbered = "epoch" in hook or "batch" in hook
+
+    def method(self: Standby, *args: Any, logs: Any = None) -> None:
+        # Keras passes the logs of batches by name.
+        self.hear(hook, args if len(args) > numbered else (*args, logs))
+
+    return method
+
+
+for _hook in _HOOKS:
+    setattr(Standby, _hook, _hearing(_hook))
+
+
+class _Backup(Standby):
+    """Of BackupAndRestore, which restores when training begins and never again. Its saves are `Saves` on all ranks."""
+
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        if hook in ("on_epoch_end", "on_train_batch_end"):
+            self._replay([(hook, args)])
+        elif hook in ("on_train_begin", "on_train_end"):
+            super().hear(hook, args)
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.writer.set_model(model)
+
+    def _bring_up(self) -> None:
+        pass
+
+
+class _OwnBackup(Standby):
+    """Of a program's subclass of BackupAndRestore, of which only the hooks are known."""
+
+    def _bring_up(self) -> None:
+        self.writer.set_model(self.model)
+
+
+class _TensorBoard(Standby):
+    """Of TensorBoard, which counts batches, and has described the model before."""
+
+    def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
+        super()._follow(hook, args)
+        keras_callbacks.follow_tensorboard(self.writer, hook)
+
+    def _bring_up(self) -> None:
+        writer = self.writer
+        writes_graph, writer.write_graph = writer.write_graph, False
+        writer.set_model(self.model)
+        writer.write_graph = writes_graph
+        batches = [hook for hook in ("on_train_batch_begin", "on_test_batch_begin") if hook in self._open]
+        with keras_callbacks.keeping_batches_seen(writer):
+            self._replay((hook, args) for hook, args in self._open.items() if hook not in batches)
+        for hook in batches:  # in the middle of one, which it is to count once
+            keras_callbacks.follow_tensorboard(writer, hook, by=-1)
+            self._replay([(hook, self._open[hook])])
+
+
+class _Rows(Standby):
+    """Of CSVLogger: writes its rows to memory, and makes the file equal to them."""
+
+    def __init__(self, writer: Any, finished: Callable[[], int]) -> None:
+        super().__init__(writer, finished)
+        self._text: io.StringIO | None = None  # None: training has not begun
+        self._begin = 0  # bytes of the file then, where it is appended to
+
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        if hook == "on_train_begin":
+            self._text = io.StringIO()
+            self._begin = keras_callbacks.begin_rows(self.writer, self._text)
+        elif hook == "on_epoch_end":
+            self.writer.on_epoch_end(*args)
+        elif hook == "on_train_end":
+            self._is_over = True
+
+    def begin_late(self) -> None:
+        self._text = io.StringIO()
+        self._begin = keras_callbacks.begin_late_rows(self.writer, self._text)
+
+    def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
+        self.writer.set_model(self.model)
+        if self._text is not None:
+            _make_equal(self.writer.filename, self._begin, self._text.getvalue().encode())
+            keras_callbacks.continue_rows(self.writer)
+            if self._is_over:
+                self.writer.on_train_end()
+        return self.writer
+
+
+def _make_equal(path: str, begin: int, text: bytes) -> None:
+    """Makes a file end with `text`, from byte `begin` on, and leaves alone what is equal."""
+    written = b""
+    if tf.io.gfile.exists(path):
+        with tf.io.gfile.GFile(path, "rb") as file:
+            written = file.read()
+    if "://" in path:  # some of these file systems write complete files only
+        if written[begin:] != text:
+            with tf.io.gfile.GFile(path, "wb") as file:
+                file.write(written[:begin] + text)
+        return
+    equal = len(os.path.commonprefix([written[begin:], text]))
+    with Path(path).open("r+b" if written else "wb") as file:
+        file.truncate(begin + equal)
+        file.seek(begin + equal)
+        file.write(text[equal:])
+
+
+class _OwnRows(Standby):
+    """Of a program's subclass of CSVLogger, of which only the hooks are known."""
+
+    def _bring_up(self) -> None:
+        writer, appends = self.writer, self.writer.append
+        path = Path(writer.filename)
+        if path.is_file():  # a line that the lost rank has begun
+            _make_equal(str(path), 0, path.read_bytes().rpartition(b"\n")[0] + b"\n")
+        writer.append = True
+        super()._bring_up()
+        writer.append = appends
+
+
+class _Bar(Standby):
+    """Of the progress bar, which is drawn on every rank, in silence here."""
+
+    def set_params(self, params: Any) -> None:
+        super().set_params(params)
+        self.writer.set_params({**params, "verbose": 0})
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self.writer.set_model(model)
+
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        super().hear(hook, args)
+        self._replay([(hook, args)])
+
+    def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
+        if not may_lack_last or self._last_at != self._finished():
+            self._settle()
+        self.writer.show(self.params)
+        self._replay(self._last)
+        return self.writer
+
+
+def standby_of(writer: Any, finished: Callable[[], int]) -> Standby:
+    """Returns what stands in for a callback that writes."""
+    if type(writer) in _KINDS:
+        return _KINDS[type(writer)](writer, finished)
+    kind = next((standby for kind, standby in _KINDS_OF_OTHERS.items() if isinstance(writer, kind)), Standby)
+    return kind(writer, finished)
+
+
+# Of Keras's own classes, and of programs' subclasses of them.
+_KINDS: dict[type, type[Standby]] = {
+    keras.callbacks.BackupAndRestore: _Backup,
+    keras.callbacks.CSVLogger: _Rows,
+    JobBar: _Bar,
+}
+_KINDS_OF_OTHERS: dict[type, type[Standby]] = {
+    keras.callbacks.BackupAndRestore: _OwnBackup,
+    keras.callbacks.CSVLogger: _OwnRows,
+    keras.callbacks.TensorBoard: _TensorBoard,
+}
+
+
+class Saves:
+    """The saves of a ModelCheckpoint or a BackupAndRestore: all ranks come to each, and rank 0 makes it."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+
+    @classmethod
+    def of(cls, callback: Any) -> Saves | None:
+        """Returns those of a callback, or of what stands in for it; None: it has none."""
+        callback = callback.writer if isinstance(callback, Standby) else callback
+        is_saver = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        return cls(callback) if is_saver or type(callback) is keras.callbacks.BackupAndRestore else None
+
+    def share(self) -> None:
+        """Has the callback save by `save`, on all ranks."""
+        keras_callbacks.replace_save(self._callback, self.save)
+
+    def leave_to_rank_0(self, is_other: bool) -> None:
+        """Has the callback save itself, where rank 0 cannot be lost or there is no other. is_other: on another rank."""
+        decides = is_other and isinstance(self._callback, keras.callbacks.ModelCheckpoint)
+        keras_callbacks.replace_save(
+            self._callback, functools.partial(decide_only, self._callback) if decides else None
+        )
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Takes the place of the callback's own method. COLLECTIVE."""
+        made = []
+
+        def save() -> None:
+            made.append(True)
+            keras_callbacks.original_save(self._callback, *args, **kwargs)
+
+        on_first_rank(save, "keras_ddl/save")
+        if not made and isinstance(self._callback, keras.callbacks.ModelCheckpoint):
+            decide_only(self._callback, *args, **kwargs)
+
+    def become_first(self) -> None:
+        """This rank is rank 0 now: removes what the lost one has not completed."""
+        path = keras_callbacks.path_of_saves(self._callback)
+        sweep_temporaries(path.parent)
+        sweep_temporaries(path)
+
+
+def decide_only(checkpoint: keras.callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:
+    """Takes the place of saving: the best value is tracked on all ranks, the file is rank 0's."""
+    verbose, checkpoint.verbose = checkpoint.verbose, 0
+    try:
+        keras_callbacks.note_best(checkpoint, epoch, batch, logs)
+    finally:
+        checkpoint.verbose = verbose

@@ -1,0 +1,113 @@
+"""When a newcomer becomes a member: every schedule of two members and one newcomer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from keras_ddl.launch.membership import Membership
+
+NEWCOMER = 2
+Event = tuple[str, int]
+
+
+class Job:
+    """Rank 0 names the newcomer when it admits; rank 1 admits whom others name. Any of the three may die."""
+
+    def __init__(self) -> None:
+        self.membership = Membership(range(2), 1, 10.0)
+        self.living = {0, 1, NEWCOMER}
+        self.known = {0: 0, 1: 0}  # epoch that each member knows
+        self.asking: dict[int, tuple[int, ...] | None] = {}
+        self.is_joining = self.is_named = False
+
+    def events(self) -> list[Event]:
+        idle = [rank for rank in self.living & self.known.keys() if rank not in self.asking]
+        waits = NEWCOMER in self.living and NEWCOMER not in self.known
+        return [
+            *(("die", rank) for rank in self.living),
+            *(("miss", rank) for rank in idle),
+            *(("admit", rank) for rank in idle),
+            *([("stay" if self.is_joining else "join", NEWCOMER)] if waits else []),
+        ]
+
+    def do(self, event: str, rank: int) -> None:
+        if event == "die":
+            self.living.discard(rank)
+            self.known.pop(rank, None)
+            self.asking.pop(rank, None)
+            self.is_joining &= rank != NEWCOMER
+            self.membership.end(rank)
+        elif event in ("join", "stay"):
+            self.is_joining = event == "join"
+            (self.membership.join if self.is_joining else self.membership.give_up_joining)(rank)
+        else:
+            self.asking[rank] = None if event == "miss" else (NEWCOMER,) * (rank == 0)
+            self.membership.ask(rank, self.known[rank], 0.0, self.asking[rank])
+            self.is_named |= bool(self.asking[rank]) and NEWCOMER not in self.known  # by one that may die then
+        self.answer()
+
+    def answer(self) -> None:
+        asked = dict(self.asking)
+        all_admit = bool(asked) and None not in asked.values()
+        is_named = all_admit and self.is_named and NEWCOMER in self.living
+        members = self.membership.advance()
+        if members is None:
+            everybody = bool(asked) and asked.keys() == self.known.keys()
+            assert not everybody or (is_named and not self.is_joining), "nobody is missing, and nobody is answered"
+            assert not everybody or self.membership.missing() == [NEWCOMER]
+            return
+        assert set(members) == {*asked, *([NEWCOMER] if is_named else [])}
+        assert not is_named or self.is_joining, "it would not come"
+        assert list(members) == sorted(members), "newcomers are numbered last"
+        self.known = dict.fromkeys(members, self.membership.epoch)
+        self.asking.clear()
+        self.is_named = False
+        self.is_joining &= NEWCOMER not in members
+
+    def key(self) -> tuple[object, ...]:
+        newest = self.membership.epoch
+        behind = sorted((rank, newest - epoch) for rank, epoch in self.known.items())
+        waiting = tuple(sorted(self.asking.items()))
+        return tuple(behind), waiting, self.is_joining, self.is_named, NEWCOMER in self.living
+
+
+def test_every_schedule_of_two_members_and_a_newcomer() -> None:
+    seen: set[tuple[object, ...]] = set()
+    todo: deque[tuple[Event, ...]] = deque([()])
+    while todo:
+        events = todo.popleft()
+        job = Job()
+        for event in events:
+            job.do(*event)
+        if job.key() not in seen:
+            seen.add(job.key())
+            todo += [(*events, event) for event in job.events()]
+    joined = [key for key in seen if any(rank == NEWCOMER for rank, _ in key[0])]  # type: ignore[attr-defined]
+    assert len(seen) > 40 and len(joined) > 10
+
+
+@pytest.mark.parametrize("order", ["join first", "members first"])
+def test_members_wait_for_a_newcomer_that_they_have_named(order: str) -> None:
+    membership = Membership(range(2), 2, 10.0)
+    if order == "join first":
+        membership.join(NEWCOMER)
+    membership.ask(0, 0, 0.0, [NEWCOMER])
+    membership.ask(1, 0, 0.0, [])
+    if order == "members first":
+        assert membership.advance() is None and membership.missing() == [NEWCOMER]
+        assert membership.overdue(11.0) == [NEWCOMER]
+        membership.join(NEWCOMER)
+    assert membership.advance() == (0, 1, NEWCOMER)
+
+
+def test_a_newcomer_that_nobody_names_waits() -> None:
+    membership = Membership(range(2), 2, 10.0)
+    membership.join(NEWCOMER)
+    for rank in (0, 1):
+        membership.ask(rank, 0, 0.0, [])
+    assert membership.advance() == (0, 1)
+    for rank in (0, 1):
+        membership.ask(rank, 1, 0.0, [NEWCOMER])
+    assert membership.advance() == (0, 1, NEWCOMER)

@@ -1,0 +1,73 @@
+"""What a spare imports ahead, and what a newcomer takes over of the others' callbacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+from keras_ddl.launch.spare import imports_of_script
+from keras_ddl.strategy import joining
+
+SCRIPT = """
+\"\"\"Trains.\"\"\"
+from __future__ import annotations
+import json, numpy as np
+from keras.layers import Dense
+from . import sibling
+from own_module import data
+import not_installed_anywhere
+def main():
+    import csv
+"""
+
+
+def test_a_spare_imports_what_the_script_imports_and_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_module.py").write_text("data = open('of the script')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    names = imports_of_script(["python", "-u", str(script), "--epochs", "3"])
+    assert names == ["__future__", "json", "numpy", "keras.layers"]
+
+
+@pytest.mark.parametrize("command", [["python", "-m", "train"], ["python", "absent.py"], ["sh", "-c", "python x.py"]])
+def test_a_spare_without_a_script_that_can_be_read_imports_nothing(command: list[str]) -> None:
+    assert imports_of_script(command) == []
+
+
+def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
+    def of_rank(rank: int) -> keras.callbacks.Callback:
+        callback = keras.callbacks.Callback()
+        callback.rank, callback.seen, callback.best = rank, 0, None
+        callback.choose, callback.lock = keras.ops.less, object()
+        return callback
+
+    mine, theirs = of_rank(2), of_rank(0)
+    at_begin = joining.Noted([theirs])
+    theirs.seen, theirs.best, theirs.choose = 5, [np.arange(2.0)], keras.ops.greater
+    theirs.lock = object()
+    joining.take_over([mine], at_begin.since([theirs]))
+    assert (mine.rank, mine.seen, mine.choose) == (2, 5, keras.ops.greater)
+    np.testing.assert_array_equal(mine.best[0], [0.0, 1.0])
+    assert mine.lock is not theirs.lock
+
+
+def test_callbacks_of_one_class_are_told_apart_and_others_left_alone() -> None:
+    mine = [keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
+    theirs = [keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
+    at_begin = joining.Noted(theirs)
+    theirs[0].seen, theirs[2].wait = 1, 3
+    joining.take_over(mine, at_begin.since(theirs))
+    assert [each.wait for each in mine] == [0, 3] and not hasattr(mine[0], "seen")
+
+
+def test_what_is_of_a_process_stays() -> None:
+    mine, theirs = (SimpleNamespace(of_this_process=("begun",), begun=each, saved=each) for each in (1, 2))
+    joining.take_over([mine], joining.Noted([]).since([theirs]))
+    assert (mine.begun, mine.saved) == (1, 2)

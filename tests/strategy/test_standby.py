@@ -1,0 +1,218 @@
+"""What stands in for a callback that writes, and brings it to where the training is (keras_patches/standby.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+
+from keras_ddl.communicator import first_rank
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.keras_patches import standby
+from keras_ddl.strategy.keras_patches.progress import JobBar
+
+
+class Finished:
+    """How many calls all ranks have finished."""
+
+    number = 0
+
+    def __call__(self) -> int:
+        return self.number
+
+
+class Writer(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def set_model(self, model: Any) -> None:
+        self.seen.append("model")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen.append("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("epoch", epoch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("end", epoch, logs))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(("batch", batch, logs))
+
+
+def trained(stand_in: standby.Standby, finished: Finished) -> standby.Standby:
+    """After the first batch of the second epoch, which has ended since the last call."""
+    stand_in.on_train_begin({})
+    finished.number += 1
+    for epoch in (0, 1):
+        stand_in.on_epoch_begin(epoch, {})
+        finished.number += 1
+        stand_in.on_train_batch_begin(0, logs={})
+        finished.number += 1
+        stand_in.on_train_batch_end(0, logs={"loss": epoch})
+        if epoch == 0:
+            stand_in.on_epoch_end(epoch, {"loss": epoch})
+            finished.number += 1
+    return stand_in
+
+
+@pytest.mark.parametrize("may_lack_last", [True, False])
+def test_a_writer_gets_what_is_open_and_what_may_be_lacking(may_lack_last: bool) -> None:
+    finished = Finished()
+    stand_in = trained(standby.standby_of(Writer(), finished), finished)
+    writer = stand_in.become_writer(may_lack_last=may_lack_last, has_begun=True)
+    assert writer.seen == ["model", "train", ("epoch", 1)] + [("batch", 0, {"loss": 1})] * may_lack_last
+
+
+def test_what_all_have_finished_since_is_not_lacking() -> None:
+    finished = Finished()
+    stand_in = trained(standby.standby_of(Writer(), finished), finished)
+    finished.number += 1
+    writer = stand_in.become_writer(may_lack_last=True, has_begun=True)
+    assert writer.seen == ["model", "train", ("epoch", 1)]
+
+
+def test_a_writer_begins_itself_where_training_has_not() -> None:
+    finished = Finished()
+    stand_in = standby.standby_of(Writer(), finished)
+    stand_in.on_train_begin({})
+    finished.number += 1
+    assert stand_in.become_writer(may_lack_last=True, has_begun=False).seen == ["model", "train"]
+
+
+def test_nothing_is_begun_again_when_training_is_over() -> None:
+    finished = Finished()
+    stand_in = trained(standby.standby_of(Writer(), finished), finished)
+    stand_in.on_epoch_end(1, {})
+    stand_in.on_train_end({})
+    finished.number += 1
+    assert stand_in.become_writer(may_lack_last=True, has_begun=True).seen == []
+
+
+@pytest.mark.parametrize("written", [b"", b"a,b\r\n1", b"a,b\r\n1,2\r\n", b"a,b\r\n1,2\r\n3,4\r\n5,6\r\n", b"else\r\n"])
+@pytest.mark.parametrize("before", [b"", b"an earlier run\r\n"])
+def test_a_file_is_made_equal_to_the_rows_that_it_should_have(before: bytes, written: bytes, tmp_path: Path) -> None:
+    path, text = tmp_path / "log.csv", b"a,b\r\n1,2\r\n3,4\r\n"
+    path.write_bytes(before + written)
+    standby._make_equal(str(path), len(before), text)
+    assert path.read_bytes() == before + text
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_rows_of_a_csv_logger_go_on(append: bool, tmp_path: Path) -> None:
+    path, finished = tmp_path / "log.csv", Finished()
+    path.write_bytes(b"epoch,loss,val_loss\r\n7,0.5,NA\r\n" if append else b"another\r\n")
+    stand_in = standby.standby_of(keras.callbacks.CSVLogger(path, append=append), finished)
+    before = path.read_bytes() if append else b""
+    stand_in.on_train_begin({})
+    stand_in.on_epoch_end(0, {"loss": 0.25})
+    if not append:
+        path.write_bytes(b"epoch,loss,val_loss\r\n0,0.2")  # killed in the middle of the line
+    writer = stand_in.become_writer(may_lack_last=True, has_begun=True)
+    writer.on_epoch_end(1, {"loss": 0.125})
+    writer.on_train_end({})
+    header = b"" if append else b"epoch,loss,val_loss\r\n"
+    assert path.read_bytes() == before + header + b"0,0.25,NA\r\n1,0.125,NA\r\n"
+
+
+def test_tensorboard_counts_on(tmp_path: Path) -> None:
+    finished = Finished()
+    stand_in = standby.standby_of(keras.callbacks.TensorBoard(tmp_path, update_freq=1), finished)
+    stand_in.set_model(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+    trained(stand_in, finished)
+    stand_in.on_train_batch_begin(1, logs={})
+    finished.number += 1
+    assert not list(tmp_path.rglob("events*"))
+    stand_in.writer._write_keras_model_summary = lambda: pytest.fail("the lost rank has described the model")
+    writer = stand_in.become_writer(may_lack_last=True, has_begun=True)
+    assert (writer._global_train_batch, writer.write_graph) == (3, True)
+    writer.on_train_batch_end(1, logs={"loss": 1.0})
+    writer.on_train_end({})
+
+
+def test_backups_are_due_on_all_ranks_and_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path, save_freq=2)
+    saved = []
+    monkeypatch.setattr(backup, "_save_model", lambda: saved.append((backup._current_epoch, backup._last_batch_seen)))
+    monkeypatch.setattr(backup, "_load_model", lambda: saved.append("restored"))
+    stand_in = trained(standby.standby_of(backup, finished), finished)
+    assert saved == [(1, 0)]  # after the second batch of all
+    assert stand_in.become_writer(may_lack_last=True, has_begun=True) is backup
+    assert saved == [(1, 0)]
+
+
+def test_a_backup_is_deleted_by_the_next_rank(tmp_path: Path) -> None:
+    finished, backup = Finished(), keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    backup._save_model = lambda: None
+    stand_in = trained(standby.standby_of(backup, finished), finished)
+    Path(backup.backup_dir).mkdir()
+    stand_in.on_train_end({})
+    assert Path(backup.backup_dir).exists()
+    stand_in.become_writer(may_lack_last=True, has_begun=True)
+    assert not Path(backup.backup_dir).exists()
+
+
+def test_a_backup_is_restored_where_the_ranks_have_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished, backup, restored = Finished(), keras.callbacks.BackupAndRestore(tmp_path), []
+    monkeypatch.setattr(backup, "_load_model", lambda: restored.append(True))
+    stand_in = standby.standby_of(backup, finished)
+    stand_in.on_train_begin({})
+    finished.number += 1
+    stand_in.become_writer(may_lack_last=True, has_begun=False)
+    assert restored == [True]
+
+
+def test_a_save_is_made_by_rank_0_and_by_the_next_where_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, written = iter([1, 1, 0, 0]), []  # the second save is made again, and this rank is rank 0 then
+    checkpoint = keras.callbacks.ModelCheckpoint(
+        tmp_path / "best.keras", monitor="loss", save_best_only=True, mode="min"
+    )
+    checkpoint.set_model(SimpleNamespace(save=lambda path, **_: written.append(checkpoint.best)))
+    checkpoint._set_monitor_op()
+    standby.Saves(checkpoint).share()
+    again = {2.0: False, 1.0: True, 1.5: False}
+    monkeypatch.setattr(first_rank, "is_first_rank", lambda: next(ranks) == 0)
+    for epoch, (loss, twice) in enumerate(again.items()):
+        monkeypatch.setattr(Communicator, "recover", lambda call, _: [call(None) for _ in range(1 + twice)][-1])  # noqa: B023
+        checkpoint._save_model(epoch=epoch, batch=None, logs={"loss": loss})
+        assert checkpoint.best == min(2.0, loss, 1.0 if epoch else 2.0)
+        assert written == [1.0] * (epoch > 0)
+
+
+def test_a_bar_that_was_drawn_in_silence_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    finished, params = Finished(), {"verbose": 2, "epochs": 3, "steps": 1}
+    bar = JobBar()
+    bar._now = lambda: (0.0, 0)
+    stand_in = standby.standby_of(bar, finished)
+    stand_in.set_params(params)
+    trained(stand_in, finished)
+    assert capsys.readouterr().out == ""
+    writer = stand_in.become_writer(may_lack_last=False, has_begun=True)
+    writer.on_epoch_end(1, {"loss": 1.0})
+    shown = capsys.readouterr().out
+    assert shown.startswith("1/1 - ") and "loss: 1.0000" in shown and "Epoch" not in shown
+
+
+def test_work_of_rank_0_is_done_once_when_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(Communicator, "recover", lambda call, variables: [call(None), call(None)][1])
+
+    def work() -> int:
+        made.append(1)
+        return len(made)
+
+    assert first_rank.on_first_rank(work, "work") == 1 and made == [1]
+
+    def fails() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        first_rank.on_first_rank(fails, "fails")
