@@ -27,6 +27,8 @@ def check_explain_has_a_table_for_each_step_of_a_model():
     assert [each for each in text.splitlines() if each.endswith("one step:")] == names, text
     train, predict, test = text.split("\n\n")
     assert "sum" in train and "is a result" in predict and "gather" in predict, text
+    ends = "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
+    assert text.count(ends) == 3, text
     # Loss and metric in one sum; the kernel and bias with them.
     assert (collectives_of(train), collectives_of(test)) == (2, 2), text
 
@@ -69,6 +71,40 @@ def check_explain_counts_the_collectives_that_run():
     of_steps = [each for each in names if "/train_step/" in each or each.split("/")[-1] in ("rows", "needed_rows")]
     assert "then a commit of 4 bytes" in table, table
     assert len(of_steps) == steps * (collectives_of(table) + 1), (sorted(set(names)), table)
+
+
+def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
+    @STRATEGY.function
+    def drawn(x):
+        return x + tf.random.normal([2], seed=1)
+
+    @STRATEGY.function
+    def read(iterator):
+        return next(iterator) * 2
+
+    @STRATEGY.function
+    def inserts(x):
+        table.insert(x, x)
+        return x
+
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    of_ranks = STRATEGY.function(lambda x: tf.reduce_sum(x), batches="rank")
+    dataset = tf.data.Dataset.from_tensor_slices(FEW[0]).batch(4)
+    calls = (drawn, tf.ones([2])), (read, iter(dataset)), (inserts, tf.range(4, dtype=tf.int64)), (of_ranks, FEW[0])
+    for step, argument in calls:
+        step(argument)
+    endings = [step.explain().splitlines()[-1] for step, _ in calls]
+    assert all(each.startswith("when a rank is lost: the job ends. A step is made again where") for each in endings), (
+        endings
+    )
+    kinds = (
+        "RandomStandardNormal (",
+        "IteratorGetNext (",
+        "LookupTableInsertV2 (",
+        "batches='rank', rows of each rank's own",
+    )
+    for ending, kind in zip(endings, kinds):
+        assert f"Received: {kind}" in ending and ("explain_checks.py:" in ending) == ("(" in kind), ending
 
 
 def check_explain_refuses_what_it_knows_nothing_of():

@@ -195,8 +195,8 @@ kills = Kills()
 callbacks = [kills]
 if "saving" in KIND:
     kill_in_gathers()
-    folder = tempfile.TemporaryDirectory()
-    callbacks.append(keras.callbacks.ModelCheckpoint(f"{folder.name}/saved.keras"))
+    folder = tempfile.TemporaryDirectory() if strategy is None else None  # else in that of the test
+    callbacks.append(keras.callbacks.ModelCheckpoint("saved.keras" if strategy else f"{folder.name}/saved.keras"))
 in_shards = "shards" in KIND and strategy is not None and strategy.size > 1
 history = model.fit(
     **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=callbacks
