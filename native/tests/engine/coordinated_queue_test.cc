@@ -87,5 +87,20 @@ TEST(CoordinatedQueueTest, WhatIsPendingWhenItClosesFailsAndTheOthersLearnIt) {
   });
 }
 
+TEST(CoordinatedQueueTest, OneThatClosesAfterADeathPassesOnTheDeathAndDoesNotLeave) {
+  Meeting known(3), closed(3);
+  RunEndpoints({0, 0, 0}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
+    ddl::CoordinatedQueue queue(*endpoint);
+    if (rank == 2) endpoint->PublishBroken({DDL_ABORTED, "rank 1 died"});  // what its lane has noticed
+    known.Wait();
+    if (rank == 0) {  // before its communication thread has looked around
+      queue.Leave();
+      EXPECT_EQ(endpoint->broken().code(), DDL_ABORTED) << endpoint->broken().message();
+      EXPECT_TRUE(Contains(endpoint->broken().message(), "rank 1 died"));
+    }
+    closed.Wait();
+  });
+}
+
 }  // namespace
 }  // namespace ddl_test

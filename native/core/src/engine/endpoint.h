@@ -73,6 +73,8 @@ class Endpoint {
   // second, also while a collective runs: it shows the others that this rank is alive. On a calling thread: what
   // OnCallingThread has set.
   Status Health();
+  // The same of the other ranks of this host alone. On the communication thread.
+  Status CheckPeers() { return peer_watch_.Check(); }
   // While a calling thread is inside it waits with this `health`, and is named by `running` in warnings.
   void OnCallingThread(std::function<Status()> health, std::function<std::string()> running);
   // DDL_UNAVAILABLE when this communicator was stopped a while ago and a collective still runs. Any thread.

@@ -82,6 +82,9 @@ void Queue::Leave() {
     endpoint_.Break({DDL_UNAVAILABLE, "rank " + std::to_string(endpoint_.rank()) + " has left while " + promised +
                                           " was pending there (its process ended or called shutdown)"});
   }
+  // A rank that leaves because another one has died, which only its lane may have noticed, must not be missed instead.
+  const Status peers = endpoint_.CheckPeers();
+  if (!peers.ok()) endpoint_.Break(peers);
   if (endpoint_.broken().ok()) {
     SendLast();
     if (endpoint_.rank() != 0) endpoint_.channel().Send(0, EncodeText(MessageType::kLeave, ""));
