@@ -66,12 +66,12 @@ def kill_later(where: str) -> None:
         threading.Timer(when / 1000, kill, [where, when]).start()
 
 
-def regroup() -> object:
+def regroup_with(*arguments: object) -> object:
     kill_later("recovery")
-    return plain_regroup()
+    return plain_regroup(*arguments)
 
 
-plain_regroup, communicator.regroup = communicator.regroup, regroup
+plain_regroup, communicator.regroup_with = communicator.regroup_with, regroup_with
 
 
 def built(kind: str) -> list[keras.layers.Layer]:
