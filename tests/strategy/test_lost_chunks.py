@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 from cut.simulated import Exchange
 
+from keras_ddl.callbacks import _last_good
 from keras_ddl.errors import ConfigError, RankLostError
-from keras_ddl.strategy.shards import lost_chunks
+from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 from keras_ddl.topology.mirrors import mirror_offset
 
@@ -156,6 +157,19 @@ def test_the_last_rank_has_ordinary_variables(monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(each.numpy(), value)
     slot.assign_add(tf.ones_like(slot))
     np.testing.assert_array_equal(tf.function(lambda: slot * 2)(), 2 * (VALUES[0] + 1))
+
+
+def test_a_copy_of_shards_is_of_no_use_when_they_were_shared_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DivergenceGuard has no state to go back to then, until the next good windows."""
+    ranks = Ranks(monkeypatch, [0] * 3)
+
+    def stored() -> list[Any]:
+        return [each for slot in ranks.slots[0] for each in sharded_slots.local_variables(slot)]
+
+    copy = _last_good._Copy(1, [(each, each.numpy()) for each in stored()])
+    assert len(copy.values) == 2 * len(VALUES) and not copy.has_shards_of_before(stored())
+    ranks.share_out(0, 2)
+    assert copy.has_shards_of_before(stored())
 
 
 @pytest.mark.parametrize(

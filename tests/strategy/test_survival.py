@@ -82,7 +82,9 @@ def test_models(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9"])
+@pytest.mark.parametrize(
+    "moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7"]
+)
 def test_moments_with_shards(moment: str, tmp_path: Path) -> None:
     check(tmp_path, "shards", "dataset", *moment.split())
 

@@ -24,7 +24,9 @@ def test_kinds(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["step 1:0", "between 2:0", "between 1:7", "step 1:3 2:8", "between 2:5 1:6"])
+@pytest.mark.parametrize(
+    "moment", ["step 1:0", "between 2:0", "between 1:7", "step 1:3 2:8", "between 2:5 1:6", "step 0:5"]
+)
 @pytest.mark.parametrize("kind", ["shards", "two"])
 def test_moments(kind: str, moment: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", *moment.split(), program=PROGRAM)
