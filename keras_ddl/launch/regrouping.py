@@ -48,7 +48,9 @@ class Regrouping:
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
-            self._links[rank].door = question.get("door")
+            door = question.get("door")  # where its program can be reached by other hosts
+            if door is not None and not self._links[rank].open_door(door):
+                return  # its connection has just ended
             self.membership.ask(rank, int(question["epoch"]), time.monotonic(), question.get("admits"))
         self.answer()
 
@@ -127,15 +129,11 @@ def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
     Ranks of the launcher's own host have come by its loopback interface. Others know that host by the address at which
     they have reached the launcher.
     """
-    own, by_rank = "127.0.0.1", {}
+    reached = [link.reached_at for link in links if not _is_loopback(link.reached_at)]
+    own = reached[0] if reached else "127.0.0.1"
+    by_rank = {}
     for link in links:
-        if link.connected and link.channel is not None and not _is_loopback(link.channel.sock.getsockname()[0]):
-            own = link.channel.sock.getsockname()[0]
-            break
-    for link in links:
-        if link.connected and link.channel is not None and link.door is not None:
-            address = link.channel.sock.getpeername()[0]
-            by_rank[link.outcome.rank] = {**link.door, "address": own if _is_loopback(address) else address}
+        by_rank[link.outcome.rank] = {**link.door, "address": own} if _is_loopback(link.door["address"]) else link.door
     return by_rank
 
 
