@@ -90,11 +90,11 @@ def _bytes_or_auto(text: str) -> int | str:
         raise ValueError(f"{error}, or 'auto'") from None
 
 
-def _host_rank(text: str) -> tuple[int, int, str]:
-    match = re.fullmatch(r"(\d+)/(\d+)@(/.+)", text)
+def _host_rank(text: str) -> tuple[int, int, str, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)(?:/(\d+))?@(/.+)", text)
     if not match or int(match[1]) >= int(match[2]):
-        raise ValueError("rank/size@directory, as `keras-ddl run` sets it; it is not meant for users")
-    return int(match[1]), int(match[2]), match[3]
+        raise ValueError("rank/size/hosts@directory, as `keras-ddl run` sets it; it is not meant for users")
+    return int(match[1]), int(match[2]), match[4], int(match[3] or 1)
 
 
 def _switch(text: str) -> bool:
@@ -120,7 +120,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "bytes or auto": _bytes_or_auto,
     "count": _at_least(0),
     "0 or 1": _switch,
-    "rank/size@directory": _host_rank,
+    "rank/size/hosts@directory": _host_rank,
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
 }
@@ -254,10 +254,24 @@ _TABLE = (
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: the launcher's address."),
     Variable(
         "HOST_RANK",
-        "rank/size@directory",
+        "rank/size/hosts@directory",
         None,
-        "Set by the launcher if it starts all ranks on its host without mpirun: which one this is, and the directory "
-        "of the ranks' sockets.",
+        "Set by the launcher if it starts the ranks without mpirun: which one this is, and the directory of the sockets "
+        "of this host's ranks.",
+    ),
+    Variable(
+        "HOST_FOLDER",
+        "text",
+        None,
+        "Set by the launcher for what starts ranks on several hosts without mpirun: the directory of their sockets, in "
+        "that for temporary files of each host.",
+    ),
+    Variable(
+        "SSH",
+        "text",
+        "ssh",
+        "The command by which `keras-ddl run` reaches other hosts where it starts ranks without mpirun: it takes a host "
+        "and a command line.",
     ),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )

@@ -150,6 +150,8 @@ def command(
             job = dataclasses.replace(job, num_ranks=ranks, hosts=available)
         click.echo(shlex.join(job.command()))
         return 0
+    if job.why_it_ends is not None:
+        click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
     return run_job(job, **attempts)
 
 

@@ -40,7 +40,7 @@ class _State:
         self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
-        self.epoch = 0  # of the membership, see regroup
+        self.membership: membership.Membership | None = None  # the last one, see regroup
 
 
 _state = _State()
@@ -49,8 +49,9 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    A process that `keras-ddl run` has started on one host is connected without MPI. One that was started by mpirun or
-    srun, or by `keras-ddl run` on several hosts, initialises MPI. One that was started alone is rank 0 of size 1.
+    A process that `keras-ddl run` has started on one host, or on several with --min-np, is connected without MPI. One
+    that mpirun or srun has started, also for `keras-ddl run`, initialises MPI. One that was started alone is rank 0 of
+    size 1.
     Afterwards an uncaught exception ends all ranks.
 
     Args:
@@ -83,7 +84,9 @@ def init(mode: str | None = None) -> Topology:
         if launcher is not None and launcher.directory is not None and launcher.size != 1:
             child_process.refuse(launcher.rank)
             meeting.refuse_mpi()
-            place, transport = meeting.on_host(launcher, mode)
+            # After shutdown, those that were left before are there again.
+            _state.membership = _state.membership or meeting.first_membership(launcher)
+            place, transport = meeting.without_mpi(launcher, mode, _state.membership)
             child_process.mark_rank()
         elif mpi.running() or (launcher is not None and launcher.size != 1):
             child_process.refuse(None if launcher is None else launcher.rank)
@@ -114,7 +117,7 @@ def regroup() -> Topology:
 
     For a program that catches RankLostError and goes on: the ranks that are left are numbered from 0 in their order,
     and nothing that was pending is. Communicators of `split` are closed; what the program has on the lost rank alone is
-    lost. The job must have been started by `keras-ddl run --min-np N` on one host.
+    lost. The job must have been started by `keras-ddl run --min-np N`, without mpirun.
 
     A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
     launcher.
@@ -131,12 +134,13 @@ def regroup() -> Topology:
                 f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
                 f"{place.rank}. Use mode 'p'."
             )
+        epoch = 0 if _state.membership is None else _state.membership.epoch
         _close_world()  # and the timeline goes on
         while True:
-            members = membership.after(_state.epoch)
-            _state.epoch = members.epoch
+            members = _state.membership = meeting.next_membership(launcher, epoch)
+            epoch = members.epoch
             try:
-                place, transport = meeting.on_host(launcher, place.mode, members)
+                place, transport = meeting.without_mpi(launcher, place.mode, members)
                 _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
             except (RankLostError, CollectiveError):  # another one, while they met
                 continue

@@ -1,6 +1,7 @@
-"""Connects ranks that `keras-ddl run` has started on one host: by sockets in the job's directory, without MPI.
+"""Connects ranks that `keras-ddl run` has started without MPI: those of a host by sockets in the job's directory.
 
-The directory belongs to the job's user alone, so no other user can send there (ddl_host.h).
+The directory belongs to the job's user alone, so no other user can send there (ddl_host.h). Ranks of other hosts are
+reached as between_hosts.py says.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from keras_ddl import config, errors
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.between_hosts import Doorkeeper
 from keras_ddl.communicator.host_messages import HostMessages
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.communicator.native_library import DEADLINE_EXCEEDED, ERROR_BYTES, Transport, core
@@ -28,7 +30,7 @@ _SLICE_MS = 100
 
 
 class HostTransport(Transport):
-    """The connection of ranks of one host, made by `_connect`."""
+    """The connection of ranks without MPI, made by `_connect`."""
 
     directory: str
     key: str
@@ -58,27 +60,11 @@ class HostTransport(Transport):
         size, length = self.size, len(mine)
         out = ctypes.create_string_buffer(max(1, size * length))
         arrived = (ctypes.c_uint8 * size)()
-        begun = time.monotonic()
-        warn_after, deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
+        patience = _Patience(self.directory, self.world_ranks[self.rank])
         while code := core().ddl_host_all_gather(byref(self), mine, out, length, _SLICE_MS, arrived):
             if code != DEADLINE_EXCEEDED:
                 raise errors.from_code(code, self.last_error())
-            missing = [rank for rank, has_arrived in zip(self.world_ranks, arrived) if not has_arrived]
-            for rank in missing:
-                if Path(self.directory, config.ENDED_FILE.format(rank=rank)).exists():
-                    error = errors.RankLostError(
-                        f"rank {rank} has left: its program ended before all ranks had met. Every rank must call "
-                        "keras_ddl.init() (Strategy() does it), and split() together."
-                    )
-                    error.has_left = True
-                    raise error
-            waited = time.monotonic() - begun
-            text = f"rank {self.world_ranks[self.rank]} has waited {waited:.0f} s for rank(s) {missing} to meet"
-            if deadline and waited > deadline:
-                raise errors.DeadlineError(f"{text} (KERAS_DDL_DEADLINE_SECONDS).")
-            if warn_after and waited > warn_after:
-                warn_after = 2 * waited
-                stack_position.warn(f"keras_ddl: {text}.", RuntimeWarning)
+            patience.check([rank for rank, has_arrived in zip(self.world_ranks, arrived) if not has_arrived])
         return [out.raw[r * length : (r + 1) * length] for r in range(size)]
 
     def allgather(self, value: Any) -> list[Any]:
@@ -92,21 +78,54 @@ class HostTransport(Transport):
         return HostMessages(self)
 
 
-_worlds = 0
+class _Patience:
+    """Waits for ranks to meet, for as long as KERAS_DDL_DEADLINE_SECONDS, and warns meanwhile."""
+
+    def __init__(self, directory: str, rank: int) -> None:
+        self._directory, self._rank = directory, rank
+        self._begun = time.monotonic()
+        self._warn_after, self._deadline = config.get("WARN_AFTER_SECONDS"), config.get("DEADLINE_SECONDS")
+
+    def check(self, missing: list[int]) -> None:
+        """Raises: RankLostError: one of the `missing` has ended. DeadlineError: they have not come in time."""
+        for rank in missing:
+            if Path(self._directory, config.ENDED_FILE.format(rank=rank)).exists():
+                error = errors.RankLostError(
+                    f"rank {rank} has left: its program ended before all ranks had met. Every rank must call "
+                    "keras_ddl.init() (Strategy() does it), and split() together."
+                )
+                error.has_left = True
+                raise error
+        waited = time.monotonic() - self._begun
+        text = f"rank {self._rank} has waited {waited:.0f} s for rank(s) {missing} to meet"
+        if self._deadline and waited > self._deadline:
+            raise errors.DeadlineError(f"{text} (KERAS_DDL_DEADLINE_SECONDS).")
+        if self._warn_after and waited > self._warn_after:
+            self._warn_after = 2 * waited
+            stack_position.warn(f"keras_ddl: {text}.", RuntimeWarning)
 
 
-def start(launcher: Launcher, membership: Membership | None = None) -> HostTransport:
-    """Returns the transport of all ranks that `launcher` started, or of those of a `membership`. COLLECTIVE over them.
+_worlds: collections.Counter[int] = collections.Counter()  # those that were made, by epoch
+_doorkeeper: Doorkeeper | None = None
+
+
+def doorkeeper(launcher: Launcher) -> Doorkeeper | None:
+    """Returns the door of this rank, opened by the first call; None: all ranks are on one host."""
+    global _doorkeeper
+    if launcher.num_hosts > 1 and _doorkeeper is None:
+        _doorkeeper = Doorkeeper(launcher.rank)
+    return _doorkeeper
+
+
+def start(launcher: Launcher, membership: Membership) -> HostTransport:
+    """Returns the transport of the ranks of a `membership`. COLLECTIVE over them.
 
     Raises: as `HostTransport.gather`. CollectiveError: this rank's socket could not be opened.
     """
-    global _worlds
-    assert launcher.directory is not None and launcher.size is not None  # as for every job without MPI
-    ranks, epoch = tuple(range(launcher.size)), 0
-    if membership is not None:
-        ranks, epoch, _worlds = membership.members, membership.epoch, 0
-    _worlds += 1
-    return _connect(launcher.directory, f"world-{epoch}.{_worlds}", ranks.index(launcher.rank), ranks)
+    assert launcher.directory is not None  # as for every job without MPI
+    ranks, epoch = membership.members, membership.epoch
+    _worlds[epoch] += 1
+    return _connect(launcher.directory, f"world-{epoch}.{_worlds[epoch]}", ranks.index(launcher.rank), ranks)
 
 
 def abort(status: int) -> None:
@@ -124,6 +143,10 @@ def _connect(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) 
     if code:
         raise errors.CollectiveError(message.value.decode(errors="replace"))
     try:
+        if _doorkeeper is not None:
+            patience = _Patience(directory, world_ranks[rank])
+            for other, connection in _doorkeeper.connect(key, world_ranks, patience.check).items():
+                core().ddl_host_connect(byref(transport), world_ranks.index(other), connection.detach())
         transport.gather(b"")
     except BaseException:
         transport.destroy()

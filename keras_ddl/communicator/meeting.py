@@ -1,11 +1,11 @@
-"""How the ranks meet: by MPI, on one host without it, or alone; and what must be equal on all of them."""
+"""How the ranks meet: by MPI, without it, or alone; and what must be equal on all of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from keras_ddl import config
-from keras_ddl.communicator import error_report, host, mpi, stack_position
+from keras_ddl.communicator import error_report, host, membership, mpi, stack_position
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.communicator.native_library import Transport
 from keras_ddl.errors import ConfigError, RankMismatchError
@@ -25,13 +25,26 @@ def by_mpi(world: MPI.Intracomm, mode: str) -> tuple[Topology, Transport]:
     return place, mpi.transport(world)
 
 
-def on_host(launcher: Launcher, mode: str, membership: Membership | None = None) -> tuple[Topology, Transport | None]:
-    """Meets the ranks of this host: all that `launcher` started, or those of a `membership`. COLLECTIVE over them."""
+def first_membership(launcher: Launcher) -> Membership:
+    """Returns the membership that a job without MPI begins with. COLLECTIVE where it is on several hosts."""
+    assert launcher.size is not None
+    if launcher.num_hosts == 1:
+        return Membership(0, tuple(range(launcher.size)))
+    return next_membership(launcher, -1)
+
+
+def next_membership(launcher: Launcher, epoch: int) -> Membership:
+    """Returns the membership after `epoch`, as `membership.after`. COLLECTIVE over those that are left."""
+    return membership.after(epoch, host.doorkeeper(launcher))
+
+
+def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Topology, Transport | None]:
+    """Meets the ranks of a membership. COLLECTIVE over them."""
     # No abort function waits here for other ranks: the launcher compares how all of them have ended.
     error_report.install(launcher.rank, host.abort)
-    if membership is not None and len(membership.members) == 1:
+    if len(members.members) == 1:
         return make_topology(0, [host_key()], mode), None
-    world = host.start(launcher, membership)
+    world = host.start(launcher, members)
     try:
         return _agree(world, mode), world
     except BaseException:

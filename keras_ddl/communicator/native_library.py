@@ -225,6 +225,7 @@ def core() -> ctypes.CDLL:
     opened = (c_char_p, c_char_p, c_int, c_int, POINTER(Transport), c_char_p, c_size_t)
     gathered = (POINTER(Transport), c_void_p, c_void_p, c_size_t, c_int, c_void_p)
     probed = (POINTER(Transport), c_int, c_int, c_void_p, c_void_p)
+    _declare(library, c_int, ddl_host_connect=(POINTER(Transport), c_int, c_int))
     _declare(library, c_int, ddl_host_open=opened, ddl_host_all_gather=gathered, ddl_host_probe=probed)
     return library
 

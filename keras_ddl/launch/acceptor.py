@@ -23,8 +23,11 @@ _EXTRA_CONNECTIONS = 64
 class Acceptor:
     """Open until `close`. Never blocks: the owner polls `fds` for reading and calls `serve`; `tick` every second."""
 
-    def __init__(self, listener: socket.socket, token: str, num_ranks: int) -> None:
-        self._listener, self._token = listener, token
+    def __init__(
+        self, listener: socket.socket, token: str, num_ranks: int, lost_after: float = control.LOST_AFTER_SECONDS
+    ) -> None:
+        """`lost_after`: as for Channel."""
+        self._listener, self._token, self._lost_after = listener, token, lost_after
         self._max_pending = num_ranks + _EXTRA_CONNECTIONS
         # (channel, nonce, deadline, our clock when the nonce was sent); oldest first.
         self._pending: dict[int, tuple[Channel, bytes, float, float]] = {}
@@ -65,7 +68,7 @@ class Acceptor:
 
     def _accept(self) -> None:
         try:
-            channel = Channel(self._listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+            channel = Channel(self._listener.accept()[0], control.PRE_AUTH_RANK_FRAMES, self._lost_after)
         except OSError:
             return
         if len(self._pending) >= self._max_pending:

@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import LaunchError
+from keras_ddl.topology.connections import keep_alive
 
 _HEADER = struct.Struct("!BQ")
 _READ_BYTES = 1 << 18
 NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _SIOCGIFADDR = 0x8915
+LOST_AFTER_SECONDS = 25.0  # a network may be down for a moment
 FILE_CHUNK_BYTES = 1 << 20
 # In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
 CALL_FILE = "call.pickle"
@@ -60,8 +62,8 @@ class Kind(enum.IntEnum):
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program
     SIGNAL = 16  # L JSON: signal, for the program and nothing else
-    REGROUP = 17  # R JSON: epoch: the program asks for the membership after it (membership.py)
-    MEMBERS = 18  # L JSON: epoch, members: the answer
+    REGROUP = 17  # R JSON: epoch: the program asks for the membership after it (membership.py); door: of the program
+    MEMBERS = 18  # L JSON: epoch, members: the answer; with several hosts doors, secret (between_hosts.py)
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.
@@ -91,8 +93,14 @@ def _proof(token: str, side: str, nonce: bytes, body: bytes) -> bytes:
 class Channel:
     """One end of a connection. Its methods never block; the owner polls, and calls read and write."""
 
-    def __init__(self, sock: socket.socket, unauthenticated: Mapping[int, int]) -> None:
-        """`unauthenticated`: the kinds of frames that the peer may send before its proof, with size limits."""
+    def __init__(
+        self, sock: socket.socket, unauthenticated: Mapping[int, int], lost_after: float = LOST_AFTER_SECONDS
+    ) -> None:
+        """
+        Args:
+            unauthenticated: the kinds of frames that the peer may send before its proof, with size limits.
+            lost_after: seconds after which another host that does not answer counts as gone.
+        """
         self.sock = sock
         self._unauthenticated: Mapping[int, int] | None = unauthenticated
         self.closed = False
@@ -100,20 +108,9 @@ class Channel:
         self._incoming = bytearray()
         self._outgoing = bytearray()
         sock.setblocking(False)
-        # A host that vanishes sends no FIN. Without these the job would wait for it for hours.
-        for level, option, value in (
-            ()
-            if sock.family == socket.AF_UNIX
-            else (
-                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-                (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-                (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-                (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-                (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
-                (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            )
-        ):
-            sock.setsockopt(level, option, value)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock, lost_after)
 
     def fileno(self) -> int:
         return self.sock.fileno()

@@ -1,41 +1,83 @@
-"""Starts the ranks of a job on this host alone: forks a wrapper for each. No daemon, no port.
+"""Starts the ranks of a job on this host: forks a wrapper for each. No daemon, no port.
 
     python -P -m keras_ddl.launch.host_ranks -np 2 -- python train.py
 
-It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended.
+It takes mpirun's place: it runs in a session without a terminal, and ends when all wrappers have ended. With
+`--from-stdin` it starts this host's part of a job on several hosts, as remote_ranks.py writes it there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import config
 from keras_ddl.launch.control import Address
 from keras_ddl.launch.processes import signal_quietly
-from keras_ddl.launch.rank_process import run_wrapper
+from keras_ddl.launch.rank_process import remove_job_folder, run_wrapper
 
 # A wrapper that fails before it has reached the launcher leaves the others waiting: they are ended after this time. The
 # launcher ends connected ones earlier.
 _AFTER_FAILURE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
+# What remote_ranks.py waits for: from then on, the ranks are the launcher's.
+READY = b"keras-ddl: host_ranks has started\n"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks of this host: `count` of `size`, from `first` on. `directory`: of their sockets."""
+
+    first: int
+    count: int
+    size: int
+    hosts: int
+    directory: Path
+    program: list[str]
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; `argv` is ["-np", number, "--", program, arguments...]. Returns the first nonzero status, or 0."""
-    size, command = int(argv[1]), argv[3:]
+    """Entry point; `argv` is ["-np", number, "--", program, arguments...], or ["--from-stdin"].
+
+    Returns the first nonzero status, or 0.
+    """
+    if argv[0] == "--from-stdin":
+        part = _read_part(sys.stdin.buffer.readline())
+        os.write(1, READY)
+        status = _run(part)
+        remove_job_folder(part.directory.parent, 0.0)  # where no wrapper has reached the launcher
+        return status
     directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
+    return _run(Part(0, int(argv[1]), int(argv[1]), 1, directory, argv[3:]))
+
+
+def _read_part(line: bytes) -> Part:
+    message = json.loads(line)
+    os.environ[config.VARIABLES["LAUNCHER"].environment_name] = message["launcher"]
+    directory = Path(tempfile.gettempdir()) / message["folder"]
+    for folder in (directory.parent, directory):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return Part(message["first"], message["count"], message["size"], message["hosts"], directory, message["program"])
+
+
+def _run(part: Part) -> int:
     own = os.getpid()
     running: set[int] = set()
-    for rank in range(size):
+    for local_rank in range(part.count):
         child = os.fork()
         if child == 0:
-            os.environ[config.VARIABLES["HOST_RANK"].environment_name] = f"{rank}/{size}@{directory}"
-            os._exit(_run_wrapper(command, own))
+            rank = f"{part.first + local_rank}/{part.size}/{part.hosts}@{part.directory}"
+            os.environ[config.VARIABLES["HOST_RANK"].environment_name] = rank
+            os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = str(local_rank)
+            os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(part.count)
+            os._exit(_run_wrapper(part.program, own))
         running.add(child)
 
     def pass_on(signum: int, _: object = None) -> None:
@@ -53,7 +95,8 @@ def main(argv: list[str]) -> int:
             running.discard(pid)
             status = os.waitstatus_to_exitcode(status)
             first = first or (status if status >= 0 else 128 - status)
-            if first and end_at is None:
+            # One that was killed had reached the launcher, most probably, which may go on without it.
+            if status > 0 and end_at is None:
                 end_at = time.monotonic() + _AFTER_FAILURE_SECONDS
         elif end_at is not None and time.monotonic() >= end_at:
             pass_on(signal.SIGTERM)

@@ -34,7 +34,7 @@ class Job:
     Attributes:
         program: command line of every rank.
         environment: of the program; `make` fills it.
-        mpirun: starts the ranks; None: all ranks are on this host and need no MPI, so host_ranks.py starts them.
+        mpirun: starts the ranks; None: they need no MPI, and host_ranks.py starts them on each host.
         hosts: where to run; empty: this host, or those of the resource manager.
         timeout: seconds after which the job is ended, None for never.
         grace: seconds between the signal that ends the ranks and SIGKILL; None: a few.
@@ -75,8 +75,11 @@ class Job:
     def command(self) -> list[str]:
         """Returns the command line of the starter: mpirun or host_ranks.py."""
         if self.mpirun is None:
-            module = "keras_ddl.launch.host_ranks"
-            return [sys.executable, "-P", "-m", module, "-np", str(self.num_ranks), "--", *self.program]
+            starter = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks"]
+            if self.hosts:
+                hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
+                starter = [*starter[:-1], "keras_ddl.launch.remote_ranks", "--hosts", hosts]
+            return [*starter, "-np", str(self.num_ranks), "--", *self.program]
         wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
         if python_path():
@@ -94,9 +97,22 @@ class Job:
         )
 
     @property
+    def why_it_ends(self) -> str | None:
+        """Why the job cannot go on without lost ranks, although `min_ranks` asks for it; None: it can, or need not."""
+        if self.min_ranks is None or self.mpirun is None:
+            return None
+        return (
+            f"--min-np: the ranks are started by mpirun ({self.mpirun.version}), which ends all when one is lost; then "
+            "--restarts N starts the job again. To go on without a restart, leave out --mpirun, --mpi-arg and the host "
+            "discovery script, and run outside of a resource manager's job."
+        )
+
+    @property
     def starter(self) -> str:
         """The program that starts the ranks, for messages."""
-        return "host_ranks" if self.mpirun is None else "mpirun"
+        if self.mpirun is None:
+            return "remote_ranks" if self.hosts else "host_ranks"
+        return "mpirun"
 
     @property
     def folder(self) -> Path:
@@ -114,6 +130,8 @@ class Job:
         if self.mpirun is not None and not self.several_hosts:
             result = mpirun_module.ONE_HOST | result
         result["KERAS_DDL_LAUNCHER"] = launcher
+        if self.mpirun is None and self.hosts:
+            result["KERAS_DDL_HOST_FOLDER"] = str(self.sockets.relative_to(self.folder.parent))
         # Open MPI's files on this host go into the job's folder, which is removed even if mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
         result["PYTHONPATH"] = python_path()
@@ -172,7 +190,9 @@ def make(
     environment.setdefault("PYTHONUNBUFFERED", "1")
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
-    by_mpirun = bool(requested or parsed or mpirun_module.in_allocation(os.environ))
+    # MPI ends all ranks when one dies, and its daemons all hosts: a job that goes on is started without it.
+    goes_on = rest.get("min_ranks") is not None
+    by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
     return Job(
         program=tuple(program),
         num_ranks=num_ranks,

@@ -18,15 +18,15 @@ class Membership:
     """The members of a job.
 
     Args:
-        ranks: the members of epoch 0. min_members: fewer do not go on. patience: seconds that a member has to ask,
-            after the first has asked.
+        ranks: the members of the first epoch. min_members: fewer do not go on. patience: seconds that a member has to
+            ask, after the first has asked. epoch: the first one; -1 where the ranks also ask who is there at first.
 
     Attributes:
         epoch: counts memberships. members: of this epoch, in ascending order, whether or not they have been lost since.
     """
 
-    def __init__(self, ranks: Iterable[int], min_members: int, patience: float) -> None:
-        self.epoch = 0
+    def __init__(self, ranks: Iterable[int], min_members: int, patience: float, epoch: int = 0) -> None:
+        self.epoch = epoch
         self.members = tuple(sorted(ranks))
         self._min_members, self._patience = min_members, patience
         self._asking: set[int] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 from keras_ddl import config
 from keras_ddl.launch.control import short_path
@@ -13,7 +14,8 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class MembershipSocket:
-    """One question at a time: {"epoch": n}, answered by {"epoch", "members"}. Never blocks: the owner polls `fds`."""
+    """One question at a time: {"epoch": n, "door": ...}, answered as Kind.MEMBERS says. Never blocks: the owner polls
+    `fds`."""
 
     def __init__(self, run_dir: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -28,8 +30,8 @@ class MembershipSocket:
         """The descriptors to poll for reading."""
         return [self._listener.fileno(), *([] if self._program is None else [self._program.fileno()])]
 
-    def serve(self, fd: int) -> int | None:
-        """Reads from one of `fds`; returns the epoch after which the program asks, if it does."""
+    def serve(self, fd: int) -> dict[str, Any] | None:
+        """Reads from one of `fds`; returns the program's question, if there is one."""
         try:
             if fd == self._listener.fileno():
                 self._hang_up()
@@ -37,7 +39,8 @@ class MembershipSocket:
                 self._program.setblocking(False)
                 return None
             if self._program is not None and (message := self._program.recv(_MESSAGE_BYTES)):
-                return int(json.loads(message)["epoch"])
+                question = json.loads(message)
+                return {"epoch": int(question["epoch"]), "door": question["door"]}
         except BlockingIOError:
             return None
         except (OSError, ValueError, KeyError):

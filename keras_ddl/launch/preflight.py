@@ -26,7 +26,7 @@ class Preflight:
         self._is_on = config.get("PREFLIGHT")
         self._facts: dict[int, dict[str, Any]] = {}  # by rank
         self._answered: set[str] = set()  # names in --hosts
-        by_ssh = self._is_on and job.hosts and reach.by_ssh(job.mpi_args, os.environ)
+        by_ssh = self._is_on and job.hosts and reach.by_ssh(job.mpi_args, os.environ) and not config.is_set("SSH")
         self._reach = reach.Reach(job.hosts if by_ssh else ())
 
     @property

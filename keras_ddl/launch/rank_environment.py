@@ -23,7 +23,7 @@ _NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
 _HUGE_PAGES, _ARENAS = "glibc.malloc.hugetlb", "glibc.malloc.arena_max"
 _THREADS_PER_ARENA = 4  # cores per rank up to which one malloc arena is enough
 # For the wrapper itself, not for the program.
-_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
+_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_HOST_FOLDER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
@@ -89,10 +89,10 @@ def set_task(environment: dict[str, str], rank: int, size: int) -> None:
 def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Sets the variables of Open MPI's mpirun for a rank started without it, and makes MPI fail to start there.
 
-    Otherwise each rank would be the only rank of an MPI job of its own. mpi4py shows the name of the missing library as
+    Those of the rank on its host are set by host_ranks.py. Otherwise each rank would be the only rank of an MPI job of its own. mpi4py shows the name of the missing library as
     the error. MPICH has no such setting.
     """
-    for name, value in (("RANK", rank), ("SIZE", size), ("LOCAL_RANK", rank), ("LOCAL_SIZE", size)):
+    for name, value in (("RANK", rank), ("SIZE", size)):
         environment[f"OMPI_COMM_WORLD_{name}"] = str(value)
     environment["MPI4PY_LIBMPI"] = f"/{_NO_MPI}"
     environment["MPI4PY_RC_INITIALIZE"] = "false"  # for an mpi4py that is linked to its library

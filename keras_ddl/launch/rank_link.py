@@ -18,6 +18,7 @@ class RankLink:
         self.outcome = RankOutcome(rank)
         self.output = output
         self.channel: Channel | None = None
+        self.door: dict[str, Any] | None = None  # at which its program can be reached (between_hosts.py)
         self.over = False  # its program has ended, or the connection is lost
         self.started = False
         self._may_start = False
@@ -32,8 +33,8 @@ class RankLink:
 
     @property
     def is_missing(self) -> bool:
-        """Whether it is awaited: its wrapper is not connected, and the others have not gone on without it."""
-        return not self.connected and not self.outcome.survived
+        """Whether its wrapper has not come yet."""
+        return self.channel is None
 
     @property
     def result(self) -> bytes | None:

@@ -93,7 +93,8 @@ class RankProcess:
             signal.signal(signum, lambda number, _: self._received.append(number))
 
     def _on_sigterm(self, *_: object) -> None:
-        self._terminated = True
+        # On several hosts a job that goes on does so without what has started the rank, too: the launcher decides.
+        self._terminated = self._membership is None or self._facts is None
 
     def run(self) -> int:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
@@ -159,8 +160,8 @@ class RankProcess:
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
             elif self._membership is not None and fd in questions:
-                if (epoch := self._membership.serve(fd)) is not None:
-                    self._channel.send(Kind.REGROUP, {"epoch": epoch})
+                if (question := self._membership.serve(fd)) is not None:
+                    self._channel.send(Kind.REGROUP, question)
             elif program is not None and fd == program.stdin:
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:

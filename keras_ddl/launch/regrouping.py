@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from keras_ddl.launch import control
 from keras_ddl.launch.membership import Membership
@@ -17,16 +19,27 @@ class Regrouping:
     """The memberships of one job.
 
     Args:
-        patience: seconds for which a rank that lives is waited for. say: shows a line.
+        patience: seconds for which a rank that lives is waited for. say: shows a line. several_hosts: the ranks ask for
+            the first membership, too, and are told one another's doors.
     """
 
-    def __init__(self, links: Sequence[RankLink], min_ranks: int, patience: float, say: Callable[[str], None]) -> None:
-        self.membership = Membership(range(len(links)), min_ranks, patience)
+    def __init__(
+        self,
+        links: Sequence[RankLink],
+        min_ranks: int,
+        patience: float,
+        say: Callable[[str], None],
+        *,
+        several_hosts: bool = False,
+    ) -> None:
+        self.membership = Membership(range(len(links)), min_ranks, patience, epoch=-1 if several_hosts else 0)
+        self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say = links, patience, say
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
 
-    def ask(self, rank: int, epoch: int) -> None:
-        """A rank asks for the membership after `epoch`."""
+    def ask(self, rank: int, epoch: int, door: dict[str, Any] | None = None) -> None:
+        """A rank asks for the membership after `epoch`. `door`: where its program can be reached by other hosts."""
+        self._links[rank].door = door
         self.membership.ask(rank, epoch, time.monotonic())
         self.answer()
 
@@ -59,6 +72,31 @@ class Regrouping:
                 outcome.survived = True
                 self._say(f"rank {rank} was lost ({outcome.describe()}); {len(members)} go on.")
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
+        answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members}
+        if self._secret is not None:
+            answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
         for rank in members:
-            self._links[rank].send(control.Kind.MEMBERS, {"epoch": self.membership.epoch, "members": members})
+            self._links[rank].send(control.Kind.MEMBERS, answer)
         return False
+
+
+def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
+    """Returns by rank the addresses of the ranks' doors: those from which they have reached the launcher.
+
+    Ranks of the launcher's own host have come by its loopback interface. Others know that host by the address at which
+    they have reached the launcher.
+    """
+    own, by_rank = "127.0.0.1", {}
+    for link in links:
+        if link.connected and link.channel is not None and not _is_loopback(link.channel.sock.getsockname()[0]):
+            own = link.channel.sock.getsockname()[0]
+            break
+    for link in links:
+        if link.connected and link.channel is not None and link.door is not None:
+            address = link.channel.sock.getpeername()[0]
+            by_rank[link.outcome.rank] = {**link.door, "address": own if _is_loopback(address) else address}
+    return by_rank
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")

@@ -81,7 +81,8 @@ class Supervisor:
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
-            self._regrouping = Regrouping(self._links, job.min_ranks, patience, self._say)
+            several = bool(job.hosts)
+            self._regrouping = Regrouping(self._links, job.min_ranks, patience, self._say, several_hosts=several)
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -98,7 +99,10 @@ class Supervisor:
         job.sockets.mkdir(mode=0o700)
         self._result.starter = job.starter
         listener, self._address = control.listen(None if job.several_hosts else job.sockets / "launcher")
-        self._acceptor = Acceptor(listener, self._address.token, job.num_ranks)
+        lost_after = control.LOST_AFTER_SECONDS
+        if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
+            lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
+        self._acceptor = Acceptor(listener, self._address.token, job.num_ranks, lost_after)
         self._preflight = Preflight(job, self._say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
@@ -295,7 +299,7 @@ class Supervisor:
             if kind is control.Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
             elif kind is control.Kind.REGROUP and self._regrouping is not None:
-                self._regrouping.ask(link.outcome.rank, json.loads(payload)["epoch"])
+                self._regrouping.ask(link.outcome.rank, **json.loads(payload))
             else:
                 link.handle(kind, payload)
         if channel.closed:

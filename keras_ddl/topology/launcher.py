@@ -17,13 +17,15 @@ class Launcher:
 
     Attributes:
         size: number of ranks; None if unknown.
-        directory: of the ranks' sockets, if all are on one host without MPI.
+        directory: of the sockets of this host's ranks, if they were started without MPI.
+        num_hosts: on which the ranks were started, if without MPI.
     """
 
     name: str
     rank: int
     size: int | None
     directory: str | None = None
+    num_hosts: int = 1
 
 
 # Open MPI comes first: its mpirun inside a Slurm allocation sets both kinds. PMIX_RANK comes last: Open MPI and Slurm
