@@ -256,8 +256,8 @@ _TABLE = (
         "HOST_RANK",
         "rank/size/hosts@directory",
         None,
-        "Set by the launcher if it starts the ranks without mpirun: which one this is, and the directory of the sockets "
-        "of this host's ranks.",
+        "Set by the launcher if it starts the ranks without mpirun: which one this is, and the directory of the "
+        "sockets of this host's ranks.",
     ),
     Variable(
         "HOST_FOLDER",
@@ -270,8 +270,8 @@ _TABLE = (
         "SSH",
         "text",
         "ssh",
-        "The command by which `keras-ddl run` reaches other hosts where it starts ranks without mpirun: it takes a host "
-        "and a command line.",
+        "The command by which `keras-ddl run` reaches other hosts where it starts ranks without mpirun: it takes a "
+        "host and a command line.",
     ),
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )

@@ -89,8 +89,8 @@ def set_task(environment: dict[str, str], rank: int, size: int) -> None:
 def without_mpi(environment: dict[str, str], rank: int, size: int) -> None:
     """Sets the variables of Open MPI's mpirun for a rank started without it, and makes MPI fail to start there.
 
-    Those of the rank on its host are set by host_ranks.py. Otherwise each rank would be the only rank of an MPI job of its own. mpi4py shows the name of the missing library as
-    the error. MPICH has no such setting.
+    Otherwise each rank would be the only rank of an MPI job of its own. mpi4py shows the name of the missing library as
+    the error. MPICH has no such setting. host_ranks.py has set the variables of the rank on its host.
     """
     for name, value in (("RANK", rank), ("SIZE", size)):
         environment[f"OMPI_COMM_WORLD_{name}"] = str(value)

@@ -178,10 +178,22 @@ class RankProcess:
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
         if self._channel.closed and self._stopped_by is None:
+            self._say_that_it_is_outside()
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             self._signal(signal.SIGKILL)
+
+    def _say_that_it_is_outside(self) -> None:
+        if self._membership is None or self._facts is None:
+            return
+        with contextlib.suppress(OSError):  # whoever would show it may be gone, too
+            print(
+                f"keras-ddl: rank {self.rank} on host {socket.gethostname()} has lost its connection with the "
+                "launcher. If that is still there, the others go on without this rank, which ends.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _handle(self, kind: Kind, payload: bytes) -> None:
         if kind is Kind.NONCE:

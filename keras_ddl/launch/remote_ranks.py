@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from keras_ddl import config
 from keras_ddl.launch.host_ranks import READY

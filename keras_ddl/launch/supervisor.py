@@ -29,6 +29,7 @@ from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
+from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
@@ -81,7 +82,7 @@ class Supervisor:
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
-            several = bool(job.hosts)
+            several = len(ranks_by_host(job.num_ranks, job.hosts)) > 1
             self._regrouping = Regrouping(self._links, job.min_ranks, patience, self._say, several_hosts=several)
 
     def notify_hosts_changed(self) -> None:

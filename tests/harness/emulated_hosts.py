@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ class Hosts:
 
     def __init__(self, cluster: object, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
+        self.agent_path = str(cluster.agent)
         self.agent = f"--prtemca plm_ssh_agent {cluster.agent}"
 
     def run(self, command: str, *words: object, env: Mapping[str, str] | None = None) -> str:
         """Returns what `command` (of this environment) wrote; fails the test unless it ended with status 0."""
-        quoted = [f"'{word}'" for word in map(str, words)]  # the agent gives its words to a shell, as ssh does
         done = subprocess.run(
-            self._cluster.command("h0", [str(Path(sys.executable).with_name(command)), *quoted]),
+            self.command([str(Path(sys.executable).with_name(command)), *words]),
             cwd=self._folder,
             env={**os.environ, **(env or {})},
             capture_output=True,
@@ -39,6 +40,14 @@ class Hosts:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def command(self, words: Sequence[object]) -> list[str]:
+        """Returns the command line that runs `words` on h0."""
+        return self._cluster.command("h0", [shlex.quote(str(word)) for word in words])  # for a shell, as ssh has one
+
+    def cut(self, host: str) -> None:
+        """Takes the host off the network, as a pulled cable does."""
+        subprocess.run(self._cluster.command(host, ["ip", "link", "set", "eth0", "down"]), check=True)
 
     def sent(self) -> dict[str, int]:
         """Bytes that each host has sent so far."""

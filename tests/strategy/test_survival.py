@@ -27,15 +27,28 @@ def of_one_process(model: str, data: str) -> list:
     return json.loads(ended.stdout.splitlines()[-1])[2:]
 
 
-def of_ranks(tmp_path: Path, ranks: int, *arguments: str) -> tuple[Ended, list[list]]:
-    ended = run(["run", "-np", str(ranks), "--min-np", "1", "python", PROGRAM, *arguments], tmp_path)
+def of_ranks(
+    tmp_path: Path, ranks: int, *arguments: str, options: tuple[str, ...] = (), **env: str
+) -> tuple[Ended, list[list]]:
+    command = ["run", "-np", str(ranks), "--min-np", "1", *options, "python", PROGRAM, *arguments]
+    ended = run(command, tmp_path, env=env)
     assert ended.status == 0, ended
     lines = [re.sub(r"^\[\d\] ", "", line) for line in ended.out.splitlines()]
     return ended, sorted(json.loads(line) for line in lines if line.startswith("["))
 
 
-def check(tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int = 3) -> None:
-    ended, left = of_ranks(tmp_path, ranks, model, data, where, *killed)
+def check(
+    tmp_path: Path,
+    model: str,
+    data: str,
+    where: str,
+    *killed: str,
+    ranks: int = 3,
+    options: tuple[str, ...] = (),
+    **env: str,
+) -> None:
+    """`options`, `env`: for keras-ddl run."""
+    ended, left = of_ranks(tmp_path, ranks, model, data, where, *killed, options=options, **env)
     lost = {int(each.partition(":")[0]) for each in killed}
     assert [each[0] for each in left] == [rank for rank in range(ranks) if rank not in lost], ended
     assert [each[1] for each in left] == list(range(ranks - len(lost))), ended

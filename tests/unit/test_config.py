@@ -37,7 +37,8 @@ def test_get_returns_the_typed_value(monkeypatch):
         ("LOST_AFTER_SECONDS", "1", 1.0),
         ("DEADLINE_SECONDS", "0", 0.0),
         ("BUCKET_BYTES", "1", 1),
-        ("HOST_RANK", "1/2@/run", (1, 2, "/run")),
+        ("HOST_RANK", "1/2@/run", (1, 2, "/run", 1)),
+        ("HOST_RANK", "3/4/2@/run", (3, 4, "/run", 2)),
     ],
 )
 def test_get_takes_the_ends_of_a_range(monkeypatch, name, text, value):

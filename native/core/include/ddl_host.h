@@ -1,8 +1,8 @@
 // ddl_host.h: a transport that needs no MPI: between processes of one host by UNIX datagram sockets, between hosts by
 // stream sockets that the caller has connected.
 //
-// The ranks of a host share a directory that belongs to their user and that nobody else may enter (mode 0700): the kernel then
-// lets nobody else send to their sockets, which have their names there. Nothing here listens on a network.
+// The ranks of a host share a directory that belongs to their user and that nobody else may enter (mode 0700): the
+// kernel then lets nobody else send to their sockets, which have their names there. Nothing here listens on a network.
 //
 // A rank that dies takes nothing with it but its own socket. What is sent to it from then on counts as sent, as a small
 // message does in MPI; that it is gone is for others to find (liveness/). Sockets of other ranks, and other transports

@@ -108,7 +108,9 @@ bool Streams::Read(Stream* stream) {
     read = recv(stream->socket, stream->in.data() + stream->end, stream->in.size() - stream->end, 0);
   } while (read < 0 && errno == EINTR);
   if (read > 0) stream->end += static_cast<size_t>(read);
-  return read > 0 || (read < 0 && WouldBlock(errno));
+  if (read > 0 || (read < 0 && WouldBlock(errno))) return true;
+  stream->error = read < 0 ? errno : 0;
+  return false;
 }
 
 bool Streams::Take(int peer, Stream* stream, DatagramHeader* header, const char** bytes) {

@@ -33,8 +33,9 @@ class Streams {
   // Takes the next datagram. *bytes: valid until the next call; nullptr: there is none. *ended: a peer whose stream has
   // ended, each once, -1 for none.
   void Receive(DatagramHeader* header, const char** bytes, int* ended);
-  // Whether an ended stream had its farewell.
+  // Whether an ended stream had its farewell; else the error of the system with which it ended, 0 for none.
   bool SaidFarewell(int peer) const { return streams_.at(peer).farewell; }
+  int ErrorOf(int peer) const { return streams_.at(peer).error; }
   // Sends what waits here.
   void Flush();
   bool has_unsent() const { return waiting_ > 0; }
@@ -47,6 +48,7 @@ class Streams {
     bool ended = false;
     bool deaf = false;  // takes no more
     bool farewell = false;
+    int error = 0;
     std::vector<char> in;  // [begin, end) is to be handed over
     size_t begin = 0;
     size_t end = 0;

@@ -1,6 +1,7 @@
 #include "host/transport.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -251,8 +252,13 @@ void HostTransport::End(int number) {
 }
 
 Status HostTransport::Lost(int peer) const {
-  return {DDL_ABORTED, "rank " + std::to_string(peer) +
-                           " died. See the end of its output: its connection has ended without a farewell"};
+  const int error = streams_.ErrorOf(peer);
+  const bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  return {DDL_ABORTED,
+          "rank " + std::to_string(peer) +
+              (is_silent ? " died, or its host cannot be reached: its connection has ended (" +
+                               std::string(std::strerror(error)) + ")"
+                         : " died: its connection has ended without a farewell. See the end of its output")};
 }
 
 bool HostTransport::HasUnsent() const {

@@ -1,0 +1,125 @@
+"""Ranks of different hosts that connect without MPI: here threads, each with a door."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from keras_ddl.communicator import between_hosts
+from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
+from keras_ddl.errors import RankLostError
+
+SECRET = b"s" * 32
+
+
+def doors_of(keepers: list[Doorkeeper], hosts: str) -> dict[int, Door]:
+    return {each.rank: Door("127.0.0.1", int(each.describe()["port"]), hosts[each.rank]) for each in keepers}
+
+
+def keepers_on(hosts: str) -> list[Doorkeeper]:
+    """Returns one for each letter, which names the rank's host."""
+    keepers = [Doorkeeper(rank) for rank in range(len(hosts))]
+    for each in keepers:
+        each.introduce(Doors(doors_of(keepers, hosts), SECRET))
+    return keepers
+
+
+def patient(missing: list[int]) -> None:
+    """Waits for as long as it takes."""
+
+
+def connect_all(keepers: list[Doorkeeper], ranks: list[int], key: str = "world") -> list[dict[int, socket.socket]]:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda rank: keepers[rank].connect(key, ranks, patient), ranks))
+
+
+def test_every_two_ranks_of_different_hosts_are_connected() -> None:
+    connections = connect_all(keepers_on("aabc"), [0, 1, 2, 3])
+    assert [sorted(each) for each in connections] == [[2, 3], [2, 3], [0, 1, 3], [0, 1, 2]]
+    for rank, of_rank in enumerate(connections):
+        for other, connection in of_rank.items():
+            connection.sendall(b"%d%d" % (rank, other))
+    for rank, of_rank in enumerate(connections):
+        for other, connection in of_rank.items():
+            assert connection.recv(2) == b"%d%d" % (other, rank)
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            connection.close()
+
+
+def test_transports_that_are_made_at_the_same_time_do_not_mix() -> None:
+    keepers = keepers_on("ab")
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda key: connect_all(keepers, [0, 1], key), ["one", "other"])
+    one[0][1].sendall(b"1")
+    other[0][1].sendall(b"2")
+    assert (one[1][0].recv(1), other[1][0].recv(1)) == (b"1", b"2")
+
+
+def test_who_comes_first_waits_for_those_who_are_not_introduced_yet() -> None:
+    keepers = [Doorkeeper(rank) for rank in range(2)]
+    doors = Doors(doors_of(keepers, "ab"), SECRET)
+    keepers[1].introduce(doors)
+    threading.Timer(0.3, keepers[0].introduce, [doors]).start()
+    assert list(keepers[1].connect("world", [0, 1], patient)) == [0]
+
+
+def raises(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(RankLostError, match=text):
+        call()
+
+
+def test_a_rank_whose_door_is_closed_is_lost_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_hosts, "_LOOK_AFTER_SECONDS", 0.1)
+    keepers = keepers_on("abc")
+    keepers[1]._listener.shutdown(socket.SHUT_RDWR)
+    keepers[1]._listener.close()
+    raises(lambda: keepers[0].connect("world", [0, 1, 2], patient), "rank 1 died, or cannot be reached")
+    raises(lambda: keepers[2].connect("world", [1, 2], patient), "rank 1 died, or cannot be reached")
+
+
+def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_hosts, "_LOOK_AFTER_SECONDS", 0.1)
+    keepers = keepers_on("ab")
+
+    def impatient(missing: list[int]) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        keepers[0].connect("world", [0, 1], impatient)
+    raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 does not wait any more")
+    raises(lambda: keepers[0].connect("world", [0, 1], patient), "rank 1 does not wait any more")
+    assert [list(each) for each in connect_all(keepers, [0, 1], "again")] == [[1], [0]]
+
+
+def test_strangers_are_not_let_in() -> None:
+    keepers = keepers_on("ab")
+    stranger = Doorkeeper(1)
+    stranger.introduce(Doors(doors_of(keepers, "ab"), b"x" * 32))
+    raises(lambda: stranger.connect("world", [0, 1], patient), "rank 0 died")
+    assert not keepers[0]._arrived
+
+
+def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it() -> None:
+    keepers = keepers_on("ab")
+    other = Doorkeeper(0)  # of another job
+    other.introduce(Doors({}, b"x" * 32))
+    doors = doors_of([other, keepers[1]], "ab")
+    keepers[1].introduce(Doors(doors, SECRET))
+    raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 (died|cannot be reached)")
+
+
+def test_who_knocks_and_says_nothing_holds_up_nobody() -> None:
+    keepers = keepers_on("ab")
+    address = ("127.0.0.1", int(keepers[0].describe()["port"]))
+    silent = [socket.create_connection(address) for _ in range(20)]
+    begun = time.monotonic()
+    connect_all(keepers, [0, 1])
+    assert time.monotonic() - begun < 5
+    for each in silent:
+        each.close()

@@ -1,0 +1,141 @@
+"""Jobs on several hosts that go on when ranks, or a host, are lost: keras-ddl run --hosts ... --min-np."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.emulated_hosts import Hosts, emulated_hosts
+from launch.launching import Ended, Started, processes, run, write_program
+from launch.test_regroup import PROGRAM, left
+from launch.test_run_hosts import AGENT, can_make_hosts, kill_host
+
+pytestmark = [
+    pytest.mark.parallel,
+    pytest.mark.quiet,
+    pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root"),
+]
+TOTAL = 300 * 299 / 2
+SLOW = PROGRAM.replace("end(step)\n", "end(step); time.sleep(0.02); step == 5 and here('up')\n")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> str:
+    """In place of ssh: hosts by name, on one network."""
+    path = tmp_path / "agent"
+    path.write_text(AGENT)
+    path.chmod(0o755)
+    return str(path)
+
+
+def arguments(tmp_path: Path, least: int, plan: dict[int, list], program: str = PROGRAM) -> list[str]:
+    name = write_program(tmp_path, program)
+    return ["run", "--hosts", "h0:2,h1:2", "--min-np", str(least), "python", name, json.dumps(plan)]
+
+
+def test_the_others_go_on_when_a_rank_of_another_host_is_killed(agent: str, tmp_path: Path) -> None:
+    ended = run(arguments(tmp_path, 2, {3: [100, "kill"]}), tmp_path, env={"KERAS_DDL_SSH": agent})
+    assert left(ended) == [[each, each, TOTAL, [4, 3]] for each in range(3)], ended
+    assert "keras-ddl: rank 3 was lost (killed by SIGKILL); 3 go on." in ended.err, ended
+    assert "Traceback" not in ended.err, ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["regroup", "regrouped"])
+def test_a_second_one_is_killed_while_they_regroup(how: str, agent: str, tmp_path: Path) -> None:
+    ended = run(arguments(tmp_path, 1, {0: [100, "kill"], 3: [how, "kill"]}), tmp_path, env={"KERAS_DDL_SSH": agent})
+    assert [each[:3] for each in left(ended)] == [[1, 0, TOTAL], [2, 1, TOTAL]], ended
+
+
+@pytest.mark.long
+def test_the_others_go_on_when_a_host_is_gone(agent: str, tmp_path: Path) -> None:
+    started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
+    started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
+    started.may_leave = ("keras_ddl-",)  # nobody is left on that host to remove it
+    kill_host(started.mark, tmp_path, "h1")
+    ended = started.finish()
+    assert left(ended) == [[0, 0, TOTAL, [4, 2]], [1, 1, TOTAL, [4, 2]]], ended
+    assert "keras-ddl: rank 3 was lost (lost without a report); 2 go on." in ended.err, ended
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.mark.long
+def test_what_has_started_the_ranks_of_a_host_may_be_killed(agent: str, tmp_path: Path) -> None:
+    started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
+    started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
+    processes_of_it = [pid for pid, line in processes(started.mark).items() if "host_ranks --from-stdin" in line]
+    starters = [pid for pid in processes_of_it if parent(pid) not in processes_of_it]  # the wrappers are forks
+    assert len(starters) == 2
+    for pid in starters:
+        os.kill(pid, signal.SIGKILL)
+    ended = started.finish()
+    assert left(ended) == [[each, each, TOTAL, [4]] for each in range(4)], ended
+
+
+@pytest.mark.long
+def test_a_rank_that_stands_still_is_killed_and_the_others_go_on(agent: str, tmp_path: Path) -> None:
+    env = {"KERAS_DDL_SSH": agent, "KERAS_DDL_DEADLINE_SECONDS": "4"}
+    ended = run(arguments(tmp_path, 2, {2: [100, "stop"]}), tmp_path, env=env)
+    assert [each[:2] for each in left(ended)] == [[0, 0], [1, 1], [3, 2]], ended
+    assert "keras-ddl: rank 2 has not come to the others for 4 s, and is killed." in ended.err, ended
+
+
+@pytest.mark.long
+def test_too_few_are_left(agent: str, tmp_path: Path) -> None:
+    ended = run(arguments(tmp_path, 4, {3: [100, "kill"]}), tmp_path, env={"KERAS_DDL_SSH": agent})
+    assert ended.status == 137, ended
+    assert "rank 3 on host h1 failed first, and the job was ended: killed by SIGKILL" in ended.err, ended
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    ended = run(arguments(tmp_path, 2, {}), tmp_path, env={"KERAS_DDL_SSH": "false"})
+    assert ended.status == 1 and ended.seconds < 60, ended
+    assert "The ranks of host h0 could not be started: false ended with status 1." in ended.err, ended
+
+
+def test_mpirun_cannot_go_on_and_says_so_once(tmp_path: Path) -> None:
+    command = ["run", "-np", "2", "--min-np", "1", "--mpirun", "mpirun", "--restarts", "1", "python"]
+    program = write_program(tmp_path, "if os.environ['KERAS_DDL_RESTART'] == '0': os.kill(os.getpid(), 9)")
+    ended = run([*command, program], tmp_path)
+    assert ended.status == 0, ended
+    said = [line for line in ended.err.splitlines() if "--min-np" in line]
+    assert len(said) == 1 and said[0].startswith("keras-ddl: --min-np: the ranks are started by mpirun ("), ended
+    assert "leave out --mpirun" in said[0], ended
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Hosts]:
+    with emulated_hosts(tmp_path, 2) as hosts:
+        yield hosts
+
+
+@pytest.mark.long
+def test_the_others_go_on_when_the_network_of_a_host_is_cut(cluster: Hosts, tmp_path: Path) -> None:
+    """Nothing says that it is gone: its silence has to be noticed, by the ranks and by the launcher."""
+    env = {"KERAS_DDL_SSH": cluster.agent_path, "KERAS_DDL_LOST_AFTER_SECONDS": "3"}
+    words = [sys.executable, "-m", "keras_ddl.cli", *arguments(tmp_path, 2, {}, SLOW)]
+    process = subprocess.Popen(
+        cluster.command(words), cwd=tmp_path, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("up-*"))) < 4 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    cut = time.monotonic()
+    cluster.cut("h1")
+    out, err = process.communicate(timeout=120)
+    ended = Ended(process.returncode, out.decode(), err.decode(), time.monotonic() - cut)
+    assert left(ended) == [[0, 0, TOTAL, [4, 2]], [1, 1, TOTAL, [4, 2]]], ended
+    assert re.search(r"rank 2 was lost \(lost without a report\); 2 go on.", ended.err), ended
+    assert ended.seconds < 40, ended
