@@ -6,6 +6,7 @@ Nothing here needs TensorFlow. All collectives take `comm`, a communicator made 
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import ArrayLike
+
+
+_MEETINGS = 3  # how often the same ranks try to meet
 
 
 class _State:
@@ -124,7 +128,7 @@ def regroup() -> Topology:
 
     Raises:
         ConfigError: the job was started otherwise, or with a mode that has dimensions.
-        RankLostError: fewer than N ranks are left.
+        RankLostError: fewer than N ranks are left, or they cannot reach one another.
     """
     with _state.lock:
         place = topology()
@@ -135,6 +139,7 @@ def regroup() -> Topology:
                 f"{place.rank}. Use mode 'p'."
             )
         epoch = 0 if _state.membership is None else _state.membership.epoch
+        attempts: collections.Counter[tuple[int, ...]] = collections.Counter()
         _close_world()  # and the timeline goes on
         while True:
             members = _state.membership = meeting.next_membership(launcher, epoch)
@@ -143,6 +148,9 @@ def regroup() -> Topology:
                 place, transport = meeting.without_mpi(launcher, place.mode, members)
                 _open_world(place, transport, f" (Ranks 0 to {place.size - 1} were {members.members} at first.)")
             except (RankLostError, CollectiveError):  # another one, while they met
+                attempts[members.members] += 1
+                if attempts[members.members] == _MEETINGS:  # all live, and do not reach one another
+                    raise
                 continue
             return place
 

@@ -66,7 +66,7 @@ class Reach:
                 f"{why} from its port {where[1]} within {_SECONDS:g} s",
                 "Is it up? Is a firewall between?",
             )
-        expected = "an ssh server, by which mpirun starts ranks"
+        expected = "an ssh server, by which ranks are started"
         self._findings[name] = Finding(
             Severity.ERROR, _SUBJECT, f"{problem} (expected: {expected})", f"{remedy} Try: ssh {name} true.", name
         )

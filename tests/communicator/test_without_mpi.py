@@ -163,3 +163,29 @@ def test_messages_between_two_ranks_come_whole_in_order_or_are_refused():
 
     outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
     assert outcome.ranks[1].result == ((0, 10), (0, 1_000_000), (0, 5))
+
+
+def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):
+    from types import SimpleNamespace
+
+    from keras_ddl import communicator
+    from keras_ddl.communicator.membership import Membership
+    from keras_ddl.errors import RankLostError
+
+    asked = []
+
+    def next_membership(launcher, epoch):
+        asked.append(epoch)
+        return Membership(epoch + 1, (0, 1, 2) if epoch == 0 else (0, 1))
+
+    def fails(*_):
+        raise RankLostError("rank 1 died, or cannot be reached")
+
+    monkeypatch.setattr(communicator, "topology", lambda: SimpleNamespace(mode="p", rank=0))
+    monkeypatch.setattr(communicator, "find_launcher", lambda: SimpleNamespace(rank=0))
+    monkeypatch.setattr(communicator.meeting, "next_membership", next_membership)
+    monkeypatch.setattr(communicator.meeting, "without_mpi", fails)
+    monkeypatch.setattr(communicator._state, "membership", None)
+    with pytest.raises(RankLostError, match="cannot be reached"):
+        communicator.regroup()
+    assert asked == [0, 1, 2, 3]  # once of three, three times of two

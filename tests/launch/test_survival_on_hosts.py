@@ -93,6 +93,16 @@ def test_a_rank_that_stands_still_is_killed_and_the_others_go_on(agent: str, tmp
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("hosts", [["-np", "4"], ["--hosts", "h0:2,h1:2"]], ids=["one", "several"])
+def test_the_wrapper_of_a_rank_is_killed_and_the_others_go_on(hosts: list[str], agent: str, tmp_path: Path) -> None:
+    slow = SLOW.replace("os.kill(os.getpid(),", "os.kill(os.getppid() if how == 'wrapper' else os.getpid(),")
+    command = arguments(tmp_path, 2, {3: [10, "wrapper"]}, slow)
+    ended = run(["run", *hosts, *command[3:]], tmp_path, env={"KERAS_DDL_SSH": agent})
+    assert left(ended) == [[each, each, TOTAL, [4, 3]] for each in range(3)], ended
+    assert "keras-ddl: rank 3 was lost (lost without a report); 3 go on." in ended.err, ended
+
+
+@pytest.mark.long
 def test_too_few_are_left(agent: str, tmp_path: Path) -> None:
     ended = run(arguments(tmp_path, 4, {3: [100, "kill"]}), tmp_path, env={"KERAS_DDL_SSH": agent})
     assert ended.status == 137, ended
