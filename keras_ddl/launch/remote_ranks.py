@@ -5,6 +5,9 @@
 It takes mpirun's place. A host that is lost later takes nothing with it: the ranks of the others belong to processes of
 their own hosts, and the launcher, to which every rank is connected, decides what goes on. What host_ranks must know is
 written to its stdin, where nobody else can read it.
+
+Why not by an MPI that survives (ULFM, in Open MPI 5): its mpirun ends the job when one of its daemons is lost, a
+process whose daemon is gone is aborted, and a death behind shared memory is not noticed.
 """
 
 from __future__ import annotations

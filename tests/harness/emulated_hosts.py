@@ -45,9 +45,10 @@ class Hosts:
         """Returns the command line that runs `words` on h0."""
         return self._cluster.command("h0", [shlex.quote(str(word)) for word in words])  # for a shell, as ssh has one
 
-    def cut(self, host: str) -> None:
-        """Takes the host off the network, as a pulled cable does."""
-        subprocess.run(self._cluster.command(host, ["ip", "link", "set", "eth0", "down"]), check=True)
+    def cut(self, host: str, *, off: bool = True) -> None:
+        """Takes the host off the network, as a pulled cable does; or puts it back."""
+        state = "down" if off else "up"
+        subprocess.run(self._cluster.command(host, ["ip", "link", "set", "eth0", state]), check=True)
 
     def sent(self) -> dict[str, int]:
         """Bytes that each host has sent so far."""
