@@ -39,6 +39,8 @@ class Streams {
   // Sends what waits here.
   void Flush();
   bool has_unsent() const { return waiting_ > 0; }
+  // Whether Receive may have something without waiting, although nothing arrives.
+  bool has_more() const { return current_ >= 0 || !ready_.empty(); }
   // Becomes readable when a datagram arrives; -1 without streams.
   int descriptor() const { return epoll_; }
 

@@ -9,9 +9,7 @@
 namespace ddl {
 namespace {
 
-constexpr int kGatherTag = -1;  // the engine's are positive
 constexpr auto kAbsentPause = std::chrono::milliseconds(100);
-constexpr auto kLookPause = std::chrono::milliseconds(100);
 constexpr auto kDrain = std::chrono::milliseconds(200);
 // Datagrams that are taken at once, so that what is to be sent is not forgotten.
 constexpr int kTakenAtOnce = 64;
@@ -21,22 +19,6 @@ std::string Text(const char* what, int peer, size_t bytes) {
 }
 
 }  // namespace
-
-struct HostTransport::Operation {
-  bool sends;
-  int peer;
-  int tag;
-  const char* from;  // of a send
-  char* into;        // of a receive
-  size_t bytes;      // of the buffer
-  size_t sent = 0;
-  bool started = false;  // the first datagram of a send has gone
-  bool finished = false;
-  Message* message = nullptr;  // that comes into this receive
-  Status status;
-  // Of a send that was cancelled on its way: what is left of it. The caller has forgotten it.
-  std::unique_ptr<char[]> rest;
-};
 
 HostTransport::HostTransport(int rank, int size)
     : rank_(rank), size_(size), peers_(static_cast<size_t>(size)), scratch_(kDatagramBytes) {}
@@ -266,7 +248,9 @@ bool HostTransport::HasUnsent() const {
          std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.heard && !p.sends.empty(); });
 }
 
-void HostTransport::Wait(int timeout_ms) const { datagrams_.Wait(timeout_ms, streams_.descriptor()); }
+void HostTransport::Wait(int timeout_ms) const {
+  if (!streams_.has_more()) datagrams_.Wait(timeout_ms, streams_.descriptor());
+}
 
 Status HostTransport::Deliver(int peer, const DatagramHeader& header, const void* bytes, size_t length,
                               Delivery* delivery) {
@@ -361,75 +345,6 @@ void HostTransport::Begin(const DatagramHeader& header) {
     message->receive = receive;
     receive->message = message;
   }
-}
-
-Status HostTransport::AllGather(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived) {
-  Status status = GatherOn(in, out, bytes, timeout_ms, arrived);
-  if (status.code() == DDL_DEADLINE_EXCEEDED) return status;
-  for (Operation*& operation : gather_) {
-    // Only after a failure is there something left.
-    if (operation != nullptr) DDL_RETURN_IF_ERROR(Cancel(&operation));
-  }
-  gather_.clear();
-  return status;
-}
-
-Status HostTransport::GatherOn(const void* in, void* out, size_t bytes, int timeout_ms, uint8_t* arrived) {
-  const auto begun = Clock::now();
-  const auto size = static_cast<size_t>(size_);
-  if (gather_.empty()) {
-    gather_.assign(2 * size, nullptr);
-    for (int peer = 0; peer < size_; ++peer) {
-      const auto index = static_cast<size_t>(peer);
-      char* const place = static_cast<char*>(out) + index * bytes;
-      if (peer != rank_) {
-        DDL_RETURN_IF_ERROR(Irecv(peer, kGatherTag, place, bytes, &gather_[index]));
-        DDL_RETURN_IF_ERROR(Isend(peer, kGatherTag, in, bytes, &gather_[size + index]));
-      } else if (bytes > 0) {
-        std::memmove(place, in, bytes);
-      }
-    }
-  }
-  auto look = begun + kLookPause;
-  for (;;) {
-    DDL_RETURN_IF_ERROR(Progress());
-    for (Operation*& operation : gather_) {
-      bool finished = true;
-      if (operation != nullptr && operation->finished) DDL_RETURN_IF_ERROR(Test(&operation, &finished));
-    }
-    if (std::all_of(gather_.begin(), gather_.end(), [](const Operation* each) { return each == nullptr; })) return {};
-    const auto now = Clock::now();
-    if (now >= look) {
-      DDL_RETURN_IF_ERROR(LookForGone());
-      look = now + kLookPause;
-    }
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun).count();
-    if (timeout_ms >= 0 && waited >= timeout_ms) {
-      for (size_t peer = 0; arrived != nullptr && peer < size; ++peer) arrived[peer] = gather_[peer] == nullptr;
-      return {DDL_DEADLINE_EXCEEDED, "not all ranks have come"};
-    }
-    const auto left = timeout_ms < 0 ? kLookPause.count() : timeout_ms - waited;
-    Wait(HasUnsent() ? 1 : static_cast<int>(std::min<int64_t>(left, kLookPause.count())));
-  }
-}
-
-Status HostTransport::LookForGone() {
-  for (int number = 0; number < size_; ++number) {
-    Peer& peer = peers_[static_cast<size_t>(number)];
-    if (number == rank_ || !peer.heard || streams_.Has(number)) continue;
-    Delivery delivery = Delivery::kSent;
-    DDL_RETURN_IF_ERROR(datagrams_.Send(number, {kPing, rank_, 0, 0, 0, 0}, nullptr, 0, &delivery));
-    peer.gone = peer.gone || delivery == Delivery::kAbsent;
-  }
-  // What one has sent before it went is there.
-  for (bool more = true; more;) DDL_RETURN_IF_ERROR(Progress(&more));
-  for (int number = 0; number < size_; ++number) {
-    const Operation* const receive = gather_[static_cast<size_t>(number)];
-    if (peers_[static_cast<size_t>(number)].gone && receive != nullptr && !receive->finished) {
-      return {DDL_ABORTED, "rank " + std::to_string(number) + " has left or died while all ranks exchanged data"};
-    }
-  }
-  return {};
 }
 
 }  // namespace ddl

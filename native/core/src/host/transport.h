@@ -103,5 +103,21 @@ class HostTransport {
   std::vector<Operation*> gather_;  // of an all_gather that has begun: a receive from each rank, then a send to each
 };
 
+struct HostTransport::Operation {
+  bool sends;
+  int peer;
+  int tag;
+  const char* from;  // of a send
+  char* into;        // of a receive
+  size_t bytes;      // of the buffer
+  size_t sent = 0;
+  bool started = false;  // the first datagram of a send has gone
+  bool finished = false;
+  Message* message = nullptr;  // that comes into this receive
+  Status status;
+  // Of a send that was cancelled on its way: what is left of it. The caller has forgotten it.
+  std::unique_ptr<char[]> rest;
+};
+
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_HOST_TRANSPORT_H_
