@@ -18,7 +18,8 @@ class RankLink:
         self.outcome = RankOutcome(rank)
         self.output = output
         self.channel: Channel | None = None
-        self.door: dict[str, Any] | None = None  # at which its program can be reached (between_hosts.py)
+        self.door: dict[str, Any] = {}  # at which its program can be reached by other hosts (between_hosts.py)
+        self.reached_at = ""  # the address of the launcher's host that its host uses
         self.over = False  # its program has ended, or the connection is lost
         self.started = False
         self._may_start = False
@@ -49,6 +50,16 @@ class RankLink:
         if call is not None:
             self._call = memoryview(call)
             self.write()
+
+    def open_door(self, door: dict[str, Any]) -> bool:
+        """Notes where the rank's program can be reached; returns whether its address is known."""
+        try:
+            assert self.channel is not None
+            self.door = {**door, "address": self.channel.sock.getpeername()[0]}
+            self.reached_at = self.channel.sock.getsockname()[0]
+        except OSError:
+            return False
+        return True
 
     def send(self, kind: Kind, payload: bytes | dict[str, Any] = b"") -> None:
         """Sends a frame, if the rank is connected."""

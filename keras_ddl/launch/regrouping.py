@@ -39,7 +39,8 @@ class Regrouping:
 
     def ask(self, rank: int, epoch: int, door: dict[str, Any] | None = None) -> None:
         """A rank asks for the membership after `epoch`. `door`: where its program can be reached by other hosts."""
-        self._links[rank].door = door
+        if door is not None and not self._links[rank].open_door(door):
+            return  # its connection has just ended
         self.membership.ask(rank, epoch, time.monotonic())
         self.answer()
 
@@ -86,15 +87,11 @@ def doors(links: Sequence[RankLink]) -> dict[int, dict[str, Any]]:
     Ranks of the launcher's own host have come by its loopback interface. Others know that host by the address at which
     they have reached the launcher.
     """
-    own, by_rank = "127.0.0.1", {}
+    reached = [link.reached_at for link in links if not _is_loopback(link.reached_at)]
+    own = reached[0] if reached else "127.0.0.1"
+    by_rank = {}
     for link in links:
-        if link.connected and link.channel is not None and not _is_loopback(link.channel.sock.getsockname()[0]):
-            own = link.channel.sock.getsockname()[0]
-            break
-    for link in links:
-        if link.connected and link.channel is not None and link.door is not None:
-            address = link.channel.sock.getpeername()[0]
-            by_rank[link.outcome.rank] = {**link.door, "address": own if _is_loopback(address) else address}
+        by_rank[link.outcome.rank] = {**link.door, "address": own} if _is_loopback(link.door["address"]) else link.door
     return by_rank
 
 

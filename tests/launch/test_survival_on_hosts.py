@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.emulated_hosts import Hosts, emulated_hosts
+from keras_ddl.launch.regrouping import doors
 from launch.launching import Ended, Started, eventually, processes, run, write_program
 from launch.test_regroup import PROGRAM, left
 from launch.test_run_hosts import AGENT, can_make_hosts, kill_host
@@ -117,6 +119,16 @@ def test_where_too_few_are_left_the_job_is_started_again(agent: str, tmp_path: P
     ended = run(command, tmp_path, env={"KERAS_DDL_SSH": agent})
     assert left(ended) == [[each, each, TOTAL, [4]] for each in range(4)], ended
     assert "2 go on." in ended.err and "restart 1 of 1, with 4 ranks on h0:2,h1:2" in ended.err, ended
+
+
+def test_ranks_beside_the_launcher_are_known_by_the_address_that_other_hosts_use() -> None:
+    def link(rank: int, address: str, reached_at: str) -> SimpleNamespace:
+        door = {"address": address, "port": 4000 + rank, "host": "h"}
+        return SimpleNamespace(outcome=SimpleNamespace(rank=rank), door=door, reached_at=reached_at)
+
+    beside, other = link(0, "127.0.0.1", "127.0.0.1"), link(2, "10.0.0.2", "10.0.0.1")
+    assert doors([beside, other]) == {0: {**beside.door, "address": "10.0.0.1"}, 2: other.door}
+    assert doors([beside]) == {0: beside.door}
 
 
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
