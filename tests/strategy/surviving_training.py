@@ -3,7 +3,7 @@
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention
     DATA: arrays, dataset, open, sequence, generator, several
-    WHERE: step, between, test, epoch, never; moment (WHEN: milliseconds after the second step has begun); recovery
+    WHERE: step, between, test, epoch, never; moment (WHEN: milliseconds after the second execution has begun); recovery
         (milliseconds after this rank has begun to go on without another one)
 
 It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
@@ -104,10 +104,13 @@ def data() -> dict[str, object]:
 
 
 class Kills(keras.callbacks.Callback):
+    has_begun = False
+
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer.iterations.numpy())
         kill("between", steps)
-        if steps == 1:
+        if steps > 0 and not self.has_begun:
+            self.has_begun = True
             kill_later("moment")
         threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at some moment of the step
 
