@@ -4,7 +4,7 @@ surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, eager, compiled (its own train_step, which
         calls XLA), two (optimizers), saving; A+B is both
     DATA: arrays, dataset, open, sequence, generator, several
-    WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second step has begun);
+    WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one)
 
 It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
@@ -127,7 +127,7 @@ def kill_in_gathers() -> None:
 
 
 class Kills(keras.callbacks.Callback):
-    steps = 0
+    steps, has_begun = 0, False
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -137,7 +137,8 @@ class Kills(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer._iterations.numpy())
         kill("between", steps)
-        if steps == 1:
+        if steps > 0 and not self.has_begun:
+            self.has_begun = True
             kill_later("moment")
         threading.Timer(0.01 * rng.random(), kill, ["step", steps]).start()  # at some moment of the step
 
