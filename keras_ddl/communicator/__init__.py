@@ -229,6 +229,11 @@ def epoch() -> int:
     return 0 if _state.membership is None else _state.membership.epoch
 
 
+def some_have_ended() -> bool:
+    """Whether some ranks had ended by themselves when those that are left met (`regroup`): none of these was lost."""
+    return _state.membership is not None and bool(_state.membership.ended)
+
+
 def communicator_of(comm: Communicator | None) -> Communicator:
     """Returns `comm`, or the communicator of all ranks for None.
 

@@ -22,10 +22,15 @@ _NOT_NEEDED = "The job has ended, and does not need this spare."
 
 @dataclass(frozen=True)
 class Membership:
-    """Which of the launcher's ranks are left. `epoch`: counts memberships; 0 is that of all."""
+    """Which of the launcher's ranks are left.
+
+    Attributes:
+        epoch: counts memberships; 0 is that of all. ended: those of the membership before that have ended by themselves.
+    """
 
     epoch: int
     members: tuple[int, ...]
+    ended: tuple[int, ...] = ()
 
 
 def can_ask() -> bool:
@@ -85,7 +90,7 @@ def join(is_over: Callable[[], bool]) -> Membership | None:
 
 def _membership(answer: bytes) -> Membership:
     message = json.loads(answer)
-    return Membership(message["epoch"], tuple(message["members"]))
+    return Membership(message["epoch"], tuple(message["members"]), tuple(message.get("ended", ())))
 
 
 def _ask(question: dict[str, Any], is_over: Callable[[], bool] | None = None) -> bytes | None:

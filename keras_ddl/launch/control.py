@@ -63,7 +63,7 @@ class Kind(enum.IntEnum):
     HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program
     SIGNAL = 16  # L JSON: signal, for the program and nothing else
     REGROUP = 17  # R JSON: a question of the program about the membership (membership_socket.py)
-    MEMBERS = 18  # L JSON: epoch, members: the answer; with several hosts doors, secret (between_hosts.py)
+    MEMBERS = 18  # L JSON: epoch, members, ended: the answer; with several hosts doors, secret (between_hosts.py)
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.

@@ -71,6 +71,10 @@ class Membership:
         if not self._asking:
             self._first_asked_at = None
 
+    def has_ended_well(self, rank: int) -> bool:
+        """Whether the program of a rank has ended by itself, with status 0."""
+        return rank in self._ended_well
+
     def is_awaited(self, rank: int) -> bool:
         """Whether a rank asks and has not been answered."""
         return rank in self._asking

@@ -38,6 +38,7 @@ class Regrouping:
         self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say = links, patience, say
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
+        self._is_ending = False  # a rank has failed by itself
         self._spares = list(range(num_ranks, len(links)))  # in the order in which they are started
         self._waiting: set[int] = set()  # spares that ask whether they may start
 
@@ -62,6 +63,7 @@ class Regrouping:
         if not is_member:
             self._leave_out(rank, is_stopping)
         elif is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
+            self._is_ending |= not link.outcome.done
             if all(self._links[each].over for each in self.membership.members):
                 self.end_spares()
             return False
@@ -103,7 +105,7 @@ class Regrouping:
             message = {"epoch": self.membership.epoch, "members": self.membership.members}
             self._links[rank].send(control.Kind.MEMBERS, message)
         before = self.membership.members
-        members = self.membership.advance()
+        members = None if self._is_ending else self.membership.advance()
         if members is None:
             return bool(self.membership.missing())
         for rank in set(before) - set(members):
@@ -115,7 +117,8 @@ class Regrouping:
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {len(members)} go on.")
         self._links[members[0]].output.come_first()
-        answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members}
+        ended = [rank for rank in before if self.membership.has_ended_well(rank)]
+        answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}
         if self._secret is not None:
             answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
         for rank in members:

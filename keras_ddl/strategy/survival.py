@@ -164,7 +164,7 @@ class Survival:
                         self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.why_not_again()
-                    if not communicator.is_initialized() or reason is not None or getattr(error, "has_left", False):
+                    if not communicator.is_initialized() or reason is not None:
                         raise _with_reason(error, reason or "") from None
                     admits = ()
                     continue
@@ -234,8 +234,6 @@ class Survival:
 
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
         """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
-        if getattr(error, "has_left", False):  # by itself: then the program is wrong, and would be again
-            raise error
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
         reason = None if caller is None else caller.cut_step.why_not_again()
@@ -243,7 +241,9 @@ class Survival:
             try:
                 reports = self._meet(None, Report(before, self._finished, has_traced))
                 old = sorted(each.rank for each in reports if each.finished is not None)
-                if len(old) == size:  # nobody was lost
+                # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
+                # meets the others has left, too.)
+                if len(old) == size or (getattr(error, "has_left", False) and communicator.some_have_ended()):
                     break
                 if (too_few := self._too_few(len(reports))) is not None:
                     raise too_few

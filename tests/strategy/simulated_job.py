@@ -205,7 +205,7 @@ class Job:
         self.regrouping = regrouping.Regrouping(self.links, size, least, PATIENCE, lambda _: None)
 
     def _link(self, rank: Rank) -> Any:
-        outcome = SimpleNamespace(rank=rank.number, is_lost=False, survived=False, describe=lambda: "killed")
+        outcome = SimpleNamespace(rank=rank.number, is_lost=False, done=True, survived=False, describe=lambda: "killed")
         return SimpleNamespace(
             outcome=outcome,
             channel=None,
@@ -283,6 +283,7 @@ class Job:
             self.unseen.remove(number)
             link = self.links[number]
             link.outcome.is_lost = rank.ended == "killed"
+            link.outcome.done = rank.ended == "well"
             if not self.regrouping.goes_on_without(link, is_stopping=self.is_stopping) and rank.ended != "well":
                 self.is_stopping = True
         elif what == "stop":
