@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {', '.join(NETWORKS)} (default: all)")
     parser.add_argument("--part", choices=PARTS, help="only this table (default: both)")
     parser.add_argument("--kills", type=int, default=10, help="jobs of each network that lose a rank (default: 10)")
-    parser.add_argument("--first-victim", type=int, default=1, help="the lowest rank that may be killed (default: 1)")
+    parser.add_argument("--first-victim", type=int, default=0, help="the lowest rank that may be killed (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: 0)")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each model for the overhead (default: 21)")
     parser.add_argument("--steps", type=int, default=30, help="steps of a turn (default: 30)")

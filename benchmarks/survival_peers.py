@@ -308,7 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="(default: all)")
     parser.add_argument("--kills", type=int, default=5, help="of each (default: 5)")
-    parser.add_argument("--first-victim", type=int, default=1, help="the lowest rank that may be killed (default: 1)")
+    parser.add_argument("--first-victim", type=int, default=0, help="the lowest rank that may be killed (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: 0)")
     parser.add_argument("--join-timeout-ms", type=int, default=10000, help="of torchft's lighthouse (default: 10000)")
     parser.add_argument("--heartbeat-ms", type=int, default=5000, help="the lighthouse's timeout (default: 5000)")

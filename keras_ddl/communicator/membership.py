@@ -25,7 +25,8 @@ class Membership:
     """Which of the launcher's ranks are left.
 
     Attributes:
-        epoch: counts memberships; 0 is that of all. ended: those of the membership before that have ended by themselves.
+        epoch: counts memberships; 0 is that of all.
+        ended: the ranks of the membership before that have ended by themselves.
     """
 
     epoch: int
