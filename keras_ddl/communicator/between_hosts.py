@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import os
 import socket
 import struct
@@ -30,8 +31,9 @@ _PROOF_BYTES = 32
 _CONNECT, _LOOK = 1, 2  # the purposes
 _OPEN, _GIVEN_UP = b"\1", b"\2"  # the answers
 _KNOCK_SECONDS = 10.0
+_PROOF_SECONDS = 5.0  # for a knock, once this rank can check it
 _LOOK_AFTER_SECONDS = 1.0
-_MAX_KNOCKS = 256  # at a time; others wait
+_MAX_KNOCKS = 256  # at a time; the oldest makes room for the next
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Doorkeeper:
         self._changed = threading.Condition()  # guards what follows
         self._arrived: dict[tuple[bytes, int], socket.socket] = {}
         self._given_up: set[bytes] = set()
-        self._knocks = threading.Semaphore(_MAX_KNOCKS)
+        self._knocks: dict[int, socket.socket] = {}  # those that have proved nothing yet, the oldest first
+        self._numbers = itertools.count()
         threading.Thread(target=self._accept, name="keras_ddl-door", daemon=True).start()
 
     def describe(self) -> dict[str, object]:
@@ -161,24 +164,41 @@ class Doorkeeper:
 
     def _accept(self) -> None:
         while True:
-            self._knocks.acquire()
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                self._knocks.release()
                 time.sleep(0.1)  # too many open files, say
                 continue
-            threading.Thread(target=self._answer, args=(connection,), name="keras_ddl-knock", daemon=True).start()
+            number = next(self._numbers)
+            with self._changed:
+                self._knocks[number] = connection
+                if len(self._knocks) > _MAX_KNOCKS:  # a rank would have proved what it is long before
+                    with contextlib.suppress(OSError):
+                        next(iter(self._knocks.values())).shutdown(socket.SHUT_RDWR)
+            try:
+                threading.Thread(
+                    target=self._answer, args=(number, connection), name="keras_ddl-knock", daemon=True
+                ).start()
+            except RuntimeError:  # no more threads
+                self._forget(number)
+                connection.close()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _forget(self, number: int) -> None:
+        with self._changed:
+            self._knocks.pop(number, None)
+
+    def _answer(self, number: int, connection: socket.socket) -> None:
         try:
             with _closing_on_error(connection):
-                connection.settimeout(_KNOCK_SECONDS)
                 nonce = os.urandom(_NONCE_BYTES)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._doors.secret, _KNOCK_SECONDS)
+                with self._changed:  # nobody can prove anything before this rank knows the secret
+                    if not self._changed.wait_for(lambda: self._doors.secret, _KNOCK_SECONDS):
+                        raise ConnectionError("too early")
+                until = time.monotonic() + _PROOF_SECONDS
+                connection.settimeout(_PROOF_SECONDS)
                 connection.sendall(nonce)
-                message, proof = _receive(connection, _KNOCK.size), _receive(connection, _PROOF_BYTES)
+                message = _receive(connection, _KNOCK.size, until)
+                proof = _receive(connection, _PROOF_BYTES, until)
                 if not hmac.compare_digest(proof, self._proof(b"knock", nonce, message)):
                     raise ConnectionError("no rank of this job")
                 purpose, digest, source, target, other_nonce = _KNOCK.unpack(message)
@@ -195,9 +215,10 @@ class Doorkeeper:
         except OSError:
             pass
         finally:
-            self._knocks.release()
+            self._forget(number)
 
     def _proof(self, side: bytes, nonce: bytes, message: bytes) -> bytes:
+        assert self._doors.secret, "an empty key proves nothing"
         return hmac.digest(self._doors.secret, side + b"\0" + nonce + message, "sha256")
 
 
@@ -209,9 +230,12 @@ def _configure(connection: socket.socket) -> None:
         keep_alive(connection, lost_after)
 
 
-def _receive(connection: socket.socket, length: int) -> bytes:
+def _receive(connection: socket.socket, length: int, until: float | None = None) -> bytes:
+    """Returns so many bytes. until: by time.monotonic(); None: as long as each part comes in time."""
     data = b""
     while len(data) < length:
+        if until is not None:
+            connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(length - len(data))
         if not part:
             raise ConnectionError("the connection has ended")

@@ -145,8 +145,14 @@ def _connect(directory: str, key: str, rank: int, world_ranks: tuple[int, ...]) 
     try:
         if _doorkeeper is not None:
             patience = _Patience(directory, world_ranks[rank])
-            for other, connection in _doorkeeper.connect(key, world_ranks, patience.check).items():
-                core().ddl_host_connect(byref(transport), world_ranks.index(other), connection.detach())
+            connections = _doorkeeper.connect(key, world_ranks, patience.check)
+            while connections:
+                other, connection = connections.popitem()
+                code = core().ddl_host_connect(byref(transport), world_ranks.index(other), connection.detach())
+                if code:
+                    for each in connections.values():
+                        each.close()
+                    raise errors.from_code(code, transport.last_error())
         transport.gather(b"")
     except BaseException:
         transport.destroy()

@@ -9,7 +9,7 @@ from keras_ddl import config
 from keras_ddl.communicator import error_report, host, membership, mpi, stack_position
 from keras_ddl.communicator.membership import Membership
 from keras_ddl.communicator.native_library import Transport
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError, RankLostError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, tf_config
 from keras_ddl.topology.launcher import Launcher, allocation_size, host_key
 
@@ -31,7 +31,14 @@ def first_membership(launcher: Launcher) -> Membership:
     assert launcher.size is not None
     if launcher.num_hosts == 1:
         return Membership(0, tuple(range(launcher.size)))
-    return next_membership(launcher, -1)
+    first = next_membership(launcher, -1)
+    if len(first.members) != launcher.size:
+        left = sorted(set(range(launcher.size)) - set(first.members))
+        raise RankLostError(
+            f"rank(s) {left} have left: their programs ended before all ranks had met. Every rank must call "
+            "keras_ddl.init() (Strategy() does it)."
+        )
+    return first
 
 
 def next_membership(launcher: Launcher, epoch: int, admits: Sequence[int] | None = None) -> Membership:

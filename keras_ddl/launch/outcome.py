@@ -13,6 +13,9 @@ from keras_ddl.files import last_checkpoint
 # EX_TEMPFAIL of sysexits.h: the ranks ended so that the job is started again.
 RESTART_STATUS = 75
 
+# How the error of a rank begins that says why the others do not go on without a lost one (strategy/survival.py).
+DO_NOT_GO_ON = "The other ranks do not go on"
+
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # The MPI library adds these to a rank's stderr when the rank aborts.
 _BOILERPLATE = re.compile(r"^(Abort\(\d+\) on node|application called MPI_Abort|internal ABORT|\[unset\]|-{20,}$)")
@@ -149,7 +152,7 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     for outcome in outcomes:
         if outcome is not first and not outcome.done:
             # A rank that lost another says why it does not go on, where it could have.
-            is_long = bool(outcome.error) and outcome.is_consequence
+            is_long = DO_NOT_GO_ON in outcome.full_error
             text = _shorten(outcome.full_error, _LAST_CHARACTERS) if is_long else outcome.describe()
             others.setdefault(text, []).append(outcome.rank)
     for text, ranks in others.items():

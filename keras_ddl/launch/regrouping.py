@@ -38,6 +38,7 @@ class Regrouping:
         self._secret = secrets.token_hex(32) if several_hosts else None
         self._links, self._patience, self._say = links, patience, say
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
+        self._last: dict[str, Any] | None = None  # answer
         self._is_ending = False  # a rank has failed by itself
         self._spares = list(range(num_ranks, len(links)))  # in the order in which they are started
         self._waiting: set[int] = set()  # spares that ask whether they may start
@@ -46,6 +47,8 @@ class Regrouping:
         """Takes a question of a rank's program (membership_socket.py)."""
         if "start" in question:
             self._waiting.add(rank)
+        elif "join" in question and question["join"] and rank in self.membership.members and self._last is not None:
+            self._links[rank].send(control.Kind.MEMBERS, self._last)  # it has missed this answer
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
@@ -60,12 +63,13 @@ class Regrouping:
         rank = link.outcome.rank
         is_member = rank in self.membership.members
         self.membership.end(rank, is_lost=link.outcome.is_lost)
+        is_last = is_member and all(self._links[each].over for each in self.membership.members)
+        if is_last:
+            self.end_spares()
         if not is_member:
             self._leave_out(rank, is_stopping)
-        elif is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
+        elif is_last or is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
             self._is_ending |= not link.outcome.done
-            if all(self._links[each].over for each in self.membership.members):
-                self.end_spares()
             return False
         elif self._spares:
             spare = self._spares.pop(0)
@@ -121,6 +125,7 @@ class Regrouping:
         answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}
         if self._secret is not None:
             answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
+        self._last = answer
         for rank in members:
             self._links[rank].send(control.Kind.MEMBERS, answer)
         return False

@@ -137,12 +137,11 @@ class Strategy(tf.distribute.Strategy):
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
     def renew(self, topology: Topology) -> None:
-        """Goes on with other ranks (survival.py). COLLECTIVE over them."""
+        """Goes on with other ranks (survival.py), who then call `communicator.prepare_plans`."""
         self.rank, self.size, self.topology = topology.rank, topology.size, topology
         self.job.rank, self.job.size, self.job.epoch = topology.rank, topology.size, self.job.epoch + 1
         self.job.mirror_offset = mirror_offset(topology.hosts)
         self.random_state.size, self.saves.rank = topology.size, topology.rank
-        communicator.prepare_plans()
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         return self  # a copy of a model or an optimizer is of the same job

@@ -165,9 +165,10 @@ class Admission(_Joining):
             return
         self._admitted_at = board.admit_at
         called, self._called = self._called, set()
-        if survival.admit([int(name) for name in called], caller):
-            for name in called:
-                board.forget("join", name)
+        while not survival.admit([int(name) for name in called], caller):
+            pass
+        for name in called:
+            board.forget("join", name)
         board.has_question = True  # of those that still wait; rank 0 may be another one now
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
@@ -230,9 +231,11 @@ class Newcomer(_Joining):
 
     def __init__(self, replay: history.Replay, survival: Survives) -> None:
         super().__init__()
-        self._replay, self._survival = replay, survival
+        global _newcomer
+        self._replay, self._survival, _newcomer = replay, survival, self
         self._state_of_all: _State | None = None
         self._restoration: Restoration | None = None
+        self.is_on_its_way = False  # to its first step, as one of the ranks
 
     def look(self) -> None:
         """A newcomer answers nobody."""
@@ -263,8 +266,9 @@ class Newcomer(_Joining):
         met = iter([topology])
         try:
             self._survival.receive(lambda: next(met))
-        except CollectiveError as error:
+        except Exception as error:
             give_up(error)
+        self.is_on_its_way = True
         history.begin(replay.record())
 
     def begin_epoch(self) -> bool:
@@ -290,6 +294,7 @@ class Newcomer(_Joining):
         record = history.of_job()
         assert isinstance(record, history.Record)
         admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
+        self.is_on_its_way = False
         self._survival.has_joined(state.finished, admission)
 
     def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
@@ -309,6 +314,9 @@ class Newcomer(_Joining):
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+_newcomer: Newcomer | None = None  # this process
 
 
 def give_up(error: Exception) -> NoReturn:
@@ -342,6 +350,10 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
             returned = call()
         except CallHasEnded:
             return _returned(recorded.result(what), model)
+        except Exception as error:
+            if _newcomer is not None and _newcomer.is_on_its_way:
+                give_up(error)
+            raise
         recorded = history.of_job()
         if not isinstance(recorded, history.Record):  # a fit without a step
             return returned

@@ -120,9 +120,11 @@ class Survival:
         place, epoch = communicator.topology(), communicator.epoch()
         if place is self._place:
             return
-        if epoch != self._epoch:
+        before, last_epoch = self._place, self._epoch
+        self._place, self._epoch = place, epoch
+        if epoch != last_epoch:
             for each in one_per_job.alive():
-                if each.topology is self._place:
+                if each.topology is before:
                     if each.job.shards_from_elements is not None:
                         raise ConfigError(
                             "Strategy(shard_optimizer=True) goes on by itself when a rank is lost, not after "
@@ -131,7 +133,7 @@ class Survival:
                         )
                     each.renew(place)
             self._finished = 0
-        self._place, self._epoch = place, epoch
+            communicator.prepare_plans()
 
     def _finish(self, variables: Callable[[], list[Any]], returned: Any) -> None:
         self._finished = self.finished() + 1
@@ -150,26 +152,28 @@ class Survival:
     def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
         """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.
 
-        Returns whether they are members now, or lost; False: they wait.
+        Returns whether they are members now, or lost. False: they wait, because a rank was lost in the step before, and
+        some ranks were still in it: these will be between steps next.
         """
-        admits: Sequence[int] = newcomers
         before = communicator.rank()
         with setting(_in_call, True):
             while True:
                 try:
-                    reports = self._meet(admits, Report(before, self._finished, is_between_steps=True))
-                    too_few = self._too_few(len(reports))
+                    reports = self._meet(newcomers, Report(before, self._finished, is_between_steps=True))
+                    too_few, reason = self._too_few(len(reports)), None
                     if too_few is None:
                         self._catch_up(reports, list, caller)
+                        reason = self._share_out()
                         self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.why_not_again()
                     if not communicator.is_initialized() or reason is not None:
                         raise _with_reason(error, reason or "") from None
-                    admits = ()
                     continue
                 if too_few is not None:
                     raise too_few
+                if reason is not None:
+                    raise RankLostError(reason)
                 return all(each.is_between_steps or each.finished is None for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
@@ -251,7 +255,7 @@ class Survival:
                     reason = _PREDICTIONS
                     break
                 self._catch_up(reports, variables, caller)
-                reason = next(filter(None, [lost_chunks.share_out(each.job) for each in self._strategies()]), None)
+                reason = self._share_out()
                 if reason is None:
                     is_finished = self.finished() > begun
                     # Where some have finished this call, rank 0 had begun it, and had written all that came before.
@@ -263,6 +267,10 @@ class Survival:
                 if not communicator.is_initialized():
                     reason = str(another)
         raise error if reason is None else _with_reason(error, reason)
+
+    def _share_out(self) -> str | None:
+        """Shares out anew what is in shards. Returns what is lost, if something is."""
+        return next(filter(None, [lost_chunks.share_out(each.job) for each in self._strategies()]), None)
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
@@ -276,12 +284,14 @@ class Survival:
         self._epoch = communicator.epoch()
         for each in strategies:
             each.renew(topology)
+        communicator.prepare_plans()
         return self._exchange(mine)
 
     def _renew(self, topology: Topology) -> None:
         self._place, self._epoch = topology, communicator.epoch()
         for each in one_per_job.alive():
             each.renew(topology)
+        communicator.prepare_plans()
 
     def _exchange(self, mine: Report) -> list[Report]:
         return communicator.all_gather_object(mine, name="keras_ddl/survival/finished")

@@ -22,7 +22,7 @@ from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.strategy import agreement, fits, trainer_calls
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
-from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of_ranks
+from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, standby_of
@@ -58,14 +58,20 @@ def adopted(callbacks: Any) -> Any:
     return callbacks
 
 
-def _hook(name: str, then: Callable[[CallbackList], None] = lambda _: None) -> Callable[..., None]:
+def _hook(
+    name: str,
+    then: Callable[[CallbackList], None] = lambda _: None,
+    *,
+    before: Callable[[CallbackList], None] = lambda _: None,
+) -> Callable[..., None]:
     """A method that lets callbacks make variables on one rank, as rank 0's do that load or trace a model, also when fit
-    is called inside the scope, where making a variable is otherwise COLLECTIVE. then: what follows on all ranks.
+    is called inside the scope, where making a variable is otherwise COLLECTIVE. before, then: on all ranks.
     """
     original = getattr(_KerasList, name)
 
     @functools.wraps(original)
     def method(self: CallbackList, *args: Any, **kwargs: Any) -> None:
+        before(self)
         with self._of_one_rank():
             original(self, *args, **kwargs)
         then(self)
@@ -90,13 +96,23 @@ class CallbackList(_KerasList):
     on_batch_end = _hook("on_batch_end")
     on_test_batch_begin = _hook("on_test_batch_begin")
     on_predict_batch_begin = _hook("on_predict_batch_begin")
-    on_test_end = _hook("on_test_end", lambda self: self._flush_points())
-    on_predict_end = _hook("on_predict_end")
+    on_test_end = _hook(
+        "on_test_end", lambda self: self._flush_points(), before=lambda self: self._finish_step("test_end")
+    )
+    on_predict_end = _hook("on_predict_end", before=lambda self: self._finish_step("predict_end"))
     # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
     on_test_begin = _hook("on_test_begin", lambda self: self._agree_who_may_stop("test"))
     on_predict_begin = _hook("on_predict_begin", lambda self: self._agree_who_may_stop("predict"))
-    on_test_batch_end = _hook("on_test_batch_end", lambda self: self._agree_to_stop("test", "stop_evaluating"))
-    on_predict_batch_end = _hook("on_predict_batch_end", lambda self: self._agree_to_stop("predict", "stop_predicting"))
+    on_test_batch_end = _hook(
+        "on_test_batch_end",
+        lambda self: self._agree_to_stop("test", "stop_evaluating"),
+        before=lambda self: self._finish_step("test_batch_end") if "test" in self._ask_to_stop else None,
+    )
+    on_predict_batch_end = _hook(
+        "on_predict_batch_end",
+        lambda self: self._agree_to_stop("predict", "stop_predicting"),
+        before=lambda self: self._finish_step("predict_batch_end") if "predict" in self._ask_to_stop else None,
+    )
 
     @property
     def _strategy(self) -> StrategyInterface | None:
@@ -191,6 +207,7 @@ class CallbackList(_KerasList):
     def _begin_training(self, logs: Any) -> None:
         self._drift = self._saves = None
         self._is_beginning = True
+        self._end_joining()  # of a fit that was broken off
         with self._of_one_rank():
             super().on_train_begin(logs)
         strategy = self._strategy
@@ -217,8 +234,11 @@ class CallbackList(_KerasList):
         """On one rank, and then nobody can join any more."""
         with self._of_one_rank():
             super().on_train_end(logs)
-        strategy = self._strategy
-        if strategy is not None and strategy.survival is not None:
+        self._end_joining()
+
+    def _end_joining(self) -> None:
+        strategy = strategy_of(self.model)  # also where one rank is left
+        if strategy is not None and strategy.survival is not None and fits.is_outermost(self.model):
             strategy.survival.end_fit()
 
     def agreed_state(self) -> list[Any]:
@@ -243,6 +263,7 @@ class CallbackList(_KerasList):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
+        self._finish_step("epoch_end")
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
@@ -269,6 +290,7 @@ class CallbackList(_KerasList):
         self.position = (self.position[0], batch + 1, logs)
         due, may_stop = self._saves.before_batch_end(batch), "train" in self._ask_to_stop
         if may_stop:  # such a callback may do anything, look at variables too
+            self._finish_step("train_batch_end")
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
         with of_one_rank(), readable:
@@ -277,6 +299,14 @@ class CallbackList(_KerasList):
         self._drift.after_batch()
         if may_stop:
             self._agree_to_stop_training()
+
+    def _finish_step(self, moment: str) -> None:
+        """Where a job goes on without a lost rank: what a rank that is behind gets from another one must be what the
+        step has written, and not also what callbacks have made of it, which they will make of it on that rank again.
+        """
+        strategy = self._strategy
+        if strategy is not None and strategy.job.goes_on:
+            communicator.barrier(name=agreement.name_of(self.model, moment))
 
     def _agree_who_may_stop(self, kind: str) -> None:
         if self._strategy is not None:
