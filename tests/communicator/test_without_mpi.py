@@ -174,7 +174,7 @@ def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):
 
     asked = []
 
-    def next_membership(launcher, epoch):
+    def next_membership(launcher, epoch, admits=None):
         asked.append(epoch)
         return Membership(epoch + 1, (0, 1, 2) if epoch == 0 else (0, 1))
 
