@@ -118,10 +118,12 @@ class IteratorFunction(_KerasFunction):
     def _execute_kept(self, iterator: tf.data.Iterator, rows: BatchRows) -> Any:
         """Executes steps on global batches, each kept until its step has ended: it may run again, on other rows."""
         returned = None
-        for _ in range(self._model.steps_per_execution):
+        for number in range(self._model.steps_per_execution):
             try:
                 batch = next(iterator)
             except StopIteration:
+                if number:  # as Keras's execution, which ends early
+                    break
                 kind = self._kinds.of(rows.spec)
                 if self._model.steps_per_execution == 1 and not self._model.run_eagerly and 0 in kind.traces:
                     self.cut_step.run_without_batch(kind.traces[0])
