@@ -143,6 +143,11 @@ class Record:
         if self._bytes > _MAX_BYTES:
             self.close(f"more than {_MAX_BYTES >> 20} MB that the ranks have exchanged outside of fit")
 
+    def extend(self, entry: Entry) -> None:
+        """Adds what another rank has recorded."""
+        self._entries.append(entry)
+        self._bytes += len(entry.result)
+
     @property
     def in_call(self) -> bool:
         """Whether a call of the trainer runs."""
@@ -246,6 +251,8 @@ class Replay:
         """Returns the record that this newcomer will continue, as one of the others."""
         record = Record(self.board, self._entries[: self._call_began], self.calls - 1)
         record.begin_call()
+        for each in self._entries[self._call_began :]:  # until the first step: the next newcomer needs them, too
+            record.extend(each)
         record.pause()
         return record
 

@@ -115,6 +115,7 @@ def test_a_newcomer_that_has_joined_goes_on_recording(board: Board) -> None:
         replay.begin_call()
         replay.result("in it")
     own = replay.record()
+    assert own.pickled() == record.pickled(), "another newcomer may come"
     for each in (record, own):
         each.add("in a step", 3)
         each.end_call("fit", "history")
