@@ -12,11 +12,8 @@ it; so all have seen it before the next one.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
-import time
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -26,19 +23,20 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.compat import epoch_iterators
-from keras_ddl.compat.keras import keras
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
-from keras_ddl.strategy import agreement, fits, trainer_calls
+from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
+from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
 from keras_ddl.strategy.step import failing_together
 
 if TYPE_CHECKING:
     from keras_ddl.topology import Topology
 
-_LOOK_SECONDS = 0.1
+_STATE = "keras_ddl/joining/state"
+_FIT = "Model.fit"  # as replayed_calls.py records it
 
 
 class CallbacksOfFit(Protocol):
@@ -94,13 +92,8 @@ class _Joining:
             self._callbacks = callbacks
             self._at_begin = Noted(callbacks.callbacks)
 
-    def share_state(self, giver: int) -> None:
-        """Gives newcomers the state. COLLECTIVE over them, too."""
-        callbacks = self._callbacks
-        assert callbacks is not None
-        mine = self._state(callbacks) if communicator.rank() == giver else None
-        state = communicator.broadcast_object(mine, giver, name="keras_ddl/joining/state")
-        self._take(state, callbacks)
+    def _settle(self, callbacks: CallbacksOfFit, giver: int) -> None:
+        """Makes equal on all ranks, newcomers included, what is not in `_State`. COLLECTIVE over all."""
         agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces()
@@ -108,12 +101,6 @@ class _Joining:
         # The data of validation is read from its beginning, by all.
         epoch_iterators.forget_validation(callbacks.model)
         self._compares_batch = True
-
-    def _state(self, callbacks: CallbacksOfFit) -> _State:
-        raise NotImplementedError
-
-    def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
-        raise NotImplementedError
 
 
 class Admission(_Joining):
@@ -124,7 +111,7 @@ class Admission(_Joining):
         self._record, self._board, self._survival = record, record.board, survival
         self._admitted_at = 0
         self._is_new = False  # this rank has joined, and has made no step yet
-        self._called: set[str] = set()  # newcomers who have been told to come, on rank 0
+        self._called: set[str] = set()  # newcomers whom rank 0 has asked to come
 
     @classmethod
     def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Newcomer, admitted_at: int) -> Admission:
@@ -203,6 +190,14 @@ class Admission(_Joining):
         self._called.clear()
         self._board.has_question = True
 
+    def share_state(self, giver: int) -> None:
+        """Rank `giver` gives newcomers the state. COLLECTIVE over them, too."""
+        callbacks = self._callbacks
+        assert callbacks is not None
+        mine = self._state(callbacks) if communicator.rank() == giver else None
+        communicator.broadcast_object(mine, giver, name=_STATE)
+        self._settle(callbacks, giver)
+
     def _waiting(self) -> dict[str, int]:
         return {name: int(call) for name, call in self._board.questions("join").items()}
 
@@ -218,12 +213,9 @@ class Admission(_Joining):
             record=record,
             arrays=arrays,
             callbacks=self._at_begin.since(callbacks.callbacks),
-            agreed=[_plain_attributes(each) for each in callbacks.agreed_state()],
+            agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
             passes=order.passes(),
         )
-
-    def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
-        pass
 
 
 class Newcomer(_Joining):
@@ -257,7 +249,7 @@ class Newcomer(_Joining):
         replay = self._replay
         build_for_data(callbacks.model)
         while True:
-            if replay.ask_to_join(WHAT["fit"]):
+            if replay.ask_to_join(_FIT):
                 raise CallHasEnded
             topology = communicator.join_others(lambda: replay.board.has_answer(replay.name))
             if topology is not None:
@@ -270,6 +262,13 @@ class Newcomer(_Joining):
             give_up(error)
         self.is_on_its_way = True
         history.begin(replay.record())
+
+    def share_state(self, giver: int) -> None:
+        """Takes the state from rank `giver`. COLLECTIVE over all ranks."""
+        callbacks = self._callbacks
+        assert callbacks is not None
+        self._take(communicator.broadcast_object(None, giver, name=_STATE), callbacks)
+        self._settle(callbacks, giver)
 
     def begin_epoch(self) -> bool:
         """An epoch begins. Returns whether it is that in which the others already are."""
@@ -289,7 +288,7 @@ class Newcomer(_Joining):
                 each.begin_late()
         take_over(callbacks.callbacks, state.callbacks)
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
-            _update(each, attributes)
+            update(each, attributes)
         order.set_passes(state.passes)
         record = history.of_job()
         assert isinstance(record, history.Record)
@@ -319,151 +318,14 @@ class Newcomer(_Joining):
 _newcomer: Newcomer | None = None  # this process
 
 
+def is_on_its_way() -> bool:
+    """Whether this process is a newcomer that the others have admitted, and that has made no step yet."""
+    return _newcomer is not None and _newcomer.is_on_its_way
+
+
 def give_up(error: Exception) -> NoReturn:
     """Ends a newcomer that the others have admitted, and that cannot go on: they go on without it."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
     raise error
-
-
-# ---- calls of the trainer
-
-WHAT = {"fit": "Model.fit", "evaluate": "Model.evaluate", "predict": "Model.predict"}
-
-
-def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
-    """Runs a call of fit, evaluate or predict; in a newcomer, which the others have ended, returns what they got."""
-    recorded = history.of_job()
-    if recorded is None or trainer_calls.running():
-        return call()
-    what = WHAT[method]
-    recorded.begin_call()
-    if isinstance(recorded, history.Replay):
-        while not recorded.has_ended(what):
-            if method == "fit":
-                break
-            time.sleep(_LOOK_SECONDS)
-        else:
-            return _returned(recorded.result(what), model)
-        try:
-            returned = call()
-        except CallHasEnded:
-            return _returned(recorded.result(what), model)
-        except Exception as error:
-            if _newcomer is not None and _newcomer.is_on_its_way:
-                give_up(error)
-            raise
-        recorded = history.of_job()
-        if not isinstance(recorded, history.Record):  # a fit without a step
-            return returned
-    else:
-        try:
-            returned = call()
-        except BaseException:
-            recorded.close("a call of fit, evaluate or predict that has failed")
-            raise
-    recorded.end_call(what, _kept(returned))
-    return returned
-
-
-@dataclass
-class _History:
-    """What fit returns."""
-
-    history: dict[str, Any]
-    epoch: list[int]
-    params: dict[str, Any]
-
-
-def _kept(returned: Any) -> Any:
-    if isinstance(returned, keras.callbacks.History):
-        return _History(returned.history, returned.epoch, returned.params)
-    return returned
-
-
-def _returned(result: Any, model: Any) -> Any:
-    if not isinstance(result, _History):
-        return result
-    made = keras.callbacks.History()
-    made.set_model(model)
-    made.history, made.epoch = result.history, result.epoch
-    made.set_params(result.params)
-    model.history = made
-    return made
-
-
-# ---- callbacks
-
-
-class Noted:
-    """What callbacks have noted when fit begins."""
-
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        self._attributes = {
-            name: {key: pickle.dumps(value) for key, value in _plain_attributes(each).items()}
-            for name, each in _named(callbacks).items()
-        }
-
-    def since(self, callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute: what has not may be each rank's own."""
-        return {
-            name: {
-                key: value
-                for key, value in _plain_attributes(each).items()
-                if self._attributes.get(name, {}).get(key) != pickle.dumps(value)
-            }
-            for name, each in _named(callbacks).items()
-        }
-
-
-def take_over(callbacks: Sequence[Any], noted: dict[str, dict[str, Any]]) -> None:
-    """Gives callbacks what those of another rank have noted."""
-    for name, each in _named(callbacks).items():
-        _update(each, noted.get(name, {}))
-
-
-def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns name -> callback, the writer of a standby; the same on all ranks."""
-    named: dict[str, Any] = {}
-    for callback in callbacks:
-        each = callback.writer if isinstance(callback, Standby) else callback
-        name, number = type(each).__qualname__, 0
-        while f"{name} {number}" in named:
-            number += 1
-        named[f"{name} {number}"] = each
-    return named
-
-
-def _plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are numbers, texts, arrays, functions of modules, and lists and dicts of these; also
-    of the parts of keras_ddl's own callbacks, under names with dots.
-    """
-    attributes: dict[str, Any] = {}
-    own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
-    for key, value in vars(owner).items():
-        if _is_plain(value) and key not in own:
-            attributes[f"{prefix}{key}"] = value
-        elif type(value).__module__.startswith("keras_ddl.callbacks.") and hasattr(value, "__dict__") and not prefix:
-            attributes |= _plain_attributes(value, f"{key}.")
-    return attributes
-
-
-def _update(owner: Any, attributes: dict[str, Any]) -> None:
-    for key, value in attributes.items():
-        part, _, name = key.rpartition(".")
-        inner = getattr(owner, part, None) if part else owner
-        if inner is not None:
-            vars(inner)[name] = value
-
-
-def _is_plain(value: Any) -> bool:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
-        return True
-    if isinstance(value, np.ndarray):
-        return not value.dtype.hasobject
-    if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
-        return "<" not in value.__qualname__ and value.__module__ in sys.modules
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(_is_plain, value))
-    return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

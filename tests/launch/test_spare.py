@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_ddl.launch.spare import imports_of_script
-from keras_ddl.strategy import joining
+from keras_ddl.strategy.noted import Noted, take_over
 
 SCRIPT = """
 \"\"\"Trains.\"\"\"
@@ -49,10 +49,10 @@ def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
         return callback
 
     mine, theirs = of_rank(2), of_rank(0)
-    at_begin = joining.Noted([theirs])
+    at_begin = Noted([theirs])
     theirs.seen, theirs.best, theirs.choose = 5, [np.arange(2.0)], keras.ops.greater
     theirs.lock = object()
-    joining.take_over([mine], at_begin.since([theirs]))
+    take_over([mine], at_begin.since([theirs]))
     assert (mine.rank, mine.seen, mine.choose) == (2, 5, keras.ops.greater)
     np.testing.assert_array_equal(mine.best[0], [0.0, 1.0])
     assert mine.lock is not theirs.lock
@@ -61,9 +61,9 @@ def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:
 def test_callbacks_of_one_class_are_told_apart_and_others_left_alone() -> None:
     mine = [keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
     theirs = [keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping(), keras.callbacks.EarlyStopping()]
-    at_begin = joining.Noted(theirs)
+    at_begin = Noted(theirs)
     theirs[0].seen, theirs[2].wait = 1, 3
-    joining.take_over(mine, at_begin.since(theirs))
+    take_over(mine, at_begin.since(theirs))
     assert [each.wait for each in mine] == [0, 3] and not hasattr(mine[0], "seen")
 
 
@@ -71,5 +71,5 @@ def test_what_is_of_a_process_stays() -> None:
     mine, theirs = (
         SimpleNamespace(of_this_process=("begun",), begun=each, saved=each, params={"verbose": each}) for each in (1, 2)
     )
-    joining.take_over([mine], joining.Noted([]).since([theirs]))
+    take_over([mine], Noted([]).since([theirs]))
     assert (mine.begun, mine.saved, mine.params) == (1, 2, {"verbose": 1})

@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.data import order
-from keras_ddl.strategy import fits, joining, trainer_calls
+from keras_ddl.strategy import fits, replayed_calls, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import compiling
 from keras_ddl.strategy.keras_patches.callbacks import adopted
@@ -22,7 +22,7 @@ from keras_ddl.strategy.step import accumulation
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
-    return joining.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
+    return replayed_calls.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
 
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
                 _end_together(strategy)
             return returned
 
-    return joining.call_of_trainer(method, model, call)
+    return replayed_calls.call_of_trainer(method, model, call)
 
 
 def _end_together(strategy: StrategyInterface) -> None:

@@ -1,0 +1,89 @@
+"""What callbacks have noted in their attributes since fit began: a newcomer takes it over (joining.py).
+
+Only plain values count: numbers, texts, arrays, functions of modules, and lists and dicts of these.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.strategy.keras_patches.standby import Standby
+
+
+class Noted:
+    """What callbacks have noted when fit begins."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._attributes = {
+            name: {key: pickle.dumps(value) for key, value in plain_attributes(each).items()}
+            for name, each in _named(callbacks).items()
+        }
+
+    def since(self, callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Returns what has changed, by callback and attribute: what has not may be each rank's own."""
+        return {
+            name: {
+                key: value
+                for key, value in plain_attributes(each).items()
+                if self._attributes.get(name, {}).get(key) != pickle.dumps(value)
+            }
+            for name, each in _named(callbacks).items()
+        }
+
+
+def take_over(callbacks: Sequence[Any], noted: dict[str, dict[str, Any]]) -> None:
+    """Gives callbacks what those of another rank have noted."""
+    for name, each in _named(callbacks).items():
+        update(each, noted.get(name, {}))
+
+
+def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns name -> callback, the writer of a standby; the same on all ranks."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        each = callback.writer if isinstance(callback, Standby) else callback
+        name, number = type(each).__qualname__, 0
+        while f"{name} {number}" in named:
+            number += 1
+        named[f"{name} {number}"] = each
+    return named
+
+
+def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the attributes that are numbers, texts, arrays, functions of modules, and lists and dicts of these; also
+    of the parts of keras_ddl's own callbacks, under names with dots.
+    """
+    attributes: dict[str, Any] = {}
+    own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
+    for key, value in vars(owner).items():
+        if _is_plain(value) and key not in own:
+            attributes[f"{prefix}{key}"] = value
+        elif type(value).__module__.startswith("keras_ddl.callbacks.") and hasattr(value, "__dict__") and not prefix:
+            attributes |= plain_attributes(value, f"{key}.")
+    return attributes
+
+
+def update(owner: Any, attributes: dict[str, Any]) -> None:
+    for key, value in attributes.items():
+        part, _, name = key.rpartition(".")
+        inner = getattr(owner, part, None) if part else owner
+        if inner is not None:
+            vars(inner)[name] = value
+
+
+def _is_plain(value: Any) -> bool:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        return True
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
+        return "<" not in value.__qualname__ and value.__module__ in sys.modules
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)
