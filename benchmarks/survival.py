@@ -1,11 +1,14 @@
 """How soon the others go on when a rank is killed, and what a job pays for being able to, without any failure.
 
-    python benchmarks/survival.py                          # both tables, all networks, 3 ranks
+    python benchmarks/survival.py                          # all tables, all networks, 3 ranks
     python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery
 
 recovery: a job of `keras-ddl run --min-np` for each kill. One rank kills itself by SIGKILL at a random moment of a
 random step. Seconds are those from then until rank 0 has ended the first step that was made without it; `steps lost` is
 how many optimizer steps fewer than asked for there were at the end.
+
+joining: a job with a spare for each kill. Seconds from the kill until the spare is one of the ranks; and the longest
+that rank 0 was without the end of a step, from when the spare was to join on: training stops meanwhile.
 
 overhead: one job. A model that may go on and one that may not, of the same layers and data, take turns in rounds of
 some steps of fit. `may not` is what fit does in a job without --min-np: this program switches between the two by
@@ -31,7 +34,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 NETWORKS = ("mlp", "cnn", "lstm", "transformer")
-PARTS = ("recovery", "overhead")
+PARTS = ("recovery", "joining", "overhead")
 MARK = "survival.py: "
 STEPS_BEFORE = 5  # first steps that no rank dies in: they are slower
 BATCH = 96
@@ -126,6 +129,40 @@ def train_and_lose(network: str, victim: int, step: int, part: float) -> None:
         print(MARK + json.dumps({"seconds": seconds, "lost": lost, "step": watch.lasted}), flush=True)
 
 
+def train_and_replace(network: str, victim: int) -> None:
+    """Trains until a spare has taken the place of rank `victim`. Rank 0 prints what it has seen."""
+    import keras
+
+    strategy, x, y = begin(steps=400)
+    me, folder, size = strategy.rank, Path.cwd(), strategy.size
+    is_spare = (folder / "killed").exists()
+
+    class Watch(keras.callbacks.Callback):
+        since_lost: list[float]  # times of steps
+        joined_at, last = 0.0, 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            now = time.monotonic()
+            if me == victim and not is_spare and batch == STEPS_BEFORE:
+                (folder / "killed").write_text(repr(now))
+                os.kill(os.getpid(), signal.SIGKILL)
+            if batch < STEPS_BEFORE:
+                return
+            self.since_lost = [*getattr(self, "since_lost", []), now]
+            if strategy.size == size and batch > STEPS_BEFORE + 1:
+                self.joined_at = self.joined_at or now
+                self.last += 1
+                self.model.stop_training = self.last >= STEPS_BEFORE
+            time.sleep(0.05)  # so that there is time to join
+
+    watch = Watch()
+    compiled(strategy, network).fit(x, y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[watch])
+    if strategy.rank == 0:
+        gaps = [later - one for one, later in zip(watch.since_lost[1:], watch.since_lost[2:])]
+        seconds = watch.joined_at - float((folder / "killed").read_text())
+        print(MARK + json.dumps({"seconds": seconds, "stop": max(gaps)}), flush=True)
+
+
 def train_both(network: str, rounds: int, steps: int) -> None:
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
     from keras_ddl.cli.bench_training.step_times import StepTimes
@@ -151,9 +188,10 @@ def train_both(network: str, rounds: int, steps: int) -> None:
 # ---- around them
 
 
-def launched(ranks: int, *arguments: object) -> Any:
+def launched(ranks: int, *arguments: object, spares: int = 0) -> Any:
     """Runs this program on ranks of a job that goes on; returns what rank 0 has printed."""
-    command = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), "--min-np", "1", sys.executable]
+    numbers = ["-np", str(ranks), "--min-np", "1", "--spares", str(spares)]
+    command = [sys.executable, "-m", "keras_ddl.cli", "run", *numbers, sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         options = {"capture_output": True, "text": True, "cwd": folder}
         done = subprocess.run([*command, str(Path(__file__).resolve()), *map(str, arguments)], **options)
@@ -173,11 +211,18 @@ def recoveries(network: str, options: argparse.Namespace) -> list[dict[str, floa
     return seen
 
 
+def replacements(network: str, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Returns what was measured each time that a spare took the place of a rank."""
+    rng = random.Random(f"{options.seed} {network}")
+    victims = [rng.randrange(max(1, options.first_victim), options.ranks) for _ in range(options.kills)]
+    return [launched(options.ranks, "--in-rank", "joining", network, victim, spares=1) for victim in victims]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3, help="(default: 3)")
     parser.add_argument("--networks", default=",".join(NETWORKS), help=f"of {', '.join(NETWORKS)} (default: all)")
-    parser.add_argument("--part", choices=PARTS, help="only this table (default: both)")
+    parser.add_argument("--part", choices=PARTS, help="only this table (default: all)")
     parser.add_argument("--kills", type=int, default=10, help="jobs of each network that lose a rank (default: 10)")
     parser.add_argument("--first-victim", type=int, default=0, help="the lowest rank that may be killed (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: 0)")
@@ -190,6 +235,8 @@ def main() -> None:
         what, network, *numbers = options.in_rank
         if what == "recovery":
             train_and_lose(network, int(numbers[0]), int(numbers[1]), float(numbers[2]))
+        elif what == "joining":
+            train_and_replace(network, int(numbers[0]))
         else:
             train_both(network, int(numbers[0]), int(numbers[1]))
         return
@@ -198,7 +245,7 @@ def main() -> None:
         parser.error(f"--networks: of {', '.join(NETWORKS)}. Received: {', '.join(sorted(unknown))}")
     result: dict[str, Any] = {"ranks": options.ranks, "cores": len(os.sched_getaffinity(0))}
     print(f"{result['ranks']} ranks on {result['cores']} cores, batches of {BATCH} rows")
-    if options.part != "overhead":
+    if options.part in (None, "recovery"):
         print(
             f"\n{'':>12} {'kills':>6} {'a step':>10} {'to the next step: median':>26} {'worst':>9} {'steps lost':>11}"
         )
@@ -209,7 +256,18 @@ def main() -> None:
             seconds, lost = [each["seconds"] for each in seen], sum(each["lost"] for each in seen)
             median, worst = statistics.median(seconds), max(seconds)
             print(f"{network:>12} {len(seen):>6} {1e3 * step:>7.1f} ms {median:>24.2f} s {worst:>7.2f} s {lost:>11}")
-    if options.part != "recovery":
+    if options.part in (None, "joining"):
+        head = f"{'spares':>6} {'until it has joined: median':>28} {'worst':>9} {'training stops':>16} {'worst':>9}"
+        print(f"\n{'':>12} {head}")
+        result["joining"] = {}
+        for network in networks:
+            seen = result["joining"][network] = replacements(network, options)
+            took, stops = [each["seconds"] for each in seen], [each["stop"] for each in seen]
+            print(
+                f"{network:>12} {len(seen):>6} {statistics.median(took):>26.1f} s {max(took):>7.1f} s "
+                f"{statistics.median(stops):>14.2f} s {max(stops):>7.2f} s"
+            )
+    if options.part in (None, "overhead"):
         print(f"\n{'':>12} {'may not':>10} {'may go on':>12} {'overhead':>10}   of the middle half of rounds")
         result["overhead"] = {}
         for network in networks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,8 +26,10 @@ STEPS = ["accumulation", "shards+accumulation", "eager", "compiled", "two", "sha
 
 
 @cache
-def of_one_process(program: str, model: str, data: str) -> list:
-    ended = subprocess.run([sys.executable, program, model, data], capture_output=True, text=True, check=True)
+def of_one_process(program: str, model: str, data: str, epochs: int) -> list:
+    environment = os.environ | {"EPOCHS": str(epochs)}
+    command = [sys.executable, program, model, data]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(ended.stdout.splitlines()[-1])[2:]
 
 
@@ -47,17 +50,22 @@ def check(
     where: str,
     *killed: str,
     ranks: int = 3,
+    spares: int = 0,
+    epochs: int = 3,
     program: str = PROGRAM,
     options: tuple[str, ...] = (),
     **env: str,
-) -> None:
-    """`options`, `env`: for keras-ddl run."""
-    ended, left = of_ranks(tmp_path, ranks, program, model, data, where, *killed, options=options, **env)
+) -> Ended:
+    """`spares`: all of them join, and are numbered after the ranks. `options`, `env`: for keras-ddl run."""
+    variables = {"EPOCHS": str(epochs)} | ({"AWAITED": str(ranks)} if spares else {}) | env
+    numbers = ("--spares", str(spares)) if spares else ()
+    arguments = (program, model, data, where, *killed)
+    ended, left = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
     lost = {int(each.partition(":")[0]) for each in killed}
-    assert [each[0] for each in left] == [rank for rank in range(ranks) if rank not in lost], ended
-    assert [each[1] for each in left] == list(range(ranks - len(lost))), ended
+    assert [each[0] for each in left] == [rank for rank in range(ranks + spares) if rank not in lost], ended
+    assert [each[1] for each in left] == list(range(len(left))), ended
     assert ended.err.count(" was lost (killed by SIGKILL); ") == len(lost), ended
-    history, weights, predicted = of_one_process(program, model, data)
+    history, weights, predicted = of_one_process(program, model, data, epochs)
     for _, _, seen, values, made in left:
         assert seen.keys() == history.keys()
         for name in history:
@@ -65,6 +73,7 @@ def check(
         for one, other in zip(values, weights, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
+    return ended
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
