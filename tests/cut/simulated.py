@@ -46,12 +46,12 @@ class Exchange:
             self._condition.notify_all()
             done = self._condition.wait_for(lambda: len(self._given[name]) == self.size, self._timeout)
             assert done, f"{name}: only ranks {sorted(self._given[name])} came"
-            found = [self._given[name][each] for each in range(self.size)]
+            results = [self._given[name][each] for each in range(self.size)]
             self._taken[name] = self._taken.get(name, 0) + 1
             if self._taken[name] == self.size:
                 self._given[name], self._taken[name] = {}, 0
             self._condition.notify_all()
-            return found
+            return results
 
 
 class SimulatedCollectives:
@@ -73,9 +73,9 @@ class SimulatedCollectives:
         def run(array: np.ndarray) -> np.ndarray:
             return np.concatenate(self.exchange.meet(name, self.rank, array))
 
-        found = tf.numpy_function(run, [tensor], tensor.dtype)
-        found.set_shape([None, *tensor.shape.as_list()[1:]])
-        return found
+        results = tf.numpy_function(run, [tensor], tensor.dtype)
+        results.set_shape([None, *tensor.shape.as_list()[1:]])
+        return results
 
     def compresses(self, value: Value, op: str) -> bool:
         return False
@@ -85,17 +85,17 @@ class SimulatedCollectives:
             total = np.sum(self.exchange.meet(name, self.rank, array), axis=0, dtype=array.dtype)
             return np.array_split(total, self.size)[self.rank]
 
-        found = tf.numpy_function(run, [tensor], tensor.dtype)
-        found.set_shape([None, *tensor.shape.as_list()[1:]])
-        return found
+        results = tf.numpy_function(run, [tensor], tensor.dtype)
+        results.set_shape([None, *tensor.shape.as_list()[1:]])
+        return results
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         def run(array: np.ndarray) -> np.ndarray:
             return self.exchange.meet(name, self.rank, array)[(self.rank - offset) % self.size]
 
-        found = tf.numpy_function(run, [tensor], tensor.dtype)
-        found.set_shape([None, *tensor.shape.as_list()[1:]])
-        return found
+        results = tf.numpy_function(run, [tensor], tensor.dtype)
+        results.set_shape([None, *tensor.shape.as_list()[1:]])
+        return results
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
@@ -198,7 +198,7 @@ class Simulation:
 
     def __call__(self, *arguments: np.ndarray) -> list[list[np.ndarray]]:
         """Returns the outputs of each rank."""
-        found: list[Any] = [None] * self.size
+        results: list[Any] = [None] * self.size
         parts = self.chunks(arguments[0].shape[0], self.size)
 
         def run(rank: int) -> None:
@@ -206,16 +206,16 @@ class Simulation:
             local = [tf.constant(each[first : first + mine]) for each in arguments]
             numbers = (tf.constant(n, tf.int64) for n in (arguments[0].shape[0], first, mine))
             try:
-                found[rank] = [np.asarray(each) for each in self.functions[rank](*numbers, *local)]
+                results[rank] = [np.asarray(each) for each in self.functions[rank](*numbers, *local)]
             except Exception as error:
-                found[rank] = error
+                results[rank] = error
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-        for each in found:
+        for each in results:
             if isinstance(each, Exception):
                 raise each
-        return found
+        return results

@@ -78,8 +78,8 @@ class Training:
 
     @staticmethod
     def mean_error(model: keras.Model, x: Any, y: Any) -> Any:
-        found = model(x, training=True)
-        return tf.reduce_mean(tf.square(tf.cast(found, y.dtype) - y)) + sum(model.losses)
+        actual = model(x, training=True)
+        return tf.reduce_mean(tf.square(tf.cast(actual, y.dtype) - y)) + sum(model.losses)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -111,8 +111,8 @@ def assert_trains_as(one: Training, cut: Training, simulation: Simulation, rows:
     step = tf.function(one.step, autograph=False)
     for _ in range(steps):
         expected = step(x, y)
-        for found in simulation(x, y):
-            np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=1e-12)
+        for actual in simulation(x, y):
+            np.testing.assert_allclose(actual[0], expected, rtol=1e-11, atol=1e-12)
     for copies in simulation.copies:
         for mine, theirs in zip(cut.variables, one.variables, strict=True):
             np.testing.assert_allclose(copies[id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
@@ -320,8 +320,8 @@ def test_statistics_are_those_of_one_process_where_sums_of_their_shape_are_of_fe
     x = np.random.default_rng(0).normal(size=(6, 6))
     simulation = Simulation(cut.step, (x, x), 2, variables=cut.variables, batch_statistics="rank")
     expected = one.step(x, x)
-    for found in simulation(x, x):
-        np.testing.assert_allclose(found[0], expected, rtol=1e-11)
+    for actual in simulation(x, x):
+        np.testing.assert_allclose(actual[0], expected, rtol=1e-11)
     for mine, theirs in zip(cut.variables, one.variables, strict=True):
         np.testing.assert_allclose(simulation.copies[1][id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
 
@@ -338,8 +338,8 @@ def test_statistics_with_a_second_gradient_are_those_of_one_process() -> None:
     def loss(model: Any, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            found = model(x, training=True)
-        return tf.reduce_mean(tf.square(found - y)) + tf.reduce_mean(tf.square(tape.gradient(found, x)))
+            actual = model(x, training=True)
+        return tf.reduce_mean(tf.square(actual - y)) + tf.reduce_mean(tf.square(tape.gradient(actual, x)))
 
     assert_left(dense, keras_layer, loss)
 
@@ -351,16 +351,16 @@ def two_sided(model: Any, x: Any, y: Any) -> Any:
     """As in an adversarial step: a call without a gradient, and one with two."""
     fake = tf.stop_gradient(model(x * 2.0, training=True))
     with tf.GradientTape() as tape:
-        found = model(x, training=True)
-        errors = tf.reduce_mean(tf.square(found - y))
+        actual = model(x, training=True)
+        errors = tf.reduce_mean(tf.square(actual - y))
     inner = tape.gradient(errors, model.trainable_variables[0].value)
-    return errors + tf.reduce_mean(tf.square(found - fake)) + tf.reduce_sum(tf.stop_gradient(tf.abs(inner)))
+    return errors + tf.reduce_mean(tf.square(actual - fake)) + tf.reduce_sum(tf.stop_gradient(tf.abs(inner)))
 
 
 def both_in_one(model: Any, x: Any, y: Any) -> Any:
     """Two batches one after the other, of each of which a rank has its rows."""
-    found = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
-    return tf.reduce_mean(tf.square(found[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(found[x.shape[0] :]))
+    actual = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
+    return tf.reduce_mean(tf.square(actual[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(actual[x.shape[0] :]))
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -400,12 +400,12 @@ def test_rank_with_half_precision(policy: str) -> None:
     x, y = (each.astype("float32") for each in data(cut.model))
     simulation = Simulation(cut.step, (x, y), 2, variables=cut.variables, batch_statistics="rank")
     expected = one.step(x, y)
-    for found in simulation(x, y):
-        np.testing.assert_allclose(found[0], expected, rtol=0.05)
+    for actual in simulation(x, y):
+        np.testing.assert_allclose(actual[0], expected, rtol=0.05)
     assert simulation.reports[0].own_statistics == 2
     for mine, theirs in zip(cut.variables, one.variables, strict=True):
-        found = simulation.copies[0][id(mine.handle)]
-        np.testing.assert_allclose(tf.cast(found, tf.float32), tf.cast(theirs, tf.float32), rtol=0.05, atol=0.02)
+        actual = simulation.copies[0][id(mine.handle)]
+        np.testing.assert_allclose(tf.cast(actual, tf.float32), tf.cast(theirs, tf.float32), rtol=0.05, atol=0.02)
 
 
 def test_statistics_are_found_whatever_layers_are_called() -> None:

@@ -16,7 +16,9 @@ from keras_ddl.cut.rules.own_statistics import may_be_along
 OPEN, SQUARE = tf.TensorSpec([None, 5]), tf.TensorSpec([5, 5])
 
 
-def found(step: Callable[..., list[Any]], *specs: tf.TensorSpec, scope: str = "") -> tuple[Program, Call, list[Value]]:
+def parts_of(
+    step: Callable[..., list[Any]], *specs: tf.TensorSpec, scope: str = ""
+) -> tuple[Program, Call, list[Value]]:
     """Returns the program of a step, a call whose moment is its only mean, and what the step returns."""
     program = Program(tf.function(step, autograph=False).get_concrete_function(*specs).graph)
     (mean,) = (node for node in program.nodes if node.type == "Mean")
@@ -35,7 +37,7 @@ def test_a_count_is_a_product_of_extents() -> None:
         numbers = (tf.reduce_prod(extents), tf.reduce_max(extents), tf.reduce_prod(extents + 1))
         return [mean_of(x), *(tf.cast(each, x.dtype) for each in numbers)]
 
-    _, call, (_, *counts) = found(step, OPEN)
+    _, call, (_, *counts) = parts_of(step, OPEN)
     assert [own_statistics._is_count(call, each) for each in counts] == [True, False, False]
 
 
@@ -45,7 +47,7 @@ def test_the_gradient_of_a_mean_is_repeated_along_rows(shape: list[int], expecte
         repeated = tf.raw_ops.BroadcastTo(input=tf.reshape(x[0], shape), shape=[5, 5])
         return [mean_of(x), repeated / 5.0]
 
-    program, call, (_, divided) = found(step, SQUARE)
+    program, call, (_, divided) = parts_of(step, SQUARE)
     spread = divided.node.inputs[0].node
     assert own_statistics._is_gradient_of_mean(program, call, spread, [SUM, REPLICATED]) == expected
 
@@ -64,7 +66,7 @@ def test_a_sum_along_open_axes_is_what_it_is_reshaped_to(after: Any, is_understo
     def step(x: Any, axes: Any) -> list[Any]:
         return [mean_of(x), after(tf.raw_ops.Sum(input=x, axis=axes))]
 
-    program, call, (_, result) = found(step, OPEN, tf.TensorSpec([None], tf.int32))
+    program, call, (_, result) = parts_of(step, OPEN, tf.TensorSpec([None], tf.int32))
     summed = result.node.inputs[0].node
     assert own_statistics._understand_sum(program, call, summed) == is_understood
     assert may_be_along(0, summed) and may_be_along(1, summed)
@@ -79,7 +81,7 @@ def test_a_moving_average_is_made_in_the_scope_of_its_layer(scope: str, expected
         moving.assign(tf.raw_ops.AddV2(x=mean_of(x) * 0.1, y=moving * 0.9))
         return []
 
-    program, call, _ = found(step, OPEN, scope=scope)
+    program, call, _ = parts_of(step, OPEN, scope=scope)
     (update,) = (each for each in program.readers(call.moment) if each.type == "Mul")
     made = own_statistics._moving_average(program, call, update)
     assert (None if made is None else [each.type for each in made]) == expected

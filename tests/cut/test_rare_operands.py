@@ -28,8 +28,8 @@ def one_value_broadcast(x: Any) -> list[Any]:
 def a_new_first_axis(x: Any) -> list[Any]:
     with tf.GradientTape() as tape:
         tape.watch(x)
-        found = tf.square(x[None])
-    return [found, tape.gradient(found, x), x[None, :, None]]
+        actual = tf.square(x[None])
+    return [actual, tape.gradient(actual, x), x[None, :, None]]
 
 
 def index_that_is_a_sum(x: Any) -> list[Any]:
@@ -66,8 +66,8 @@ def test_steps_with_rare_operands_equal_those_of_one_process(step: Callable[[Any
         together = Together(step, [x], sizes=[size], static=static)
         for rows in [5] if static else [5, 2]:
             expected = together.expected([x[:rows]])
-            for found in together.of_ranks(size, [x[:rows]]):
-                assert difference(found, expected) is None
+            for actual in together.of_ranks(size, [x[:rows]]):
+                assert difference(actual, expected) is None
         together.close()
 
 
@@ -77,19 +77,19 @@ def test_vectors_are_keys_of_a_table_that_was_made_before() -> None:
     keys = np.array([[2, 3], [0, 1], [4, 5]])
 
     def step(x: Any) -> list[Any]:
-        found = table.lookup(x)  # of whose rank tracing sees nothing
-        return [found, tf.shape(found)]
+        actual = table.lookup(x)  # of whose rank tracing sees nothing
+        return [actual, tf.shape(actual)]
 
-    for found, shape in Simulation(step, [keys], 2)(keys):
-        np.testing.assert_array_equal(found, [6, 5, -1])
+    for actual, shape in Simulation(step, [keys], 2)(keys):
+        np.testing.assert_array_equal(actual, [6, 5, -1])
         np.testing.assert_array_equal(shape, [3])
 
 
 def test_parts_of_a_sum_of_halves_are_summed_as_floats() -> None:
     x = np.full((4, 2), 20000.0, np.float16)
     together = Together(lambda x: [tf.cast(tf.reduce_sum(x, 0), tf.float32)], [x], sizes=[2])
-    for found in together.of_ranks(2, [x]):
-        np.testing.assert_array_equal(found[0], [80000.0, 80000.0])
+    for actual in together.of_ranks(2, [x]):
+        np.testing.assert_array_equal(actual[0], [80000.0, 80000.0])
     together.close()
 
 

@@ -49,10 +49,10 @@ def test_a_list_is_gathered_also_if_it_is_empty_or_some_extent_is_open(static):
 def test_an_optional_is_gathered():
     def step(x):
         some = raw.OptionalFromValue(components=[x])
-        found = tf.cond(
+        actual = tf.cond(
             tf.reduce_sum(x) > 100.0, lambda: raw.OptionalFromValue(components=[tf.ones([7, 3], x.dtype)]), lambda: some
         )
-        return raw.OptionalGetValue(optional=found, output_types=[x.dtype], output_shapes=[x.shape])[0]
+        return raw.OptionalGetValue(optional=actual, output_types=[x.dtype], output_shapes=[x.shape])[0]
 
     simulation = same(step)
     assert "gather" in [each.kind for each in simulation.reports[0].entries]

@@ -236,7 +236,7 @@ class Job:
             if rank.at is not None and rank.at[0] in ("begin", "enter", "ask"):
                 kill = [("kill", rank.number)] if rank.number in victims and rank.at[0] != "begin" else []
                 return [("go", rank.number), *kill]
-        found: list[Choice] = []
+        actual: list[Choice] = []
         for rank in awake:
             assert rank.at is not None
             if rank.at[0] == "answer":
@@ -245,10 +245,10 @@ class Job:
                 ends = self._ends(rank)
             if len(ends) == 1 and not victims:
                 return ends
-            found += ends
-        found += [("see", number) for number in self.unseen]
-        found += [("kill", rank.number) for rank in awake if found and rank.number in victims]
-        return found
+            actual += ends
+        actual += [("see", number) for number in self.unseen]
+        actual += [("kill", rank.number) for rank in awake if actual and rank.number in victims]
+        return actual
 
     def _ends(self, rank: Rank) -> list[Choice]:
         assert rank.at is not None

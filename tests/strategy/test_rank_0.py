@@ -33,14 +33,14 @@ def of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def points(folder: Path) -> dict[tuple[str, str, int], Any]:
     """The scalars by writer, tag and step; without those that tell the job's speed."""
-    found = {}
+    actual = {}
     for path in sorted(folder.rglob("events*")):
         writer = str(path.parent.relative_to(folder))
         for event in tf.compat.v1.train.summary_iterator(str(path)) if writer != "job" else ():
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":
-                    found[writer, value.tag, event.step] = float(tf.make_ndarray(value.tensor))
-    return found
+                    actual[writer, value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    return actual
 
 
 @cache

@@ -84,9 +84,9 @@ class CutStep:
                 f"{self.rows_of_ranks}, in {self.name}. Use fit or strategy.function, and give all ranks the same."
             )
         for concrete in self._traced:
-            found = cut.not_repeatable(concrete.graph)
-            if found is not None:
-                kind, line = found
+            unrepeatable = cut.not_repeatable(concrete.graph)
+            if unrepeatable is not None:
+                kind, line = unrepeatable
                 return (
                     "A step is made again where it changes nothing but variables. Received: "
                     f"{kind}{f' ({line})' if line else ''} in {self.name}, which keeps a state of its own. "
