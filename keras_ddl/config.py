@@ -24,8 +24,10 @@ PREFIX = "KERAS_DDL_"
 ENDED_FILE = "ended.{rank}"
 # In KERAS_DDL_RUN_DIR, of a job that may go on without lost ranks: where a rank asks who is left.
 MEMBERSHIP_SOCKET = "membership"
-# In the directory of KERAS_DDL_HOST_RANK, of a job that has spares: memory that ranks and newcomers share.
-NEWCOMERS_FILE, NEWCOMERS_BYTES = "newcomers", 16
+# There, too, in a job that may have newcomers: memory that the wrapper writes (communicator/board.py), and where in it
+# the second number is; what rank 0 sends to a newcomer; and what a newcomer gets.
+BOARD_FILE, BOARD_BYTES, BOARD_ADMIT_AT = "board", 16, 8
+RECORD_FILE, ANSWER_FILE = "record", "answer"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from keras_ddl import config
 from keras_ddl.communicator import (
     binding,
+    board,
     child_process,
     error_report,
     group,
@@ -90,16 +91,16 @@ def init(mode: str | None = None) -> Topology:
         if launcher is not None and launcher.directory is not None and (launcher.size != 1 or launcher.is_spare):
             child_process.refuse(launcher.rank)
             meeting.refuse_mpi()
-            board = history.board_in(launcher.directory)
-            if launcher.is_spare and board is not None:
+            own_board = board.of_process()
+            if launcher.is_spare and own_board is not None:
                 _state.membership = membership.start()
                 place = meeting.beside(_state.membership, launcher)
-                history.begin(history.Replay(board, str(launcher.rank)))
+                history.begin(history.Replay(own_board))
             else:
                 # After shutdown, those that were left before are there again.
                 _state.membership = _state.membership or meeting.first_membership(launcher)
                 place, transport = meeting.without_mpi(launcher, mode, _state.membership)
-                history.begin(None if board is None else history.Record(board, [], 0))
+                history.begin(None if own_board is None else history.Record(own_board, [], 0))
             child_process.mark_rank()
         elif mpi.running() or (launcher is not None and launcher.size != 1):
             child_process.refuse(None if launcher is None else launcher.rank)
@@ -160,7 +161,7 @@ def join_others(is_over: Callable[[], bool]) -> Topology | None:
     """
     with _state.lock:
         launcher = _check_can_regroup()
-        members = membership.join(is_over)
+        members = meeting.joined_membership(launcher, is_over)
         if members is None:
             return None
         asked = iter([members])

@@ -3,107 +3,26 @@
 A newcomer begins with the first line of the script. Where that calls a collective of all ranks, or `fit` that the
 others have long ended, it gets what they got (`Replay`). So the members of a job that may have newcomers record it
 (`Record`): the results of collectives of the main thread, each equal on all ranks, and of calls of the trainer, in
-place of all that was exchanged in them.
-
-The ranks of a host that may have newcomers share a directory, in which a `Board` says whether any has a question.
+place of all that was exchanged in them. Newcomers ask rank 0 for the record by their boards (board.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import pickle
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from keras_ddl import config
+from keras_ddl.communicator.board import Board
 from keras_ddl.errors import CollectiveError
 
 T = TypeVar("T")
 
 _MAX_BYTES = 256 << 20  # of a record; a job that has exchanged more takes no newcomers
 _LOOK_SECONDS = 0.02
-_ADMIT_AT = struct.Struct("@Q")
-
-
-class Board:
-    """Shared memory of the ranks and newcomers of a host. Looking at it costs less than a microsecond.
-
-    Args:
-        directory: in which the launcher has made its file, with zeros.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        with (directory / config.NEWCOMERS_FILE).open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
-
-    @property
-    def has_question(self) -> bool:
-        """Whether a newcomer has asked something since rank 0 has last looked."""
-        return self._memory[0] != 0
-
-    @has_question.setter
-    def has_question(self, value: bool) -> None:
-        self._memory[0] = value
-
-    @property
-    def admit_at(self) -> int:
-        """The number of calls after which the ranks admit newcomers, before their next step; 0: none wait."""
-        return int(_ADMIT_AT.unpack_from(self._memory, 8)[0])
-
-    @admit_at.setter
-    def admit_at(self, calls: int) -> None:
-        _ADMIT_AT.pack_into(self._memory, 8, calls)
-
-    def ask(self, what: str, name: str, text: str = "") -> None:
-        """A newcomer asks rank 0: "record" | "join"."""
-        staged = self.directory / f"newcomer-{name}.part"
-        staged.write_text(text)
-        staged.rename(self.directory / f"newcomer-{name}.{what}")
-        self.has_question = True
-
-    def questions(self, what: str) -> dict[str, str]:
-        """Returns name -> text of the newcomers that ask; until `forget`."""
-        return {
-            path.name.removeprefix("newcomer-").removesuffix(f".{what}"): path.read_text()
-            for path in self.directory.glob(f"newcomer-*.{what}")
-        }
-
-    def answer(self, name: str, record: bytes) -> None:
-        """Answers a newcomer. It sees all of the answer or none of it."""
-        staged = self.directory / f"newcomer-{name}.staged"
-        staged.write_bytes(record)
-        staged.rename(self._answer_of(name))
-
-    def forget(self, what: str, name: str) -> None:
-        """The question needs no answer any more."""
-        (self.directory / f"newcomer-{name}.{what}").unlink(missing_ok=True)
-
-    def has_answer(self, name: str) -> bool:
-        """Whether rank 0 has answered since `take_answer`."""
-        return self._answer_of(name).exists()
-
-    def take_answer(self, name: str) -> bytes | None:
-        """Returns what rank 0 has answered, once."""
-        with contextlib.suppress(FileNotFoundError):
-            record = self._answer_of(name).read_bytes()
-            self._answer_of(name).unlink()
-            return record
-        return None
-
-    def _answer_of(self, name: str) -> Path:
-        return self.directory / f"newcomer-{name}.answer"
-
-
-def board_in(directory: str) -> Board | None:
-    """Returns the board in the directory of a host's ranks; None: the job has no spares."""
-    return Board(Path(directory)) if Path(directory, config.NEWCOMERS_FILE).exists() else None
 
 
 @dataclass(frozen=True)
@@ -197,14 +116,12 @@ class Record:
 class Replay:
     """A newcomer's way through the record of the others.
 
-    Args:
-        name: of this newcomer, unique in the job.
     Attributes:
         calls: of the trainer, that this newcomer has begun.
     """
 
-    def __init__(self, board: Board, name: str) -> None:
-        self.board, self.name, self.calls = board, name, 0
+    def __init__(self, board: Board) -> None:
+        self.board, self.calls = board, 0
         self._entries: list[Entry] = []
         self._next = self._call_began = 0
 
@@ -243,7 +160,7 @@ class Replay:
         """Waits until the others are about to meet this newcomer, in the call that runs, or have ended it. Returns
         whether they have.
         """
-        self.board.ask("join", self.name, str(self.calls))
+        self.board.ask("join", str(self.calls))
         self._take_answer()  # after which rank 0 may look no more before this newcomer comes
         return self._knows_end_of_call(what)
 
@@ -257,11 +174,11 @@ class Replay:
         return record
 
     def _read(self) -> None:
-        self.board.ask("record", self.name)
+        self.board.ask("record")
         self._take_answer()
 
     def _take_answer(self) -> None:
-        while (answer := self.board.take_answer(self.name)) is None:
+        while (answer := self.board.take_answer()) is None:
             time.sleep(_LOOK_SECONDS)
         entries, why_closed = pickle.loads(answer)
         if why_closed:

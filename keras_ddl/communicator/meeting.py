@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from keras_ddl import config
@@ -44,6 +44,11 @@ def first_membership(launcher: Launcher) -> Membership:
 def next_membership(launcher: Launcher, epoch: int, admits: Sequence[int] | None = None) -> Membership:
     """Returns the membership after `epoch`, as `membership.after`. COLLECTIVE over those that are left."""
     return membership.after(epoch, host.doorkeeper(launcher), admits)
+
+
+def joined_membership(launcher: Launcher, is_over: Callable[[], bool]) -> Membership | None:
+    """Returns the membership that a newcomer has joined, as `membership.join`. COLLECTIVE over all of it."""
+    return membership.join(is_over, host.doorkeeper(launcher))
 
 
 def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Topology, Transport | None]:

@@ -57,14 +57,19 @@ def after(epoch: int, doorkeeper: Doorkeeper | None = None, admits: Sequence[int
             "regroup: ranks can go on without a lost one where `keras-ddl run` has started them without mpirun, with "
             "--min-np N. Received: a rank that was started otherwise. Restart the job with --restarts instead."
         )
-    answer = _ask({"epoch": epoch, "admits": admits, "door": None if doorkeeper is None else doorkeeper.describe()})
+    answer = _ask({"epoch": epoch, "admits": admits, "door": _door(doorkeeper)})
     if not answer:
         raise RankLostError("regroup: the launcher ends the job, because too few ranks are left (--min-np).")
-    if doorkeeper is not None:
-        message = json.loads(answer)
-        doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
-        doorkeeper.introduce(Doors(doors, bytes.fromhex(message["secret"])))
-    return _membership(answer)
+    return _membership(answer, doorkeeper)
+
+
+def tell(question: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Tells the launcher something, or asks it; returns its answer. Raises: RankLostError: there is no launcher."""
+    answer = _ask(question, run_dir=run_dir)
+    if not answer:
+        raise RankLostError("The launcher must be there as long as its ranks. Received: no answer from it.")
+    told: dict[str, Any] = json.loads(answer)
+    return told
 
 
 def start() -> Membership:
@@ -75,28 +80,40 @@ def start() -> Membership:
     return _membership(answer)
 
 
-def join(is_over: Callable[[], bool]) -> Membership | None:
+def join(is_over: Callable[[], bool], doorkeeper: Doorkeeper | None = None) -> Membership | None:
     """Returns, in a newcomer that has come as far as the others, the membership of which it is one.
 
-    None: it is to wait no longer, says `is_over`.
+    None: it is to wait no longer, says `is_over`. `doorkeeper`: as for `after`.
     """
-    answer = _ask({"join": True}, is_over)
+    answer = _ask({"join": True, "door": _door(doorkeeper)}, is_over)
     if answer is None:
         _ask({"join": False}, lambda: True)
         return None
     if not answer:
         raise RankLostError(_NOT_NEEDED)
-    return _membership(answer)
+    return _membership(answer, doorkeeper)
 
 
-def _membership(answer: bytes) -> Membership:
+def _door(doorkeeper: Doorkeeper | None) -> dict[str, object] | None:
+    return None if doorkeeper is None else doorkeeper.describe()
+
+
+def _membership(answer: bytes, doorkeeper: Doorkeeper | None = None) -> Membership:
     message = json.loads(answer)
+    if message.get("left"):
+        raise SystemExit(0)  # the others go on, and this rank's program has done what it was to do
+    if doorkeeper is not None:
+        doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
+        doorkeeper.introduce(Doors(doors, bytes.fromhex(message["secret"])))
     return Membership(message["epoch"], tuple(message["members"]), tuple(message.get("ended", ())))
 
 
-def _ask(question: dict[str, Any], is_over: Callable[[], bool] | None = None) -> bytes | None:
+def _ask(
+    question: dict[str, Any], is_over: Callable[[], bool] | None = None, *, run_dir: Path | None = None
+) -> bytes | None:
     """Returns the launcher's answer; b"": it has none. None: `is_over`, which is asked now and then, says so."""
-    directory = os.open(config.get("RUN_DIR"), os.O_PATH | os.O_DIRECTORY)  # the path may be too long for a socket
+    # The path may be too long for a socket.
+    directory = os.open(run_dir or config.get("RUN_DIR"), os.O_PATH | os.O_DIRECTORY)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(f"/proc/self/fd/{directory}/{config.MEMBERSHIP_SOCKET}")

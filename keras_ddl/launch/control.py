@@ -36,6 +36,7 @@ _PROOF_BYTES = 32
 _SIOCGIFADDR = 0x8915
 LOST_AFTER_SECONDS = 25.0  # a network may be down for a moment
 FILE_CHUNK_BYTES = 1 << 20
+RECORD_HEADER_BYTES = 4  # of Kind.RECORD from a rank
 # In KERAS_DDL_RUN_DIR, for the program of `keras_ddl.run`: what it reads and what it leaves.
 CALL_FILE = "call.pickle"
 RESULT_FILE = "result.pickle"
@@ -62,8 +63,11 @@ class Kind(enum.IntEnum):
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program
     SIGNAL = 16  # L JSON: signal, for the program and nothing else
-    REGROUP = 17  # R JSON: a question of the program about the membership (membership_socket.py)
-    MEMBERS = 18  # L JSON: epoch, members, ended: the answer; with several hosts doors, secret (between_hosts.py)
+    QUESTION = 17  # R JSON: of the program, about the other ranks (membership_socket.py)
+    ANSWER = 18  # L JSON: to it; for a membership epoch, members, ended, with several hosts doors, secret
+    BOARD = 19  # L JSON: what the program's board is to show (communicator/board.py): has_question, admit_at
+    SHOWN = 20  # R JSON: admit_at, which it shows now
+    RECORD = 21  # R number of a newcomer, in four bytes, and what it is to get; L the latter, for the newcomer
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.

@@ -71,6 +71,11 @@ class Job:
         return bool(self.hosts) or mpirun_module.in_allocation(os.environ) or self._mpi_args_name_hosts
 
     @property
+    def takes_newcomers(self) -> bool:
+        """Whether processes may become ranks while it runs."""
+        return bool(self.spares)
+
+    @property
     def _mpi_args_name_hosts(self) -> bool:
         return any("host" in word or word in ("-f", "-H", "-machinefile", "--machinefile") for word in self.mpi_args)
 

@@ -1,28 +1,38 @@
-"""The wrapper's socket in KERAS_DDL_RUN_DIR at which its program asks for the next membership (membership.py)."""
+"""In KERAS_DDL_RUN_DIR: the socket at which a rank's program asks the launcher about the others, and its board."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from keras_ddl import config
-from keras_ddl.launch.control import short_path
+from keras_ddl.launch.control import RECORD_HEADER_BYTES, Kind, short_path
 
 _MESSAGE_BYTES = 1 << 16
 
 
 class MembershipSocket:
-    """One question at a time, answered as Kind.MEMBERS says. Never blocks: the owner polls `fds`.
+    """One question at a time, answered as Kind.ANSWER says. Never blocks: the owner polls `fds`.
 
     {"epoch": n, "admits": [3], "door": ...}   which membership follows epoch n? admits: newcomers that it may have, or
                                                null. door: where other hosts reach the program
     {"start": true}                            of a newcomer: may the program start?
-    {"join": true}                             of a newcomer: of which membership is it one? false: it waits no more
+    {"join": true, "door": ...}                of a newcomer: of which membership is it one? false: it waits no more
+    others                                     communicator/board.py
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, has_board: bool) -> None:
+        self._run_dir = run_dir
+        self._board: BinaryIO | None = None
+        if has_board:
+            self._board = (run_dir / config.BOARD_FILE).open("wb", buffering=0)
+            self._board.write(bytes(config.BOARD_BYTES))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         with short_path(run_dir / config.MEMBERSHIP_SOCKET) as name:
@@ -35,8 +45,37 @@ class MembershipSocket:
         """The descriptors to poll for reading."""
         return [self._listener.fileno(), *([] if self._program is None else [self._program.fileno()])]
 
-    def serve(self, fd: int) -> dict[str, Any] | None:
-        """Reads from one of `fds`; returns the program's question, if there is one."""
+    def serve(self, fd: int) -> Iterator[tuple[Kind, bytes | dict[str, Any]]]:
+        """Reads from one of `fds`; yields the frames for the launcher that carry the program's question."""
+        question = self._read(fd)
+        if question is None:
+            return
+        if "answer" in question:
+            with contextlib.suppress(OSError, ValueError):
+                record = (self._run_dir / config.RECORD_FILE).read_bytes()
+                yield Kind.RECORD, int(question["answer"]).to_bytes(RECORD_HEADER_BYTES) + record
+        yield Kind.QUESTION, question
+
+    def take(self, kind: Kind, payload: bytes) -> Iterator[tuple[Kind, bytes | dict[str, Any]]]:
+        """Takes an ANSWER, BOARD or RECORD frame; yields those that answer it."""
+        if kind is Kind.RECORD:
+            part = self._run_dir / f"{config.ANSWER_FILE}.part"
+            part.write_bytes(payload)
+            part.rename(self._run_dir / config.ANSWER_FILE)
+            return
+        message = json.loads(payload)
+        admit_at = message.get("admit_at")
+        if self._board is not None:
+            if admit_at is not None:
+                os.pwrite(self._board.fileno(), admit_at.to_bytes(8, sys.byteorder), config.BOARD_ADMIT_AT)
+            if message.get("has_question"):
+                os.pwrite(self._board.fileno(), b"\1", 0)
+        if kind is Kind.ANSWER:
+            self._answer(payload)
+        elif admit_at is not None:
+            yield Kind.SHOWN, {"admit_at": admit_at}
+
+    def _read(self, fd: int) -> dict[str, Any] | None:
         try:
             if fd == self._listener.fileno():
                 self._hang_up()
@@ -54,8 +93,7 @@ class MembershipSocket:
         self._hang_up()
         return None
 
-    def answer(self, payload: bytes) -> None:
-        """Answers the program."""
+    def _answer(self, payload: bytes) -> None:
         if self._program is not None:
             try:
                 self._program.send(payload)

@@ -161,8 +161,8 @@ class RankProcess:
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
             elif self._membership is not None and fd in questions:
-                if (question := self._membership.serve(fd)) is not None:
-                    self._channel.send(Kind.REGROUP, question)
+                for kind, message in self._membership.serve(fd):
+                    self._channel.send(kind, message)
             elif program is not None and fd == program.stdin:
                 self._channel.send(Kind.STDIN_CONSUMED, {"bytes": program.feed()})
             elif program is not None and fd in program.sources:
@@ -225,8 +225,9 @@ class RankProcess:
             self._signal(json.loads(payload)["signal"])
         elif kind is Kind.HOSTS_CHANGED:
             (self._run_dir / HOSTS_FILE).touch()
-        elif kind is Kind.MEMBERS and self._membership is not None:
-            self._membership.answer(payload)
+        elif kind in (Kind.ANSWER, Kind.BOARD, Kind.RECORD) and self._membership is not None:
+            for reply, message in self._membership.take(kind, payload):
+                self._channel.send(reply, message)
         elif kind is Kind.BYE:
             goodbye = json.loads(payload)
             self._may_exit, self._survived = True, goodbye["survived"]
@@ -248,7 +249,7 @@ class RankProcess:
         if welcome.get("clock"):
             (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
         if welcome["regroups"]:
-            self._membership = MembershipSocket(self._run_dir)
+            self._membership = MembershipSocket(self._run_dir, has_board=welcome["takes_newcomers"])
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 

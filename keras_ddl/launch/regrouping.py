@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 from keras_ddl.launch import control
 from keras_ddl.launch.membership import Membership
+from keras_ddl.launch.questions import Questions
 from keras_ddl.launch.rank_link import RankLink
 
 _KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
@@ -41,28 +43,45 @@ class Regrouping:
         self._last: dict[str, Any] | None = None  # answer
         self._is_ending = False  # a rank has failed by itself
         self._spares = list(range(num_ranks, len(links)))  # in the order in which they are started
-        self._waiting: set[int] = set()  # spares that ask whether they may start
+        self._waiting: set[int] = set()  # newcomers that ask whether they may start
+        self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
+
+    def take(self, rank: int, kind: control.Kind, payload: bytes) -> None:
+        """Takes a frame that a rank's program has sent: QUESTION, RECORD or SHOWN."""
+        if kind is control.Kind.RECORD:
+            to = int.from_bytes(payload[: control.RECORD_HEADER_BYTES])
+            self._questions.pass_record(to, payload[control.RECORD_HEADER_BYTES :])
+        elif kind is control.Kind.SHOWN:
+            self._questions.has_shown(rank, json.loads(payload)["admit_at"])
+        else:
+            self.ask(rank, json.loads(payload))
 
     def ask(self, rank: int, question: Mapping[str, Any]) -> None:
         """Takes a question of a rank's program (membership_socket.py)."""
+        if self._questions.take(rank, question, [each for each in self.membership.members if self._is_there(each)]):
+            return
+        door = question.get("door")  # where its program can be reached by other hosts
+        if door is not None and not self._links[rank].open_door(door):
+            return  # its connection has just ended
         if "start" in question:
             self._waiting.add(rank)
         elif "join" in question and question["join"] and rank in self.membership.members and self._last is not None:
-            self._links[rank].send(control.Kind.MEMBERS, self._last)  # it has missed this answer
+            self._links[rank].send(control.Kind.ANSWER, self._last)  # it has missed this answer
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
-            door = question.get("door")  # where its program can be reached by other hosts
-            if door is not None and not self._links[rank].open_door(door):
-                return  # its connection has just ended
             self.membership.ask(rank, int(question["epoch"]), time.monotonic(), question.get("admits"))
         self.answer()
+
+    def _is_there(self, rank: int) -> bool:
+        return not self._links[rank].over
 
     def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
         """A rank has ended. Returns whether the job goes on for all that."""
         rank = link.outcome.rank
         is_member = rank in self.membership.members
         self.membership.end(rank, is_lost=link.outcome.is_lost)
+        self._questions.end(rank)
         is_last = is_member and all(self._links[each].over for each in self.membership.members)
         if is_last:
             self.end_spares()
@@ -107,7 +126,7 @@ class Regrouping:
         for rank in self._waiting.difference(self._spares):
             self._waiting.discard(rank)
             message = {"epoch": self.membership.epoch, "members": self.membership.members}
-            self._links[rank].send(control.Kind.MEMBERS, message)
+            self._links[rank].send(control.Kind.ANSWER, message)
         before = self.membership.members
         members = None if self._is_ending else self.membership.advance()
         if members is None:
@@ -123,11 +142,13 @@ class Regrouping:
         self._links[members[0]].output.come_first()
         ended = [rank for rank in before if self.membership.has_ended_well(rank)]
         answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}
+        answer["admit_at"] = self._questions.admit_at
         if self._secret is not None:
             answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}
         self._last = answer
         for rank in members:
-            self._links[rank].send(control.Kind.MEMBERS, answer)
+            self._links[rank].send(control.Kind.ANSWER, answer)
+        self._questions.begin_epoch(members)
         return False
 
 

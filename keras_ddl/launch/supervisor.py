@@ -45,6 +45,7 @@ _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
 _DAEMON_SECONDS = 5.0  # mpirun's daemons end, and remove their files, once mpirun has ended
+_ABOUT_OTHERS = (control.Kind.QUESTION, control.Kind.RECORD, control.Kind.SHOWN)
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on to the ranks, who decide what they mean
 
 
@@ -101,8 +102,6 @@ class Supervisor:
         began = time.monotonic()
         job.folder.mkdir(mode=0o700)
         job.sockets.mkdir(mode=0o700)
-        if job.spares:
-            (job.sockets / config.NEWCOMERS_FILE).write_bytes(bytes(config.NEWCOMERS_BYTES))
         self._result.starter = job.starter
         listener, self._address = control.listen(None if job.several_hosts else job.sockets / "launcher")
         lost_after = control.LOST_AFTER_SECONDS
@@ -170,6 +169,7 @@ class Supervisor:
             "sends_file": self._job.call is not None,
             "kept": self._job.kept,
             "regroups": self._regrouping is not None,
+            "takes_newcomers": self._job.takes_newcomers,
             "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
         }
 
@@ -305,8 +305,8 @@ class Supervisor:
         for kind, payload in () if channel.closed else channel.read():
             if kind is control.Kind.STDIN_CONSUMED:
                 self._stdin.taken(json.loads(payload)["bytes"])
-            elif kind is control.Kind.REGROUP and self._regrouping is not None:
-                self._regrouping.ask(link.outcome.rank, json.loads(payload))
+            elif kind in _ABOUT_OTHERS and self._regrouping is not None:
+                self._regrouping.take(link.outcome.rank, kind, payload)
             else:
                 link.handle(kind, payload)
         if channel.closed:

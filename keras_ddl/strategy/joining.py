@@ -251,7 +251,7 @@ class Newcomer(_Joining):
         while True:
             if replay.ask_to_join(_FIT):
                 raise CallHasEnded
-            topology = communicator.join_others(lambda: replay.board.has_answer(replay.name))
+            topology = communicator.join_others(lambda: replay.board.has_answer())
             if topology is not None:
                 break
         history.begin(None)

@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from keras_ddl import config
-from keras_ddl.communicator import history
-from keras_ddl.communicator.history import Board, Record, Replay
+from keras_ddl.communicator import board, history
+from keras_ddl.communicator.board import Board
+from keras_ddl.communicator.history import Record, Replay
 from keras_ddl.errors import CollectiveError
+from keras_ddl.launch.control import Kind
+from keras_ddl.launch.membership_socket import MembershipSocket
+from keras_ddl.launch.questions import Questions
+
+
+class Job:
+    """Rank 0 and a newcomer, each with its wrapper's socket, and a thread that is the launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        folders = [folder / "rank", folder / "newcomer"]
+        for each in folders:
+            each.mkdir()
+        self._sockets = [MembershipSocket(each, has_board=True) for each in folders]
+        self._questions = Questions(self._send)
+        self.rank, self.newcomer = map(Board, folders)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _send(self, rank: int, kind: Kind, message: bytes | dict[str, Any]) -> None:
+        payload = message if isinstance(message, bytes) else json.dumps(message).encode()
+        for _, reply in self._sockets[rank].take(kind, payload):
+            self._questions.has_shown(rank, reply["admit_at"])
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            owners = {fd: rank for rank, each in enumerate(self._sockets) for fd in each.fds}
+            for fd in select.select(list(owners), [], [], 0.01)[0]:
+                for kind, message in self._sockets[owners[fd]].serve(fd):
+                    if kind is Kind.RECORD:
+                        self._questions.pass_record(int.from_bytes(message[:4]), message[4:])
+                    else:
+                        assert self._questions.take(owners[fd], message, [0])
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    (tmp_path / config.NEWCOMERS_FILE).write_bytes(bytes(config.NEWCOMERS_BYTES))
-    made = history.board_in(str(tmp_path))
-    assert made is not None
-    return made
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.end()
 
 
 @contextmanager
@@ -45,48 +84,52 @@ def answering(record: Record) -> Iterator[None]:
         thread.join()
 
 
-def test_a_job_without_spares_has_no_board(tmp_path: Path) -> None:
-    assert history.board_in(str(tmp_path)) is None
+def test_a_job_that_takes_no_newcomers_has_no_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
+    assert board.of_process() is None
 
 
-def test_ranks_see_what_is_on_the_board(board: Board) -> None:
-    other = Board(board.directory)
-    assert not other.has_question and other.admit_at == 0
-    board.has_question, board.admit_at = True, 2**40
-    assert other.has_question and other.admit_at == 2**40
-    other.has_question = False
-    assert not board.has_question and board.admit_at == 2**40
+def test_a_rank_sees_what_is_on_its_board(job: Job) -> None:
+    assert not job.rank.has_question and job.rank.admit_at == 0
+    job.newcomer.ask("join", "2")
+    assert job.rank.has_question and not job.newcomer.has_question
+    job.rank.has_question = False
+    assert job.rank.questions("join") == {"1": "2"} and job.rank.questions("record") == {}
+    job.rank.forget("join", "1")
+    assert job.rank.questions("join") == {}
+    job.rank.admit_at = 2**40
+    assert job.rank.admit_at == 2**40 and not job.rank.has_question
 
 
-def test_a_newcomer_gets_what_the_others_got(board: Board) -> None:
-    record = Record(board, [], 0)
+def test_a_newcomer_gets_what_the_others_got(job: Job) -> None:
+    record = Record(job.rank, [], 0)
     array = np.arange(3.0)
     record.add("a", array)
     array += 1  # the program may go on with it
     record.add("b", {"c": [1, None]})
-    replay = Replay(board, "3")
+    replay = Replay(job.newcomer)
     with answering(record):
         np.testing.assert_array_equal(replay.result("a"), [0.0, 1.0, 2.0])
         assert replay.result("b") == {"c": [1, None]}
 
 
-def test_a_newcomer_waits_for_the_others(board: Board) -> None:
-    record, replay = Record(board, [], 0), Replay(board, "3")
+def test_a_newcomer_waits_for_the_others(job: Job) -> None:
+    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     with answering(record):
         threading.Timer(0.1, record.add, ["a", 5]).start()
         begin = time.monotonic()
         assert replay.result("a") == 5 and time.monotonic() - begin > 0.05
 
 
-def test_a_newcomer_that_makes_another_call_says_which(board: Board) -> None:
-    record, replay = Record(board, [], 0), Replay(board, "3")
+def test_a_newcomer_that_makes_another_call_says_which(job: Job) -> None:
+    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     record.add("barrier ", None)
     with answering(record), pytest.raises(CollectiveError, match="Received: all_gather_object a, where .* barrier"):
         replay.result("all_gather_object a")
 
 
-def test_a_call_of_the_trainer_stands_for_all_that_was_exchanged_in_it(board: Board) -> None:
-    record, replay = Record(board, [], 0), Replay(board, "3")
+def test_a_call_of_the_trainer_stands_for_all_that_was_exchanged_in_it(job: Job) -> None:
+    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     record.add("before", 1)
     record.begin_call()
     record.add("in it", 2)
@@ -104,8 +147,8 @@ def test_a_call_of_the_trainer_stands_for_all_that_was_exchanged_in_it(board: Bo
     assert replay.calls == record.calls == 1
 
 
-def test_a_newcomer_that_has_joined_goes_on_recording(board: Board) -> None:
-    record, replay = Record(board, [], 0), Replay(board, "3")
+def test_a_newcomer_that_has_joined_goes_on_recording(job: Job) -> None:
+    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     record.add("before", 1)
     record.begin_call()
     record.add("in it", 2)
@@ -132,15 +175,15 @@ def test_a_newcomer_that_has_joined_goes_on_recording(board: Board) -> None:
     ],
     ids=["not picklable", "a fit that has failed", "too much"],
 )
-def test_a_job_that_takes_no_newcomers_says_why(board: Board, spoil: Callable[[Record], object]) -> None:
-    record, replay = Record(board, [], 0), Replay(board, "3")
+def test_a_job_that_takes_no_newcomers_says_why(job: Job, spoil: Callable[[Record], object]) -> None:
+    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     spoil(record)
     with answering(record), pytest.raises(CollectiveError, match="takes no newcomers"):
         replay.result("a")
 
 
-def test_what_ranks_exchange_in_a_recorded_call_is_not_recorded_by_itself(board: Board) -> None:
-    record, replay = Record(board, [], 0), Replay(board, "3")
+def test_what_ranks_exchange_in_a_recorded_call_is_not_recorded_by_itself(job: Job) -> None:
+    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     history.begin(record)
     try:
         assert history.recorded("outer", lambda: history.recorded("inner", lambda: 1) + 1) == 2

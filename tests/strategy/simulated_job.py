@@ -212,7 +212,7 @@ class Job:
             over=False,  # read where there are spares
             output=SimpleNamespace(come_first=lambda: None),
             signal=lambda _: self.end(rank),
-            send=lambda kind, message: self._answer(rank, message) if kind is control.Kind.MEMBERS else None,
+            send=lambda kind, message: self._answer(rank, message) if kind is control.Kind.ANSWER else None,
         )
 
     def _answer(self, rank: Rank, message: dict[str, Any]) -> None:

@@ -1,0 +1,86 @@
+"""What newcomers ask rank 0, and rank 0 tells all, by way of the launcher (communicator/board.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from keras_ddl.launch.control import Kind
+
+Send = Callable[[int, Kind, "bytes | dict[str, Any]"], None]
+
+
+class Questions:
+    """Those of one job.
+
+    Args:
+        send: sends a frame to the wrapper of a rank.
+
+    Attributes:
+        admit_at: what all boards are to show.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self.admit_at = 0
+        self._send = send
+        self._asked: dict[str, dict[int, str]] = {"record": {}, "join": {}, "leave": {}}
+        self._first = 0  # which rank is rank 0 now
+        self._not_shown: set[int] = set()  # ranks whose boards do not show `admit_at` yet
+
+    def take(self, rank: int, question: Mapping[str, Any], members: Iterable[int]) -> bool:
+        """Takes what the program of a rank says, and answers it. Returns False: it is about something else."""
+        answer: dict[str, Any] = {}
+        if "ask" in question:
+            self._asked[question["ask"]][rank] = question["text"]
+            self._ring()
+        elif "questions" in question:
+            answer = {str(each): text for each, text in self._asked[question["questions"]].items()}
+        elif "forget" in question:
+            self._asked[question["forget"]].pop(int(question["name"]), None)
+        elif "admit_at" in question:
+            self.admit_at, self._not_shown = question["admit_at"], set(members)
+            for each in members:
+                self._send(each, Kind.BOARD, {"admit_at": self.admit_at})
+            return True  # answered by `has_shown`
+        elif "answer" not in question:
+            return False
+        self._send(rank, Kind.ANSWER, answer)
+        return True
+
+    def pass_record(self, rank: int, record: bytes) -> None:
+        """Rank 0 sends a newcomer the record that it has asked for."""
+        self._asked["record"].pop(rank, None)
+        self._send(rank, Kind.RECORD, record)
+
+    def ask_to_leave(self, ranks: Iterable[int]) -> None:
+        """These are to leave the job, between two steps."""
+        self._asked["leave"] = dict.fromkeys(ranks, "")
+        if self._asked["leave"]:
+            self._ring()
+
+    def has_shown(self, rank: int, admit_at: int | None) -> None:
+        """The board of a rank shows `admit_at`. None: its program has ended."""
+        if admit_at not in (None, self.admit_at) or rank not in self._not_shown:
+            return
+        self._not_shown.discard(rank)
+        if not self._not_shown:
+            self._send(self._first, Kind.ANSWER, {})
+
+    def end(self, rank: int) -> None:
+        """The program of a rank or newcomer has ended."""
+        for asked in self._asked.values():
+            asked.pop(rank, None)
+        self.has_shown(rank, None)
+
+    def begin_epoch(self, members: tuple[int, ...]) -> None:
+        """These are the ranks from now on: newcomers among them ask no more, and the first is rank 0."""
+        for what in ("record", "join"):
+            for rank in members:
+                self._asked[what].pop(rank, None)
+        self._first = members[0]
+        self._not_shown.clear()
+        self._ring()
+
+    def _ring(self) -> None:
+        if any(self._asked.values()):
+            self._send(self._first, Kind.BOARD, {"has_question": True})
