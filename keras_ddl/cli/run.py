@@ -119,7 +119,7 @@ def command(
     """
     from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
-    from keras_ddl.launch.placement import Discovery, Placement
+    from keras_ddl.launch.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
     variables = parse_env(env)
@@ -153,6 +153,8 @@ def command(
         output_dir=Path(output_dir) if output_dir else None,
         min_ranks=min_np,
         spares=spares,
+        hostfile=None if hostfile is None else HostFile(hostfile, slots),
+        max_ranks=max_np or num_ranks,
         verbose=verbose,
     )
     placement = Placement(num_ranks if discovery else job.num_ranks, job.hosts, discovery, min_np, max_np)

@@ -33,7 +33,9 @@ READY = b"keras-ddl: host_ranks has started\n"
 
 @dataclass(frozen=True)
 class Part:
-    """The ranks of this host: `count` of `size`, from `first` on, then spares. `directory`: of their sockets."""
+    """The processes of this host: `count` of them, numbered from `first` on; from `size` on they are spares and
+    newcomers. `directory`: of their sockets.
+    """
 
     first: int
     count: int
@@ -41,7 +43,6 @@ class Part:
     hosts: int
     directory: Path
     program: list[str]
-    spares: int = 0
 
 
 def main(argv: list[str]) -> int:
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     numbers = dict(zip(argv[:end:2], map(int, argv[1:end:2])))
     size, spares = numbers["-np"], numbers.get("--spares", 0)
     directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
-    return _run(Part(0, size, size, 1, directory, argv[end + 1 :], spares))
+    return _run(Part(0, size + spares, size, 1, directory, argv[end + 1 :]))
 
 
 def _read_part(line: bytes) -> Part:
@@ -75,13 +76,14 @@ def _read_part(line: bytes) -> Part:
 def _run(part: Part) -> int:
     own = os.getpid()
     running: set[int] = set()
-    for local_rank in range(part.count + part.spares):
+    local_size = min(part.count, max(1, part.size - part.first))
+    for local_rank in range(part.count):
         child = os.fork()
         if child == 0:
             rank = f"{part.first + local_rank}/{part.size}/{part.hosts}@{part.directory}"
             os.environ[config.VARIABLES["HOST_RANK"].environment_name] = rank
             os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = str(local_rank)
-            os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(part.count)
+            os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(local_size)
             os._exit(_run_wrapper(part.program, own))
         running.add(child)
 

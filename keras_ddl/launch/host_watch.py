@@ -1,4 +1,4 @@
-"""Notices that the available hosts change: the launcher polls the discovery script and notifies the ranks."""
+"""Notices that the available hosts change: the launcher polls what names them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_ddl.errors import LaunchError
 from keras_ddl.launch.control import HOSTS_FILE
 from keras_ddl.launch.mpirun import Host
 from keras_ddl.launch.outcome import RESTART_STATUS
-from keras_ddl.launch.placement import Discovery
+from keras_ddl.launch.placement import Discovery, HostFile
 
 _POLL_SECONDS = 2.0
 
@@ -31,13 +31,16 @@ def exit_for_restart() -> NoReturn:
 
 
 class HostWatch:
-    """Polls the script in a thread, as a context manager. A change counts when two answers in a row agree."""
+    """Polls a script or a file in a thread, as a context manager. A change counts when two answers in a row agree."""
 
     def __init__(
-        self, discovery: Discovery, differs: Callable[[tuple[Host, ...]], bool], announce: Callable[[], None]
+        self,
+        source: Discovery | HostFile,
+        differs: Callable[[tuple[Host, ...]], bool],
+        announce: Callable[[tuple[Host, ...]], None],
     ) -> None:
-        """`announce` is called once, by the thread, when `differs(hosts)`."""
-        self._discovery, self._differs, self._announce = discovery, differs, announce
+        """`announce` is called by the thread, whenever `differs(hosts)`."""
+        self._source, self._differs, self._announce = source, differs, announce
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="keras_ddl-hosts", daemon=True)
 
@@ -53,12 +56,11 @@ class HostWatch:
         before: tuple[Host, ...] | None = None
         while not self._stopped.wait(_POLL_SECONDS):
             try:
-                hosts = self._discovery.hosts(self._stopped.is_set)
+                hosts = self._source.hosts(self._stopped.is_set)
             except LaunchError:  # reported at the next restart
                 continue
             if self._stopped.is_set():
                 return
             if hosts == before and self._differs(hosts):
-                self._announce()
-                return
+                self._announce(hosts)
             before = hosts

@@ -15,6 +15,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, resume_hint, status_text
+from keras_ddl.launch.placement import HostFile, ranks_by_host
 from keras_ddl.launch.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
 from keras_ddl.topology.launcher import allocation_size
@@ -43,6 +44,8 @@ class Job:
         seconds_spent: how much of the timeout earlier attempts used.
         min_ranks: the job may go on with so many when ranks are lost (membership.py); None: it ends.
         spares: processes that take the place of lost ranks; they are numbered after the ranks.
+        hostfile: names `hosts`, and is followed while the job runs; None: they stay. max_ranks: as many there may be
+            then; None: as many as it has room for.
         kept: name of the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
         id: names the job's directory on every host; unguessable, because everybody can write to /tmp.
     """
@@ -61,6 +64,8 @@ class Job:
     kept: str | None = None
     min_ranks: int | None = None
     spares: int = 0
+    hostfile: HostFile | None = None
+    max_ranks: int | None = None
     verbose: bool = False
     directory: str = field(default_factory=os.getcwd)
     id: str = field(default_factory=new_id)
@@ -73,7 +78,12 @@ class Job:
     @property
     def takes_newcomers(self) -> bool:
         """Whether processes may become ranks while it runs."""
-        return bool(self.spares)
+        return bool(self.spares or self.hostfile)
+
+    @property
+    def num_hosts(self) -> int:
+        """On how many hosts processes of the job are started, or may be; where it has no mpirun."""
+        return len(ranks_by_host(self.num_ranks + self.spares, self.hosts)) + bool(self.hostfile)
 
     @property
     def _mpi_args_name_hosts(self) -> bool:
@@ -87,6 +97,7 @@ class Job:
                 hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
                 starter = [*starter[:-1], "keras_ddl.launch.remote_ranks", "--hosts", hosts]
             numbers = ["-np", str(self.num_ranks), *(["--spares", str(self.spares)] if self.spares else [])]
+            numbers += ["--more"] if self.hostfile is not None else []
             return [*starter, *numbers, "--", *self.program]
         wrapper = [sys.executable, "-P", "-m", "keras_ddl.launch.rank_process", "--", *self.program]
         forward = ["KERAS_DDL_LAUNCHER"]
@@ -160,6 +171,7 @@ def make(
     mpi_args: tuple[str, ...] = (),
     min_ranks: int | None = None,
     spares: int = 0,
+    hostfile: HostFile | None = None,
     **rest: object,
 ) -> Job:
     """Checks settings, and returns the job.
@@ -173,7 +185,7 @@ def make(
     parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
     slots = sum(host.slots for host in parsed)
     if num_ranks is None:
-        num_ranks = slots or allocation_size()
+        num_ranks = max(0, slots - spares) or allocation_size()
     if num_ranks is None:
         raise ConfigError(
             "np: the number of ranks must be given. Received: neither -np nor --hosts, and no number of tasks of "
@@ -181,10 +193,11 @@ def make(
         )
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ConfigError(f"np must be a whole number of ranks, 1 or more. Received: np={num_ranks!r}.")
-    if parsed and num_ranks > slots:
+    if parsed and num_ranks + spares > slots:
+        received = f"np={num_ranks}, {f'spares={spares}, ' if spares else ''}hosts={hosts!r}"
         raise ConfigError(
-            f"np must not be larger than the ranks that the hosts take together ({slots}). Received: np={num_ranks}, "
-            f"hosts={hosts!r}. Write the number of ranks after each host, as in 'h0:2,h1:2'."
+            f"np must not be larger than the ranks that the hosts take together ({slots}); spares count, too. "
+            f"Received: {received}. Write the number of ranks after each host, as in 'h0:2,h1:2'."
         )
     for name, seconds in (("timeout", timeout), ("grace", grace)):
         if seconds is not None and not seconds > 0:
@@ -203,11 +216,11 @@ def make(
     # MPI ends all ranks when one dies, and its daemons all hosts: a job that goes on is started without it.
     goes_on = min_ranks is not None
     by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
-    if spares and (by_mpirun or parsed or not goes_on):
-        where = "no --min-np" if not goes_on else "ranks that mpirun starts" if by_mpirun else "several hosts"
+    if spares and (by_mpirun or not goes_on):
+        where = "ranks that mpirun starts" if goes_on else "no --min-np"
         raise ConfigError(
-            "spares take the place of lost ranks in a job that goes on: with --min-np, on one host, without mpirun. "
-            f"Received: --spares {spares}, and {where}. Restart the job with --restarts instead, or add --min-np."
+            "spares take the place of lost ranks in a job that goes on: with --min-np, without mpirun. Received: "
+            f"--spares {spares}, and {where}. Restart the job with --restarts instead, or add --min-np."
         )
     return Job(
         program=tuple(program),
@@ -220,6 +233,7 @@ def make(
         grace=grace,
         min_ranks=min_ranks,
         spares=spares,
+        hostfile=None if by_mpirun or not goes_on else hostfile,
         **rest,  # type: ignore[arg-type]
     )
 

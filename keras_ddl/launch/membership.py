@@ -36,6 +36,7 @@ class Membership:
         self._admitting: set[int] = set()  # of those that ask
         self._admitted: set[int] = set()  # newcomers that they name
         self._joining: set[int] = set()
+        self._leaving: set[int] = set()
         self._ended: set[int] = set()
         self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
@@ -60,6 +61,10 @@ class Membership:
     def give_up_joining(self, rank: int) -> None:
         """It is not, because what the members do has changed."""
         self._joining.discard(rank)
+
+    def leave(self, ranks: Iterable[int]) -> None:
+        """These are no members any more when all next ask together, where newcomers may join."""
+        self._leaving = set(ranks)
 
     def end(self, rank: int, *, is_lost: bool = True) -> None:
         """The program of a rank has ended, or its host is gone. `is_lost`: before it had done its part."""
@@ -102,8 +107,10 @@ class Membership:
         if not self._asking or self.missing() or self.is_too_small():
             return None
         self.epoch += 1
-        admitted = self._joining & self._admitted if self._admitting == self._asking else set()
-        self.members = tuple(sorted(self._asking | admitted))
+        is_between = self._admitting == self._asking
+        admitted = self._joining & self._admitted if is_between else set()
+        staying = self._asking - self._leaving if is_between else self._asking
+        self.members = tuple(sorted((staying or self._asking) | admitted))
         self._joining -= admitted
         for some in (self._asking, self._admitting, self._admitted):
             some.clear()

@@ -17,10 +17,13 @@ _KILLED_SECONDS = 5.0
 class MpirunProcess:
     """A process that the constructor starts, in its own session: Ctrl-C is for the launcher, which handles it."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: str, *, takes_lines: bool = False
+    ) -> None:
+        """`takes_lines`: it reads what `write` sends; else its stdin is empty."""
         self._process = subprocess.Popen(
             processes.dying_with_parent(list(command)),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if takes_lines else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -64,6 +67,14 @@ class MpirunProcess:
             self._stream.close()
         self._text = (self._text + data)[-_TEXT_BYTES:]
         return data
+
+    def write(self, data: bytes) -> None:
+        """Sends it some lines."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            stdin.write(data)
+            stdin.flush()
 
     def poll(self) -> int | None:
         """Returns the status; sets `ended_at` when the process has ended."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch import hostfile
 from keras_ddl.launch.mpirun import Host, parse_hosts
 
 _SCRIPT_SECONDS = 60.0
@@ -58,6 +59,21 @@ class Discovery:
             "The host discovery script must be executable, end with status 0 and print one line host:slots for each "
             f"host. Received: {self.command!r}: {what}. Run it by hand."
         )
+
+
+class HostFile:
+    """A file that names the hosts of a job, read again and again. `slots`: for lines without a number."""
+
+    def __init__(self, path: str, slots: int | None = None) -> None:
+        self.path, self._slots = path, slots
+
+    def hosts(self, stopped: Callable[[], bool] = lambda: False) -> tuple[Host, ...]:
+        """Returns the hosts that it names now. Raises: LaunchError: it cannot be read, or names none."""
+        del stopped  # it takes no time
+        try:
+            return parse_hosts(hostfile.read(self.path, self._slots))
+        except (ConfigError, OSError) as error:
+            raise LaunchError(f"{self.path}: {error}") from None
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Preflight:
 
     def take(self, rank: int, hello: dict[str, Any]) -> None:
         """Takes the first message of a rank's wrapper."""
-        name = host_of_rank(self._job.hosts, rank)
+        name = host_of_rank(self._job.hosts, rank)  # of a newcomer another one, which is not looked for
         if name is not None:
             self._answered.add(name)
         if "facts" in hello:
@@ -51,6 +51,12 @@ class Preflight:
             self._reach.wait()
         findings = [finding for name, finding in self._reach.findings().items() if name not in self._answered]
         return _refusal(findings) if findings else None
+
+    def problem_of(self, rank: int) -> str | None:
+        """Returns why a newcomer's host cannot have ranks of the job; None: it can."""
+        first = min(self._facts)
+        findings = host_facts.compare([self._facts[first], self._facts[rank]])
+        return "; ".join(_line(each) for each in findings if each.severity is Severity.ERROR) or None
 
     def problems(self) -> str | None:
         """Prints warnings. Returns the message about hosts on which the job cannot start; None without such hosts."""

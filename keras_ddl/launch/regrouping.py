@@ -15,6 +15,8 @@ from keras_ddl.launch.questions import Questions
 from keras_ddl.launch.rank_link import RankLink
 
 _KILLING_SECONDS = 5.0  # a rank that cannot be killed is given up
+_LEAVING_SECONDS = 30.0  # one that has not ended so long after it has left is killed
+_NO_SIGNAL = 0
 
 
 class Regrouping:
@@ -42,7 +44,8 @@ class Regrouping:
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
         self._last: dict[str, Any] | None = None  # answer
         self._is_ending = False  # a rank has failed by itself
-        self._spares = list(range(num_ranks, len(links)))  # in the order in which they are started
+        self.spares = list(range(num_ranks, len(links)))  # those that wait, in the order in which they will start
+        self._leaving: dict[int, str] = {}  # and why
         self._waiting: set[int] = set()  # newcomers that ask whether they may start
         self._questions = Questions(lambda rank, kind, message: links[rank].send(kind, message))
 
@@ -73,6 +76,13 @@ class Regrouping:
             self.membership.ask(rank, int(question["epoch"]), time.monotonic(), question.get("admits"))
         self.answer()
 
+    def ask_to_leave(self, ranks: Sequence[int], why: str) -> None:
+        """These ranks are to leave the job between two steps."""
+        if set(ranks) != self._leaving.keys():
+            self._leaving = dict.fromkeys(ranks, why)
+            self.membership.leave(ranks)
+            self._questions.ask_to_leave(ranks)
+
     def _is_there(self, rank: int) -> bool:
         return not self._links[rank].over
 
@@ -90,18 +100,18 @@ class Regrouping:
         elif is_last or is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
             self._is_ending |= not link.outcome.done
             return False
-        elif self._spares:
-            spare = self._spares.pop(0)
+        elif self.spares:
+            spare = self.spares.pop(0)
             self._say(f"rank {spare}, a spare, starts, to take the place of rank {rank}.")
         self.answer()
         return True
 
     def _leave_out(self, rank: int, is_stopping: bool) -> None:
         outcome = self._links[rank].outcome
-        if not is_stopping and not outcome.survived and rank not in self._spares:
+        if not is_stopping and not outcome.survived and rank not in self.spares:
             self._say(f"rank {rank} has not joined the others, who go on ({outcome.describe()}).")
-        if rank in self._spares:
-            self._spares.remove(rank)
+        if rank in self.spares:
+            self.spares.remove(rank)
         outcome.survived = True
         self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
 
@@ -111,6 +121,8 @@ class Regrouping:
             if link.outcome.rank not in self.membership.members and not link.over:
                 link.outcome.survived = True
                 link.stop(signal.SIGKILL, 0.0)
+                if link.is_missing:
+                    link.lose()
 
     def answer(self) -> bool:
         """Answers those that ask who is left, if all that live have asked. Returns whether some are still awaited."""
@@ -123,7 +135,7 @@ class Regrouping:
                 link.signal(signal.SIGKILL)
             elif now - self._killed_at[rank] > _KILLING_SECONDS and link.channel is not None:
                 link.channel.close()  # then _serve_rank counts it as lost
-        for rank in self._waiting.difference(self._spares):
+        for rank in self._waiting.difference(self.spares):
             self._waiting.discard(rank)
             message = {"epoch": self.membership.epoch, "members": self.membership.members}
             self._links[rank].send(control.Kind.ANSWER, message)
@@ -133,7 +145,12 @@ class Regrouping:
             return bool(self.membership.missing())
         for rank in set(before) - set(members):
             outcome = self._links[rank].outcome
-            if outcome.is_lost:
+            if self._is_there(rank):
+                outcome.survived = True
+                self._say(f"rank {rank} leaves ({self._leaving[rank]}); {len(set(members) & set(before))} go on.")
+                self._links[rank].send(control.Kind.ANSWER, {"left": True})
+                self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
+            elif outcome.is_lost:
                 outcome.survived = True
                 self._say(f"rank {rank} was lost ({outcome.describe()}); {len(set(members) & set(before))} go on.")
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})

@@ -1,6 +1,9 @@
 """Starts the ranks of a job on several hosts without mpirun: host_ranks.py on each, on other hosts by ssh.
 
-    python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 4 -- python train.py
+    python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
+
+Spares take the slots behind the ranks. With --more, what is to be started later comes as lines on stdin:
+{"host": "h2", "first": 4, "count": 2}.
 
 It takes mpirun's place. A host that is lost later takes nothing with it: the ranks of the others belong to processes of
 their own hosts, and the launcher, to which every rank is connected, decides what goes on. What host_ranks must know is
@@ -24,19 +27,20 @@ from collections.abc import Sequence
 
 from keras_ddl import config
 from keras_ddl.launch.host_ranks import READY
-from keras_ddl.launch.mpirun import Host, parse_hosts
+from keras_ddl.launch.mpirun import parse_hosts
 from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.processes import die_with_parent
 
 _FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # what the python of another host may need
 _OUTPUT_BYTES = 1 << 16
+NOT_STARTED = b"keras-ddl: not started: "  # then the host, and why
 
 
 class _OnHost:
     """The process that runs host_ranks on one host."""
 
-    def __init__(self, name: str, message: dict[str, object]) -> None:
-        self.name = name
+    def __init__(self, name: str, message: dict[str, object], *, may_fail: bool) -> None:
+        self.name, self.may_fail = name, may_fail
         self.is_ready = False
         self._head = b""  # of the output, before it is ready
         command = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", "--from-stdin"]
@@ -67,51 +71,77 @@ class _OnHost:
         return bool(data)
 
 
+class _Running:
+    """The hosts on which ranks run."""
+
+    def __init__(self, size: int, num_hosts: int, program: Sequence[str]) -> None:
+        self.hosts: list[_OnHost] = []
+        self.status = 0  # the first one other than 0 of host_ranks on a host that has not been lost
+        self._common = {
+            "launcher": os.environ[config.VARIABLES["LAUNCHER"].environment_name],
+            "folder": config.get("HOST_FOLDER"),
+            "size": size,
+            "hosts": num_hosts,
+            "program": list(program),
+        }
+
+    def start(self, host: str, first: int, count: int, *, may_fail: bool) -> None:
+        """Starts ranks. `may_fail`: the others do without them."""
+        self.hosts.append(_OnHost(host, {**self._common, "first": first, "count": count}, may_fail=may_fail))
+
+    def pass_on(self, host: _OnHost) -> bool:
+        """Passes output of a host on. Returns False if the job cannot start."""
+        if host.pass_on():
+            return True
+        self.hosts.remove(host)
+        ended = host.process.wait()
+        if host.is_ready:
+            # ssh fails when its host is lost. Statuses of ranks go to the launcher.
+            self.status = self.status or max(0, ended if ended != 255 else 0)
+            return True
+        why = f"{'host_ranks' if _is_here(host.name) else config.get('SSH')} ended with status {ended}"
+        if host.may_fail:
+            os.write(1, NOT_STARTED + f"{host.name} {why}\n".encode())
+        else:
+            print(f"The ranks of host {host.name} could not be started: {why}.")
+        return host.may_fail
+
+
 def main(argv: list[str]) -> int:
     """Entry point. Returns the first status other than 0 of host_ranks on a host that has not been lost, or 0."""
-    hosts, num_ranks, program = parse_hosts(argv[1]), int(argv[3]), argv[5:]
+    end = argv.index("--")
+    options = dict(zip(argv[: end - end % 2 : 2], argv[1:end:2]))
+    hosts, size, spares = parse_hosts(options["--hosts"]), int(options["-np"]), int(options.get("--spares", 0))
+    takes_more = "--more" in argv[:end]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     for signum in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, lambda *_: None)  # the launcher passes them on
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))  # the agents get it, too
-    running = _start(hosts, num_ranks, program)
-    status = 0
-    while running:
+    counts = ranks_by_host(size + spares, hosts)
+    running = _Running(size, len(counts) + takes_more, argv[end + 1 :])
+    first = 0
+    for name, count in counts.items():
+        running.start(name, first, count, may_fail=False)
+        first += count
+    orders = b""
+    while running.hosts:
         poll = select.poll()
-        by_fd = {each.output.fileno(): each for each in running}
-        for fd in by_fd:
+        by_fd = {each.output.fileno(): each for each in running.hosts}
+        for fd in (*by_fd, *([sys.stdin.fileno()] if takes_more else [])):
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll():
-            each = by_fd[fd]
-            if each.pass_on():
+            if fd in by_fd:
+                if not running.pass_on(by_fd[fd]):
+                    for other in running.hosts:
+                        other.process.terminate()
+                    return 1
                 continue
-            running.remove(each)
-            ended = each.process.wait()
-            if not each.is_ready:
-                who = "host_ranks" if _is_here(each.name) else config.get("SSH")
-                print(f"The ranks of host {each.name} could not be started: {who} ended with status {ended}.")
-                for other in running:
-                    other.process.terminate()
-                return 1
-            # After that, ssh fails when its host is lost. Statuses of ranks go to the launcher.
-            status = status or max(0, ended if ended != 255 else 0)
-    return status
-
-
-def _start(hosts: Sequence[Host], num_ranks: int, program: Sequence[str]) -> list[_OnHost]:
-    counts = ranks_by_host(num_ranks, hosts)
-    common = {
-        "launcher": os.environ[config.VARIABLES["LAUNCHER"].environment_name],
-        "folder": config.get("HOST_FOLDER"),
-        "size": num_ranks,
-        "hosts": len(counts),
-        "program": list(program),
-    }
-    started, first = [], 0
-    for name, count in counts.items():
-        started.append(_OnHost(name, {**common, "first": first, "count": count}))
-        first += count
-    return started
+            data = os.read(fd, _OUTPUT_BYTES)
+            takes_more = bool(data)
+            *lines, orders = (orders + data).split(b"\n")
+            for line in lines:
+                running.start(**json.loads(line), may_fail=True)
+    return running.status
 
 
 def _is_here(name: str) -> bool:

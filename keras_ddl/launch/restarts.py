@@ -6,6 +6,7 @@ A failed attempt is ended and cleaned up like any job; then the next one begins.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import select
 import shutil
@@ -123,14 +124,17 @@ class RestartLoop:
             job, self._screen, stdin=self._stdin, terminals=self._terminals, will_restart=self._decide_restart
         )
         self._hosts_change_announced = self._restart_requested = False
+        if supervisor.changing is not None and job.hostfile is not None:
+            with HostWatch(job.hostfile, supervisor.changing.differs, supervisor.changing.notify):
+                return supervisor.run(signals)
         discovery = self._placement.discovery
         if discovery is None:
             return supervisor.run(signals)
 
         def differs(hosts: tuple[Host, ...]) -> bool:
-            return self._placement.would_change(job.num_ranks, job.hosts, hosts)
+            return not self._hosts_change_announced and self._placement.would_change(job.num_ranks, job.hosts, hosts)
 
-        def announce() -> None:
+        def announce(_: tuple[Host, ...]) -> None:
             self._hosts_change_announced = True
             supervisor.notify_hosts_changed()
 
@@ -208,6 +212,9 @@ class RestartLoop:
         while True:
             problem = "there are no hosts"
             hosts: Sequence[Host] = placement.fixed
+            if self._job.hostfile is not None and self._attempt_number:
+                with contextlib.suppress(LaunchError):
+                    hosts = self._job.hostfile.hosts()
             if placement.discovery is not None:
                 try:
                     hosts = placement.discovery.hosts(self._should_stop)

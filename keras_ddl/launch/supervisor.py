@@ -24,12 +24,13 @@ from keras_ddl import config
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import control, processes, terminal
 from keras_ddl.launch.acceptor import Acceptor
+from keras_ddl.launch.changing_hosts import ChangingHosts
+from keras_ddl.launch.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
-from keras_ddl.launch.placement import ranks_by_host
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
@@ -69,25 +70,30 @@ class Supervisor:
         self._job, self._screen, self._will_restart = job, screen, will_restart
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
-        numbers = range(job.num_ranks + job.spares)
-        self._links = [RankLink(rank, RankOutput(rank, screen, self._log_file(rank))) for rank in numbers]
+        self._links: list[RankLink] = []
+        self._result = JobResult([])
+        for _ in range(job.num_ranks + job.spares):
+            self.add_link()
         self._by_fd: dict[int, tuple[RankLink, control.Channel]] = {}
         self._process: MpirunProcess | None = None
-        self._result = JobResult([link.outcome for link in self._links])
         self._stop_at: float | None = None  # when the other ranks are asked to end
         self._stopping = False
         self._terminate_mpirun_at: float | None = None
         self._killed = False
         self._hosts_changed = False
+        self.changing: ChangingHosts | None = None
         self._refusal: str | None = None  # why the programs must not start
         self._regrouping: Regrouping | None = None
         if job.min_ranks is not None and job.mpirun is None:  # an mpirun ends all ranks when one dies
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
-            several = len(ranks_by_host(job.num_ranks, job.hosts)) > 1
             self._regrouping = Regrouping(
-                self._links, job.num_ranks, job.min_ranks, patience, self._say, several_hosts=several
+                self._links, job.num_ranks, job.min_ranks, patience, self.say, several_hosts=job.num_hosts > 1
             )
+            if job.hostfile is not None:
+                plan = HostPlan(job.hosts, job.num_ranks, job.spares, job.min_ranks, job.max_ranks)
+                numbers = len(self._links), START_SECONDS
+                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, *numbers)
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -108,7 +114,7 @@ class Supervisor:
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
         self._acceptor = Acceptor(listener, self._address.token, len(self._links), lost_after)
-        self._preflight = Preflight(job, self._say)
+        self._preflight = Preflight(job, self.say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
                 if not self._preflight.holds_start:
@@ -129,6 +135,28 @@ class Supervisor:
 
     # ---- starting ------------------------------------------------------------------------------------------------
 
+    def add_link(self) -> RankLink:
+        """Adds the end of the connection with another rank, spare or newcomer."""
+        rank = len(self._links)
+        link = RankLink(rank, RankOutput(rank, self._screen, self._log_file(rank)))
+        self._links.append(link)
+        self._result.outcomes.append(link.outcome)
+        return link
+
+    def give_up(self, rank: int, why: str) -> None:
+        """Ends a spare or newcomer."""
+        link = self._links[rank]
+        self.say(f"rank {rank} ends before it has joined: {why}.")
+        link.outcome.survived = True
+        link.stop(signal.SIGKILL, 0.0)
+        if link.is_missing:
+            link.lose()
+            self._count(link)
+
+    def tell_starter(self, message: bytes) -> None:
+        """Sends what has started the ranks, on several hosts, a line."""
+        self._mpirun.write(message)
+
     def _log_file(self, rank: int) -> IO[bytes] | None:
         folder = self._job.output_dir
         if folder is None:
@@ -145,9 +173,9 @@ class Supervisor:
     def _start_mpirun(self) -> None:
         command = self._job.command()
         if self._job.verbose:
-            self._say(shlex.join(command))
+            self.say(shlex.join(command))
         environment = self._job.starter_environment(str(self._address))
-        self._process = MpirunProcess(command, environment, self._job.directory)
+        self._process = MpirunProcess(command, environment, self._job.directory, takes_lines=self.changing is not None)
 
     @property
     def _mpirun(self) -> MpirunProcess:
@@ -189,9 +217,10 @@ class Supervisor:
             if deadline is not None and now >= deadline:
                 deadline = None
                 self._result.timed_out = True
-                self._say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
+                self.say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in self._links):
+            first = self._links[: self._job.num_ranks]
+            if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in first):
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._hosts_changed and all(link.started for link in self._links):
                 self._hosts_changed = False
@@ -216,6 +245,8 @@ class Supervisor:
             busy |= link.output.tick()
         if self._regrouping is not None:
             busy |= self._regrouping.answer()
+        if self.changing is not None and not self._stopping and self._links[0].started:
+            self.changing.tick()
         times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
 
@@ -264,7 +295,7 @@ class Supervisor:
             if self._result.signal is None:
                 self._result.signal = signum
                 again = " (press again to kill them)" if signum == signal.SIGINT else ""
-                self._say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
+                self.say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
             if signum == signal.SIGINT:
                 self._stop_ranks(signal.SIGINT, self._job.grace or _INTERRUPT_GRACE_SECONDS)
             else:
@@ -278,8 +309,9 @@ class Supervisor:
         if admitted is None:
             return
         channel, hello = admitted
-        link = self._links[hello["rank"]] if hello["size"] == self._job.num_ranks else None
-        if link is None or link.channel is not None:
+        is_ours = hello["size"] == self._job.num_ranks and hello["rank"] < len(self._links)
+        link = self._links[hello["rank"]] if is_ours else None
+        if link is None or link.channel is not None or link.over:
             channel.close()
             return
         self._by_fd[channel.fileno()] = link, channel
@@ -289,11 +321,18 @@ class Supervisor:
         self._preflight.take(hello["rank"], hello)
         if self._stopping:
             link.stop(signal.SIGTERM, 0.0)
-        is_last = all(link.channel is not None for link in self._links)
-        if is_last:
+        if self.changing is not None:
+            self.changing.connected(link.outcome.rank)
+        is_last = not any(each.is_missing and not each.over for each in self._links)
+        if is_last and self.changing is None:
             self._acceptor.close()
         if not self._preflight.holds_start:
             link.start()
+        elif self._links[0].started:
+            if (problem := self._preflight.problem_of(link.outcome.rank)) is None:
+                link.start()
+            else:
+                self.give_up(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()
             for each in self._links if self._refusal is None else ():
@@ -313,10 +352,13 @@ class Supervisor:
             del self._by_fd[fd]
             link.lose()
         if link.over and not link.counted:
-            link.counted = True
-            self._on_rank_ended(link)
+            self._count(link)
 
-    def _on_rank_ended(self, link: RankLink) -> None:
+    def _count(self, link: RankLink) -> None:
+        """A rank has ended."""
+        link.counted = True
+        if self.changing is not None:
+            self.changing.ended(link.outcome)
         if link.result is not None:
             self._result.results[link.outcome.rank] = link.result
         if self._regrouping is not None and self._regrouping.goes_on_without(link, is_stopping=self._stopping):
@@ -344,6 +386,8 @@ class Supervisor:
 
     def _read_mpirun(self) -> None:
         data = self._mpirun.read()
+        if self.changing is not None:
+            self.changing.starter_says(data)
         if self._job.verbose and data:
             self._screen.write_lines(
                 "err", b"".join(b"[%s] %s\n" % (self._job.starter.encode(), x) for x in data.rstrip(b"\n").split(b"\n"))
@@ -387,7 +431,7 @@ class Supervisor:
         self._screen.finish()
 
     def _check_started(self) -> None:
-        missing = [link.outcome.rank for link in self._links if link.channel is None]
+        missing = [link.outcome.rank for link in self._links[: self._job.num_ranks] if link.is_missing]
         if not missing:
             return
         if (unreachable := self._preflight.unreachable(at_end=True)) is not None:
@@ -399,5 +443,6 @@ class Supervisor:
             f"\n{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
         )
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Shows a line of the launcher."""
         self._screen.write_lines("err", f"keras-ddl: {text}\n".encode())

@@ -39,8 +39,13 @@ def of_ranks(
     command = ["run", "-np", str(ranks), "--min-np", "1", *options, "python", program, *arguments]
     ended = run(command, tmp_path, env=env)
     assert ended.status == 0, ended
+    return ended, printed(ended)
+
+
+def printed(ended: Ended) -> list[list]:
+    """Returns what the ranks have printed, in their order."""
     lines = [re.sub(r"^\[\d\] ", "", line) for line in ended.out.splitlines()]
-    return ended, sorted(json.loads(line) for line in lines if line.startswith("["))
+    return sorted(json.loads(line) for line in lines if line.startswith("["))
 
 
 def check(
@@ -60,11 +65,18 @@ def check(
     variables = {"EPOCHS": str(epochs)} | ({"AWAITED": str(ranks)} if spares else {}) | env
     numbers = ("--spares", str(spares)) if spares else ()
     arguments = (program, model, data, where, *killed)
-    ended, left = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
+    ended, _ = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
     lost = {int(each.partition(":")[0]) for each in killed}
-    assert [each[0] for each in left] == [rank for rank in range(ranks + spares) if rank not in lost], ended
-    assert [each[1] for each in left] == list(range(len(left))), ended
     assert ended.err.count(" was lost (killed by SIGKILL); ") == len(lost), ended
+    check_ended(ended, [rank for rank in range(ranks + spares) if rank not in lost], program, model, data, epochs)
+    return ended
+
+
+def check_ended(ended: Ended, ranks: list[int], program: str, model: str, data: str, epochs: int) -> None:
+    """Compares what is left with one process. `ranks`: which are left, as the launcher counts them."""
+    left = printed(ended)
+    assert [each[0] for each in left] == ranks, ended
+    assert [each[1] for each in left] == list(range(len(left))), ended
     history, weights, predicted = of_one_process(program, model, data, epochs)
     for _, _, seen, values, made in left:
         assert seen.keys() == history.keys()
@@ -73,7 +85,6 @@ def check(
         for one, other in zip(values, weights, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
-    return ended
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:

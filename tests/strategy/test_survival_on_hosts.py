@@ -1,4 +1,6 @@
-"""fit goes on when ranks of several hosts are killed, and ends with the weights of one process."""
+"""fit goes on when ranks of several hosts are killed, and when hosts come and go, and ends with the weights of one
+process.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from launch.launching import Started
 from launch.test_run_hosts import AGENT, can_make_hosts
-from strategy.test_survival import check
+from strategy.test_survival import PROGRAM, check, check_ended
+
+EPOCHS = 60
 
 pytestmark = [
     pytest.mark.parallel,
@@ -17,11 +22,66 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def agent(tmp_path: Path) -> str:
+    path = tmp_path / "agent"
+    path.write_text(AGENT)
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.mark.parametrize(("model", "killed"), [("lstm", "3:7"), ("mlp", "1:4 3:9"), ("mlp", "2:5 3:5")])
-def test_fit_across_hosts(model: str, killed: str, tmp_path: Path) -> None:
+def test_fit_across_hosts(model: str, killed: str, agent: str, tmp_path: Path) -> None:
     """One rank, one of each host in turn, and both of a host."""
-    agent = tmp_path / "agent"
-    agent.write_text(AGENT)
-    agent.chmod(0o755)
     options = ("--hosts", "h0:2,h1:2")
-    check(tmp_path, model, "arrays", "step", *killed.split(), ranks=4, options=options, KERAS_DDL_SSH=str(agent))
+    check(tmp_path, model, "arrays", "step", *killed.split(), ranks=4, options=options, KERAS_DDL_SSH=agent)
+
+
+@pytest.mark.parametrize("killed", ["1:7", "0:6"])
+def test_a_spare_on_another_host(killed: str, agent: str, tmp_path: Path) -> None:
+    options = ("--hosts", "h0:2,h1:2")
+    check(tmp_path, "mlp", "arrays", "step", killed, spares=1, epochs=12, options=options, KERAS_DDL_SSH=agent)
+
+
+class Changing:
+    """A training on the hosts of a file, which a test changes while it runs slowly."""
+
+    def __init__(self, tmp_path: Path, agent: str, hosts: str, *arguments: str, model: str = "mlp") -> None:
+        self.folder, self.hostfile, self.lines = tmp_path, tmp_path / "hosts", ""
+        self.model = model
+        self.write(hosts)
+        env = {"KERAS_DDL_SSH": agent, "EPOCHS": str(EPOCHS), "UNTIL": str(tmp_path / "until")}
+        command = ["run", "--hostfile", "hosts", "--min-np", "1", *arguments, "python", PROGRAM, model, "arrays"]
+        self.started = Started(command, tmp_path, env=env)
+
+    def write(self, hosts: str) -> None:
+        self.hostfile.write_text(hosts.replace(",", "\n").replace(":", " slots=") + "\n")
+
+    def see(self, *texts: str) -> None:
+        """Waits until the launcher has said all of them."""
+        stderr = self.started.process.stderr
+        assert stderr is not None
+        while not all(text in self.lines for text in texts):
+            line = stderr.readline().decode()
+            assert line, f"{texts}\n{self.lines}\n{self.started.finish()}"
+            self.lines += line
+
+    def finish(self, left: list[int]) -> str:
+        """Lets the training end; checks it, and returns what the launcher has said."""
+        (self.folder / "until").touch()
+        ended = self.started.finish()
+        assert ended.status == 0, f"{self.lines}\n{ended}"
+        check_ended(ended, left, PROGRAM, self.model, "arrays", EPOCHS)
+        return self.lines + ended.err
+
+
+def test_hosts_that_the_file_names_later_join_and_others_leave(agent: str, tmp_path: Path) -> None:
+    job = Changing(tmp_path, agent, "h0:2")
+    job.write("h0:2,h1:2")
+    job.see("ranks 2 to 3 on host h1: started, to join the others.", "rank 2 has joined", "rank 3 has joined; 4 go on.")
+    job.write("h1:2")
+    job.see("rank 0 leaves (hosts has no room for it); 2 go on.", "rank 1 leaves (hosts has no room for it); 2 go on.")
+    job.write("h1:1,h2:1")
+    job.see("rank 3 leaves (hosts has no room for it); 1 go on.", "rank 4 has joined; 2 go on.")
+    said = job.finish([2, 4])
+    assert "Traceback" not in said and "lost" not in said, said

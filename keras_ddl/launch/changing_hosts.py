@@ -1,0 +1,115 @@
+"""Makes a running job follow its host file (`keras-ddl run --hostfile FILE --min-np M`).
+
+Processes are started on hosts with room, which run the script and become ranks in the middle of `fit`; ranks leave
+between two steps where there is no room for them any more. Nothing is lost either way, so nobody has to wait.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from keras_ddl.launch.host_plan import MAX_LOSSES, HostPlan
+from keras_ddl.launch.mpirun import Host
+from keras_ddl.launch.remote_ranks import NOT_STARTED
+
+if TYPE_CHECKING:
+    from keras_ddl.launch.outcome import RankOutcome
+    from keras_ddl.launch.rank_link import RankLink
+    from keras_ddl.launch.regrouping import Regrouping
+
+
+class JobWithRanks(Protocol):
+    """The launcher's side of a running job (supervisor.py)."""
+
+    def add_link(self) -> RankLink: ...
+    def give_up(self, rank: int, why: str) -> None: ...
+    def tell_starter(self, message: bytes) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class ChangingHosts:
+    """Of one job. Its methods are called by the launcher's loop, except `notify`."""
+
+    def __init__(
+        self, path: str, plan: HostPlan, regrouping: Regrouping, job: JobWithRanks, num_links: int, patience: float
+    ) -> None:
+        """
+        Args:
+            path: of the host file, for messages. num_links: processes that are started with the job.
+            patience: seconds in which a process that was started must have connected.
+        """
+        self.plan = plan
+        self._name, self._regrouping, self._job, self._next = Path(path).name, regrouping, job, num_links
+        self._patience = patience
+        self._changed: tuple[Host, ...] | None = None
+        self._expected: dict[int, float] = {}  # newcomers that have not connected -> until when
+        self._given_up: set[str] = set()  # hosts that have lost too many, said once
+        self._is_ending = False
+
+    def differs(self, hosts: tuple[Host, ...]) -> bool:
+        """Whether these are other hosts than those of now."""
+        return set(hosts) != set(self._changed or self.plan.hosts)
+
+    def notify(self, hosts: tuple[Host, ...]) -> None:
+        """The file names other hosts now. May be called by another thread."""
+        self._changed = hosts
+
+    def connected(self, rank: int) -> None:
+        """The wrapper of a process has connected."""
+        self._expected.pop(rank, None)
+
+    def ended(self, outcome: RankOutcome) -> None:
+        """A process has ended."""
+        rank, host = outcome.rank, self.plan.host_of(outcome.rank)
+        self.plan.end(rank, is_lost=outcome.is_lost, has_reported=outcome.status is not None)
+        self._expected.pop(rank, None)
+        if outcome.survived or host is None:
+            return  # it has left, or was given up
+        if rank in self._regrouping.membership.members:
+            self._is_ending |= not outcome.is_lost
+        elif not outcome.is_lost:  # what one cannot do, no other could
+            self.plan.takes_newcomers = False
+        if self.plan.is_exhausted(host) and host not in self._given_up:
+            self._given_up.add(host)
+            self._job.say(f"host {host} gets no other rank: {MAX_LOSSES} of its ranks were lost.")
+
+    def tick(self) -> None:
+        """Starts what is to be started, and asks to leave who is to leave."""
+        if self._is_ending:
+            return
+        if self._changed is not None:
+            hosts, self._changed = self._changed, None
+            self.plan.change(hosts)
+            self._given_up &= {host.name for host in hosts}
+            self._job.say(f"{self._name} names other hosts now: {','.join(f'{h.name}:{h.slots}' for h in hosts)}.")
+        members = self._regrouping.membership.members
+        self.plan.spares = set(self._regrouping.spares)
+        for rank in self.plan.needless(members):
+            self._job.give_up(rank, f"{self._name} has no room for it")
+        for name, ranks in self.plan.start(self._next):
+            self._start(name, ranks)
+        self._regrouping.ask_to_leave(self.plan.surplus(members), f"{self._name} has no room for it")
+        for rank in [rank for rank, until in self._expected.items() if time.monotonic() > until]:
+            self._job.give_up(rank, f"it has not connected within {self._patience:g} s")
+
+    def _start(self, name: str, ranks: list[int]) -> None:
+        for _ in ranks:
+            self._job.add_link()
+        self._next += len(ranks)
+        self._expected.update(dict.fromkeys(ranks, time.monotonic() + self._patience))
+        message = {"host": name, "first": ranks[0], "count": len(ranks)}
+        self._job.tell_starter(json.dumps(message).encode() + b"\n")
+        what = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+        self._job.say(f"{what} on host {name}: started, to join the others.")
+
+    def starter_says(self, text: bytes) -> None:
+        """Takes output of remote_ranks.py, which says what it could not start."""
+        for line in text.splitlines():
+            if line.startswith(NOT_STARTED):
+                name, _, why = line.removeprefix(NOT_STARTED).decode(errors="replace").partition(" ")
+                self.plan.lose_host(name)
+                for rank in [rank for rank in self._expected if self.plan.host_of(rank) == name]:
+                    self._job.give_up(rank, why)
