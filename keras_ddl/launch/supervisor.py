@@ -146,6 +146,8 @@ class Supervisor:
     def give_up(self, rank: int, why: str) -> None:
         """Ends a spare or newcomer."""
         link = self._links[rank]
+        if link.outcome.survived:
+            return  # it ends already
         self.say(f"rank {rank} ends before it has joined: {why}.")
         link.outcome.survived = True
         link.stop(signal.SIGKILL, 0.0)

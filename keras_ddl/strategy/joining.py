@@ -5,8 +5,9 @@ A spare (`keras-ddl run --spares`) runs the script from its first line, with wha
 after which call they meet it. Then rank 0 gives it variables, metrics, the position in the data, and what callbacks
 have noted since fit began, as a checkpoint would; and it goes on as a fit that is resumed there.
 
-Ranks see in shared memory that newcomers are to be admitted. Rank 0 says so before a step, which none can end without
-it; so all have seen it before the next one.
+Ranks see on their boards (communicator/board.py) that newcomers are to be admitted. Rank 0 says so before a step, which
+none can end without it; so all have seen it before the next one. Ranks that the launcher asks to leave do so at the same
+moment: the launcher has the others go on without them.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Survives(Protocol):
     """A `survival.Survival`, which imports this module."""
 
     def finished(self) -> int: ...
+    def may_go_on_with(self, ranks: int) -> bool: ...
     def has_joined(self, finished: int, admission: Admission) -> None: ...
     def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
     def receive(self, meet: Callable[[], Topology]) -> None: ...
@@ -111,7 +113,9 @@ class Admission(_Joining):
         self._record, self._board, self._survival = record, record.board, survival
         self._admitted_at = 0
         self._is_new = False  # this rank has joined, and has made no step yet
-        self._called: set[str] = set()  # newcomers whom rank 0 has asked to come
+        self._ready: set[str] = set()  # newcomers that wait to be asked to come
+        self._called: set[str] = set()  # those whom rank 0 has asked to
+        self._lets_leave = False  # rank 0 knows of ranks that are to leave
 
     @classmethod
     def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Newcomer, admitted_at: int) -> Admission:
@@ -133,25 +137,28 @@ class Admission(_Joining):
             if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
                 board.answer(name, self._record.pickled())  # what it was to join has ended
                 board.forget("join", name)
-            elif call == self._record.calls and self._callbacks is not None:
-                self._called.add(name)
+            elif call == self._record.calls and self._callbacks is not None and name not in self._called:
+                self._ready.add(name)
+        leaving = len(board.questions("leave"))
+        self._lets_leave = leaving > 0 and self._survival.may_go_on_with(communicator.size() - leaving)
 
     def between_steps(self, caller: failing_together.Caller) -> None:
-        """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
+        """Admits newcomers, and lets ranks leave, before a step of fit, if it is time. COLLECTIVE then."""
         self._record.pause()
         board, survival = self._board, self._survival
         finished = survival.finished()
         if self._callbacks is None:
             return
         self.look()
-        if self._called and board.admit_at == self._admitted_at:
+        if (self._ready or self._lets_leave) and board.admit_at == self._admitted_at:
+            self._called, self._ready = self._ready, set()
             for name in self._called:
                 board.answer(name, self._record.pickled())
             board.admit_at = finished + 1
         if board.admit_at == self._admitted_at or finished < board.admit_at:
             return
         self._admitted_at = board.admit_at
-        called, self._called = self._called, set()
+        called, self._called, self._lets_leave = self._called, set(), False
         while not survival.admit([int(name) for name in called], caller):
             pass
         for name in called:
@@ -186,7 +193,8 @@ class Admission(_Joining):
 
     def end_fit(self) -> None:
         """Training has ended: nobody can join any more."""
-        self._callbacks = None
+        self._callbacks, self._lets_leave = None, False
+        self._ready.clear()
         self._called.clear()
         self._board.has_question = True
 

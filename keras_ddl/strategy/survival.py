@@ -222,6 +222,10 @@ class Survival:
                 raise _with_reason(error, _OWN_COLLECTIVE) from None
         return self.call(lambda: call(communicator.communicator_of(None)), variables)
 
+    def may_go_on_with(self, ranks: int) -> bool:
+        """Whether the Strategies allow so few ranks."""
+        return self._too_few(ranks) is None
+
     def _too_few(self, ranks: int) -> TooFewError | None:
         for each in self._strategies():
             if ranks < each.job.settings.min_ranks:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -45,7 +46,7 @@ strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND) if "KERA
 keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
 AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
-UNTIL = os.environ.get("UNTIL")  # a file: as long as it does not exist, training is slow
+UNTIL = os.environ.get("UNTIL")  # a file: as long as it does not exist, training is slow; FILE-RANK: it has begun
 PAUSE = 1.0 if AWAITED else 0.3  # seconds per step, then
 rng = np.random.default_rng(0)
 x = rng.normal(size=(ROWS, 8, 6))
@@ -132,8 +133,10 @@ class Kills(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
-        if strategy is not None and (strategy.size < AWAITED or not os.path.exists(UNTIL or ".")):
+        if strategy is not None and (strategy.size < AWAITED or not Path(UNTIL or ".").exists()):
             time.sleep(PAUSE)
+        if UNTIL and self.steps == 1:
+            Path(f"{UNTIL}-{ME}").touch()
 
     def on_train_batch_begin(self, batch, logs=None):
         steps = int(model.optimizer._iterations.numpy())
