@@ -31,7 +31,7 @@ _COUNT = click.IntRange(min=1)
     "--host-file",
     "--machinefile",
     type=click.Path(exists=True, dir_okay=False),
-    help="The same, from a file: Open MPI's, MPICH's or Slurm's.",
+    help="The same, from a file: Open MPI's, MPICH's or Slurm's. With --min-np the job follows it while it runs.",
     metavar="FILE",
 )
 @click.option("--tf-config", is_flag=True, help="Start the cluster that TF_CONFIG names: hosts and ranks.")

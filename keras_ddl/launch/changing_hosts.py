@@ -84,14 +84,14 @@ class ChangingHosts:
             hosts, self._changed = self._changed, None
             self.plan.change(hosts)
             self._given_up &= {host.name for host in hosts}
-            self._job.say(f"{self._name} names other hosts now: {','.join(f'{h.name}:{h.slots}' for h in hosts)}.")
+            self._job.say(f"{self._name} has changed: {','.join(f'{h.name}:{h.slots}' for h in hosts)}.")
         members = self._regrouping.membership.members
         self.plan.spares = set(self._regrouping.spares)
         for rank in self.plan.needless(members):
-            self._job.give_up(rank, f"{self._name} has no room for it")
+            self._job.give_up(rank, f"no room for it in {self._name}")
         for name, ranks in self.plan.start(self._next):
             self._start(name, ranks)
-        self._regrouping.ask_to_leave(self.plan.surplus(members), f"{self._name} has no room for it")
+        self._regrouping.ask_to_leave(self.plan.surplus(members), f"no room for it in {self._name}")
         for rank in [rank for rank, until in self._expected.items() if time.monotonic() > until]:
             self._job.give_up(rank, f"it has not connected within {self._patience:g} s")
 
