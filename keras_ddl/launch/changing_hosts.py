@@ -7,6 +7,7 @@ between two steps where there is no room for them any more. Nothing is lost eith
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 class JobWithRanks(Protocol):
     """The launcher's side of a running job (supervisor.py)."""
 
-    def add_link(self) -> RankLink: ...
-    def give_up(self, rank: int, why: str) -> None: ...
+    links: list[RankLink]
+
+    def add_link(self) -> None: ...
+    def count(self, link: RankLink) -> None: ...
     def tell_starter(self, message: bytes) -> None: ...
     def say(self, text: str) -> None: ...
 
@@ -33,16 +36,14 @@ class JobWithRanks(Protocol):
 class ChangingHosts:
     """Of one job. Its methods are called by the launcher's loop, except `notify`."""
 
-    def __init__(
-        self, path: str, plan: HostPlan, regrouping: Regrouping, job: JobWithRanks, num_links: int, patience: float
-    ) -> None:
+    def __init__(self, path: str, plan: HostPlan, regrouping: Regrouping, job: JobWithRanks, patience: float) -> None:
         """
         Args:
-            path: of the host file, for messages. num_links: processes that are started with the job.
+            path: of the host file, for messages.
             patience: seconds in which a process that was started must have connected.
         """
         self.plan = plan
-        self._name, self._regrouping, self._job, self._next = Path(path).name, regrouping, job, num_links
+        self._name, self._regrouping, self._job = Path(path).name, regrouping, job
         self._patience = patience
         self._changed: tuple[Host, ...] | None = None
         self._expected: dict[int, float] = {}  # newcomers that have not connected -> until when
@@ -88,17 +89,28 @@ class ChangingHosts:
         members = self._regrouping.membership.members
         self.plan.spares = set(self._regrouping.spares)
         for rank in self.plan.needless(members):
-            self._job.give_up(rank, f"no room for it in {self._name}")
-        for name, ranks in self.plan.start(self._next):
+            self.give_up(rank, f"no room for it in {self._name}")
+        for name, ranks in self.plan.start(len(self._job.links)):
             self._start(name, ranks)
         self._regrouping.ask_to_leave(self.plan.surplus(members), f"no room for it in {self._name}")
         for rank in [rank for rank, until in self._expected.items() if time.monotonic() > until]:
-            self._job.give_up(rank, f"it has not connected within {self._patience:g} s")
+            self.give_up(rank, f"it has not connected within {self._patience:g} s")
+
+    def give_up(self, rank: int, why: str) -> None:
+        """Ends a spare or newcomer."""
+        link = self._job.links[rank]
+        if link.outcome.survived:
+            return  # it ends already
+        self._job.say(f"rank {rank} ends before it has joined: {why}.")
+        link.outcome.survived = True
+        link.stop(signal.SIGKILL, 0.0)
+        if link.is_missing:
+            link.lose()
+            self._job.count(link)
 
     def _start(self, name: str, ranks: list[int]) -> None:
         for _ in ranks:
             self._job.add_link()
-        self._next += len(ranks)
         self._expected.update(dict.fromkeys(ranks, time.monotonic() + self._patience))
         message = {"host": name, "first": ranks[0], "count": len(ranks)}
         self._job.tell_starter(json.dumps(message).encode() + b"\n")
@@ -112,4 +124,4 @@ class ChangingHosts:
                 name, _, why = line.removeprefix(NOT_STARTED).decode(errors="replace").partition(" ")
                 self.plan.lose_host(name)
                 for rank in [rank for rank in self._expected if self.plan.host_of(rank) == name]:
-                    self._job.give_up(rank, why)
+                    self.give_up(rank, why)

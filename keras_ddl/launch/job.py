@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
@@ -142,6 +143,14 @@ class Job:
     def sockets(self) -> Path:
         """The directory in `folder` for sockets of the job's processes on this host."""
         return self.folder / "keras_ddl-sockets"
+
+    def log_file(self, rank: int) -> IO[bytes] | None:
+        """Opens the file in `output_dir` for the output of a rank."""
+        if self.output_dir is None:
+            return None
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        width = len(str(self.num_ranks - 1))
+        return (self.output_dir / f"rank-{rank:0{width}}.log").open("wb", buffering=0)
 
     def starter_environment(self, launcher: str) -> dict[str, str]:
         """Returns the environment of the starter and of the wrappers; the programs get `environment`."""

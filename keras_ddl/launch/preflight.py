@@ -7,15 +7,19 @@ While mpirun starts, hosts without a connected rank are checked for reachability
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import config
+from keras_ddl.errors import LaunchError
 from keras_ddl.launch import host_facts, reach
 from keras_ddl.launch.finding import Finding, Severity
 from keras_ddl.launch.job import Job
+from keras_ddl.launch.mpirun_process import MpirunProcess
 from keras_ddl.launch.placement import host_of_rank
+from keras_ddl.launch.rank_link import RankLink
 
 
 class Preflight:
@@ -72,6 +76,20 @@ class Preflight:
                 self._say(f"warning: {_line(finding)}")
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         return _refusal(errors) if errors else None
+
+    def check_started(self, links: Sequence[RankLink], starter: MpirunProcess) -> None:
+        """At the end of the job. Raises: LaunchError: not all of its ranks had been started."""
+        missing = [link.outcome.rank for link in links[: self._job.num_ranks] if link.is_missing]
+        if not missing:
+            return
+        if (unreachable := self.unreachable(at_end=True)) is not None:
+            raise LaunchError(unreachable)
+        what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
+        raise LaunchError(
+            f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
+            f"Received: nothing from {what}; {self._job.starter} ended with status {starter.status} and output:"
+            f"\n{starter.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
+        )
 
 
 def _line(finding: Finding) -> str:

@@ -15,10 +15,9 @@ import select
 import shlex
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
@@ -70,7 +69,7 @@ class Supervisor:
         self._job, self._screen, self._will_restart = job, screen, will_restart
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
-        self._links: list[RankLink] = []
+        self.links: list[RankLink] = []
         self._result = JobResult([])
         for _ in range(job.num_ranks + job.spares):
             self.add_link()
@@ -88,12 +87,11 @@ class Supervisor:
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
             self._regrouping = Regrouping(
-                self._links, job.num_ranks, job.min_ranks, patience, self.say, several_hosts=job.num_hosts > 1
+                self.links, job.num_ranks, job.min_ranks, patience, self.say, several_hosts=job.num_hosts > 1
             )
             if job.hostfile is not None:
                 plan = HostPlan(job.hosts, job.num_ranks, job.spares, job.min_ranks, job.max_ranks)
-                numbers = len(self._links), START_SECONDS
-                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, *numbers)
+                self.changing = ChangingHosts(job.hostfile.path, plan, self._regrouping, self, START_SECONDS)
 
     def notify_hosts_changed(self) -> None:
         """Makes the loop notify all ranks that a restart would use other hosts. May be called by another thread."""
@@ -113,7 +111,7 @@ class Supervisor:
         lost_after = control.LOST_AFTER_SECONDS
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
-        self._acceptor = Acceptor(listener, self._address.token, len(self._links), lost_after)
+        self._acceptor = Acceptor(listener, self._address.token, len(self.links), lost_after)
         self._preflight = Preflight(job, self.say)
         try:
             with Interrupts((*signals, signal.SIGWINCH), self._kill_all) as self._interrupts:
@@ -130,42 +128,20 @@ class Supervisor:
             raise LaunchError(self._refusal)
         self._result.mpirun_text, self._result.mpirun_status = self._mpirun.text, self._mpirun.status
         if self._result.signal is None and not self._result.timed_out:
-            self._check_started()
+            self._preflight.check_started(self.links, self._mpirun)
         return self._result
 
     # ---- starting ------------------------------------------------------------------------------------------------
 
-    def add_link(self) -> RankLink:
+    def add_link(self) -> None:
         """Adds the end of the connection with another rank, spare or newcomer."""
-        rank = len(self._links)
-        link = RankLink(rank, RankOutput(rank, self._screen, self._log_file(rank)))
-        self._links.append(link)
-        self._result.outcomes.append(link.outcome)
-        return link
-
-    def give_up(self, rank: int, why: str) -> None:
-        """Ends a spare or newcomer."""
-        link = self._links[rank]
-        if link.outcome.survived:
-            return  # it ends already
-        self.say(f"rank {rank} ends before it has joined: {why}.")
-        link.outcome.survived = True
-        link.stop(signal.SIGKILL, 0.0)
-        if link.is_missing:
-            link.lose()
-            self._count(link)
+        rank = len(self.links)
+        self.links.append(RankLink(rank, RankOutput(rank, self._screen, self._job.log_file(rank))))
+        self._result.outcomes.append(self.links[rank].outcome)
 
     def tell_starter(self, message: bytes) -> None:
         """Sends what has started the ranks, on several hosts, a line."""
         self._mpirun.write(message)
-
-    def _log_file(self, rank: int) -> IO[bytes] | None:
-        folder = self._job.output_dir
-        if folder is None:
-            return None
-        folder.mkdir(parents=True, exist_ok=True)
-        width = len(str(self._job.num_ranks - 1))
-        return (folder / f"rank-{rank:0{width}}.log").open("wb", buffering=0)
 
     def _refuses(self) -> bool:
         """Whether the job must not start. Then no program runs, and a restart would not help."""
@@ -207,7 +183,7 @@ class Supervisor:
 
     def _loop(self, began: float) -> None:
         deadline = None if self._job.timeout is None else began + self._job.timeout - self._job.seconds_spent
-        while not all(link.over for link in self._links):
+        while not all(link.over for link in self.links):
             now = time.monotonic()
             self._refusal = self._refusal or self._preflight.unreachable()
             if self._killed or self._refuses():
@@ -221,12 +197,12 @@ class Supervisor:
                 self._result.timed_out = True
                 self.say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            first = self._links[: self._job.num_ranks]
+            first = self.links[: self._job.num_ranks]
             if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in first):
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            if self._hosts_changed and all(link.started for link in self._links):
+            if self._hosts_changed and all(link.started for link in self.links):
                 self._hosts_changed = False
-                for link in self._links:
+                for link in self.links:
                     link.send(control.Kind.HOSTS_CHANGED)
             if self._stop_at is not None and now >= self._stop_at:
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
@@ -243,11 +219,11 @@ class Supervisor:
         """Handles everything that depends on time. Returns whether it must be called again soon."""
         self._acceptor.tick()
         busy = self._screen.tick()
-        for link in self._links:
+        for link in self.links:
             busy |= link.output.tick()
         if self._regrouping is not None:
             busy |= self._regrouping.answer()
-        if self.changing is not None and not self._stopping and self._links[0].started:
+        if self.changing is not None and not self._stopping and self.links[0].started:
             self.changing.tick()
         times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)
         return busy or any(when is not None for when in times) or self._job.timeout is not None
@@ -266,7 +242,7 @@ class Supervisor:
                 self._serve_rank(fd)
             else:
                 poll.register(fd, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
-        first = self._links[0]
+        first = self.links[0]
         if self._stdin.readable() and first.started and not first.over:
             poll.register(self._stdin, select.POLLIN)
         for fd, _ in poll.poll(timeout * 1000):
@@ -287,11 +263,11 @@ class Supervisor:
             if signum == signal.SIGWINCH:
                 if self._terminals:
                     rows, columns = terminal.size(next(iter(self._terminals.values())))
-                    for link in self._links:  # those that have a terminal
+                    for link in self.links:  # those that have a terminal
                         link.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
-                for link in self._links:
+                for link in self.links:
                     link.signal(signum)
                 continue
             if self._result.signal is None:
@@ -311,8 +287,8 @@ class Supervisor:
         if admitted is None:
             return
         channel, hello = admitted
-        is_ours = hello["size"] == self._job.num_ranks and hello["rank"] < len(self._links)
-        link = self._links[hello["rank"]] if is_ours else None
+        is_ours = hello["size"] == self._job.num_ranks and hello["rank"] < len(self.links)
+        link = self.links[hello["rank"]] if is_ours else None
         if link is None or link.channel is not None or link.over:
             channel.close()
             return
@@ -325,19 +301,20 @@ class Supervisor:
             link.stop(signal.SIGTERM, 0.0)
         if self.changing is not None:
             self.changing.connected(link.outcome.rank)
-        is_last = not any(each.is_missing and not each.over for each in self._links)
+        is_last = not any(each.is_missing and not each.over for each in self.links)
         if is_last and self.changing is None:
             self._acceptor.close()
         if not self._preflight.holds_start:
             link.start()
-        elif self._links[0].started:
+        elif self.links[0].started:
             if (problem := self._preflight.problem_of(link.outcome.rank)) is None:
                 link.start()
             else:
-                self.give_up(link.outcome.rank, problem)
+                assert self.changing is not None  # nobody else comes so late
+                self.changing.give_up(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()
-            for each in self._links if self._refusal is None else ():
+            for each in self.links if self._refusal is None else ():
                 each.start()
 
     def _serve_rank(self, fd: int) -> None:
@@ -354,10 +331,10 @@ class Supervisor:
             del self._by_fd[fd]
             link.lose()
         if link.over and not link.counted:
-            self._count(link)
+            self.count(link)
 
-    def _count(self, link: RankLink) -> None:
-        """A rank has ended."""
+    def count(self, link: RankLink) -> None:
+        """A rank has ended, and everybody is to know."""
         link.counted = True
         if self.changing is not None:
             self.changing.ended(link.outcome)
@@ -378,10 +355,10 @@ class Supervisor:
     def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
         self._stopping = True
         self._stop_at = None
-        for link in self._links:
+        for link in self.links:
             link.stop(signum, grace_seconds)
         self._terminate_mpirun_at = time.monotonic() + grace_seconds + _GRACE_SECONDS
-        if not any(link.connected for link in self._links):
+        if not any(link.connected for link in self.links):
             self._terminate_mpirun_at = time.monotonic()
 
     # ---- the end -------------------------------------------------------------------------------------------------
@@ -398,7 +375,7 @@ class Supervisor:
     def _end_mpirun(self) -> None:
         """Lets the wrappers exit and waits for mpirun, which may ignore SIGTERM."""
         last = not self._will_restart(self._result)
-        for link in self._links:
+        for link in self.links:
             link.send(control.Kind.BYE, {"last": last, "survived": link.outcome.survived})
         first_wait = _MPIRUN_SECONDS
         if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
@@ -420,7 +397,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         self._acceptor.close()
-        for link in self._links:
+        for link in self.links:
             link.finish()
         if self._process is not None:
             if self._job.several_hosts and self._process.ended_at is not None and not self._killed:
@@ -431,19 +408,6 @@ class Supervisor:
         processes.kill_marked(self._address.token)
         shutil.rmtree(self._job.folder, ignore_errors=True)
         self._screen.finish()
-
-    def _check_started(self) -> None:
-        missing = [link.outcome.rank for link in self._links[: self._job.num_ranks] if link.is_missing]
-        if not missing:
-            return
-        if (unreachable := self._preflight.unreachable(at_end=True)) is not None:
-            raise LaunchError(unreachable)
-        what = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:10]))}"
-        raise LaunchError(
-            f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
-            f"Received: nothing from {what}; {self._job.starter} ended with status {self._mpirun.status} and output:"
-            f"\n{self._mpirun.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
-        )
 
     def say(self, text: str) -> None:
         """Shows a line of the launcher."""

@@ -6,8 +6,8 @@ after which call they meet it. Then rank 0 gives it variables, metrics, the posi
 have noted since fit began, as a checkpoint would; and it goes on as a fit that is resumed there.
 
 Ranks see on their boards (communicator/board.py) that newcomers are to be admitted. Rank 0 says so before a step, which
-none can end without it; so all have seen it before the next one. Ranks that the launcher asks to leave do so at the same
-moment: the launcher has the others go on without them.
+none can end without it; so all have seen it before the next one. Ranks that are to leave the job do so at that moment,
+too: the launcher has the others go on without them.
 """
 
 from __future__ import annotations
