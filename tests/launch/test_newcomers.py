@@ -1,4 +1,4 @@
-"""When a newcomer becomes a member: every schedule of two members and one newcomer."""
+"""When a newcomer becomes a member, and a member leaves: every schedule of two members and one newcomer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Event = tuple[str, int]
 
 
 class Job:
-    """Rank 0 names the newcomer when it admits; rank 1 admits whom others name. Any of the three may die."""
+    """Rank 0 names the newcomer when it admits; rank 1 admits whom others name. Any of the three may die.
+
+    One member may be asked to leave: it is left out when all admit, unless it is the only one.
+    """
 
     def __init__(self) -> None:
         self.membership = Membership(range(2), 1, 10.0)
@@ -21,6 +24,7 @@ class Job:
         self.known = {0: 0, 1: 0}  # epoch that each member knows
         self.asking: dict[int, tuple[int, ...] | None] = {}
         self.is_joining = self.is_named = False
+        self.leaving: set[int] = set()
 
     def events(self) -> list[Event]:
         idle = [rank for rank in self.living & self.known.keys() if rank not in self.asking]
@@ -29,6 +33,7 @@ class Job:
             *(("die", rank) for rank in self.living),
             *(("miss", rank) for rank in idle),
             *(("admit", rank) for rank in idle),
+            *(("leave", rank) for rank in self.known if not self.leaving and rank != NEWCOMER),
             *([("stay" if self.is_joining else "join", NEWCOMER)] if waits else []),
         ]
 
@@ -39,6 +44,9 @@ class Job:
             self.asking.pop(rank, None)
             self.is_joining &= rank != NEWCOMER
             self.membership.end(rank)
+        elif event == "leave":
+            self.leaving = {rank}
+            self.membership.leave(self.leaving)
         elif event in ("join", "stay"):
             self.is_joining = event == "join"
             (self.membership.join if self.is_joining else self.membership.give_up_joining)(rank)
@@ -58,7 +66,11 @@ class Job:
             assert not everybody or (is_named and not self.is_joining), "nobody is missing, and nobody is answered"
             assert not everybody or self.membership.missing() == [NEWCOMER]
             return
-        assert set(members) == {*asked, *([NEWCOMER] if is_named else [])}
+        staying = (asked.keys() - self.leaving if all_admit else asked.keys()) or asked.keys()
+        assert set(members) == {*staying, *([NEWCOMER] if is_named else [])}
+        for rank in asked.keys() - staying:
+            self.living.discard(rank)
+            self.membership.end(rank, is_lost=False)
         assert not is_named or self.is_joining, "it would not come"
         assert list(members) == sorted(members), "newcomers are numbered last"
         self.known = dict.fromkeys(members, self.membership.epoch)
@@ -70,7 +82,7 @@ class Job:
         newest = self.membership.epoch
         behind = sorted((rank, newest - epoch) for rank, epoch in self.known.items())
         waiting = tuple(sorted(self.asking.items()))
-        return tuple(behind), waiting, self.is_joining, self.is_named, NEWCOMER in self.living
+        return tuple(behind), waiting, tuple(self.leaving), self.is_joining, self.is_named, NEWCOMER in self.living
 
 
 def test_every_schedule_of_two_members_and_a_newcomer() -> None:
