@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,12 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
     assert "rank 1 was lost (killed by SIGKILL); 2 go on." in ended.err and "rank 3 has joined; 3 go on." in ended.err
 
 
+def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
+    check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention"])
+@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "shards+two", "shards+saving", "shards+accumulation"])
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
 
@@ -39,6 +44,31 @@ def test_the_spare_is_killed_and_another_one_comes(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "0:3", "1:10", "2:17", spares=3, epochs=40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "killed", ["0:3 1:10 2:17", "1:5 3:30", "1:5 2:0:joining", "1:5 2:250:joining", "1:5 3:400:joining"]
+)
+def test_others_are_killed_before_and_while_a_spare_gets_its_shards(killed: str, tmp_path: Path) -> None:
+    """The last one also where the spare itself dies as it joins."""
+    number = len(killed.split())
+    check(tmp_path, "shards", "arrays", "step", *killed.split(), spares=number, epochs=10 * number)
+
+
+@pytest.mark.long
+def test_a_spare_joins_the_last_rank_which_had_all_of_the_optimizer(tmp_path: Path) -> None:
+    check(tmp_path, "shards", "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_are_killed_at_random_moments_of_a_joining(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    first = rng.randrange(3)
+    second = rng.choice([each for each in (0, 1, 2, 3) if each != first])
+    killed = [f"{first}:{rng.randrange(3, 8)}", f"{second}:{rng.randrange(1500 if second == 3 else 600)}:joining"]
+    check(tmp_path, "shards", "arrays", "step", *killed, spares=2, epochs=20)
 
 
 OTHER_DATA = """
