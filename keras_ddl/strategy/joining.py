@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -23,6 +25,7 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
+from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
@@ -99,8 +102,7 @@ class _Joining:
 
     def _settle(self, callbacks: CallbacksOfFit, giver: int) -> None:
         """Makes equal on all ranks, newcomers included, what is not in `_State`. COLLECTIVE over all."""
-        variables = [each for each in agreement.all_variables(callbacks.model) if sharded_slots.slot_of(each) is None]
-        agreement.broadcast_variables(variables, giver)
+        _share_variables(callbacks.model, giver)
         gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces()
@@ -320,6 +322,30 @@ class Newcomer(_Joining):
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def remember(model: Any) -> None:
+    """A call of the trainer of `model` begins."""
+    if all(each() is not model for each in _models):
+        _models.append(weakref.ref(model))
+
+
+_models: list[weakref.ref[Any]] = []  # of all calls until now, as they were first used, which is the same on all ranks
+
+
+def _share_variables(model: Any, giver: int) -> None:
+    """Gives newcomers the variables of `model`, and of all others of which they have made calls. COLLECTIVE over all.
+
+    What a newcomer could not build gets its values when a step first uses it.
+    """
+    models = [each() for each in _models]
+    assert any(each is model for each in models)
+    mine = [None if each is None else digest(pickle.dumps(agreement.descriptions(each))) for each in models]
+    everyone = communicator.all_gather_object(mine, name="keras_ddl/joining/models")
+    for place, each in enumerate(models):
+        if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
+            variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
+            agreement.broadcast_variables(variables, giver)
 
 
 def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:

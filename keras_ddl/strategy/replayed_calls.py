@@ -27,6 +27,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
         return call()
     what = f"Model.{method}"
     recorded.begin_call()
+    joining.remember(model)
     if isinstance(recorded, history.Replay):
         while not recorded.has_ended(what):
             if method == "fit":

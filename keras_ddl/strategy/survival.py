@@ -389,6 +389,7 @@ _of_job: Survival | None = None
 def of_job() -> Survival | None:
     """Returns what makes calls again, in a job that may go on without a lost rank; None: one that ends."""
     global _of_job
-    if _of_job is None and communicator.size() > 1 and membership.can_ask():
+    is_several = communicator.size() > 1 or history.takes_newcomers()
+    if _of_job is None and is_several and membership.can_ask():
         _of_job = Survival()
     return _of_job

@@ -223,6 +223,18 @@ def test_a_newcomer_that_lacks_a_slot_gives_up_and_the_others_lose_nothing(monke
     ranks.check()
 
 
+def test_a_newcomer_numbers_its_slots_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, mine = (Ranks(monkeypatch, [0] * 2).slots[0] for _ in range(2))
+    for number, slot in enumerate(theirs):
+        slot.number = 10 - number
+    of_others = sharded_slots.numbers_in([theirs[0], tf.Variable(1.0), *theirs[1:]])
+    assert of_others[0] == [10, None, 9, 8]
+    assert not sharded_slots.number_as([*mine[:2], tf.Variable(1.0), mine[2]], of_others)
+    assert sharded_slots.number_as([mine[0], tf.Variable(1.0), *mine[1:]], (of_others[0], 20))
+    assert [each.number for each in mine] == [10, 9, 8]
+    assert Ranks(monkeypatch, [0]).slots[0][0].number == 0 and sharded_slots.numbers_in([])[1] == 23
+
+
 def test_slots_that_only_some_ranks_have_made_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, [0] * 3)
     of_1 = ranks.slots[1].pop()
