@@ -14,6 +14,9 @@ overhead: one job. A model that may go on and one that may not, of the same laye
 some steps of fit. `may not` is what fit does in a job without --min-np: this program switches between the two by
 private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; of all rounds,
 medians.
+
+mirrors: as overhead, with Strategy(shard_optimizer=True), for a small network and a larger one. Each step
+of the model that may go on also sends the new shards to their mirrors.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 NETWORKS = ("mlp", "cnn", "lstm", "transformer")
-PARTS = ("recovery", "joining", "overhead")
+MIRRORED = ("mlp", "wide")
+PARTS = ("recovery", "joining", "overhead", "mirrors")
 MARK = "survival.py: "
 STEPS_BEFORE = 5  # first steps that no rank dies in: they are slower
 BATCH = 96
@@ -49,6 +53,10 @@ def model_of(network: str) -> Any:
     if network == "mlp":
         x = layers.Dropout(0.2)(layers.Dense(512, activation="relu")(layers.Flatten()(inputs)))
         x = layers.BatchNormalization()(layers.Dense(512, activation="relu")(x))
+    elif network == "wide":
+        x = layers.Flatten()(inputs)
+        for _ in range(3):
+            x = layers.Dense(2048, activation="relu")(x)
     elif network == "cnn":
         x = layers.BatchNormalization()(layers.Conv1D(64, 3, activation="relu")(inputs))
         x = layers.GlobalAveragePooling1D()(layers.Conv1D(64, 3, activation="relu")(x))
@@ -66,7 +74,7 @@ def model_of(network: str) -> Any:
 # ---- in the ranks
 
 
-def begin(steps: int) -> tuple[Any, Any, Any]:
+def begin(steps: int, *, shard_optimizer: bool = False) -> tuple[Any, Any, Any]:
     """Returns the Strategy, and data of `steps` batches."""
     import numpy as np
     import tensorflow as tf
@@ -75,7 +83,7 @@ def begin(steps: int) -> tuple[Any, Any, Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    strategy = keras_ddl.Strategy(seed=0)
+    strategy = keras_ddl.Strategy(seed=0, shard_optimizer=shard_optimizer)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH * steps, 32, 16)).astype(np.float32)
     return strategy, x, rng.integers(10, size=len(x))
@@ -163,24 +171,27 @@ def train_and_replace(network: str, victim: int) -> None:
         print(MARK + json.dumps({"seconds": seconds, "stop": max(gaps)}), flush=True)
 
 
-def train_both(network: str, rounds: int, steps: int) -> None:
+def train_both(network: str, rounds: int, steps: int, *, shard_optimizer: bool) -> None:
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
     from keras_ddl.cli.bench_training.step_times import StepTimes
     from keras_ddl.communicator import Communicator
 
-    strategy, x, y = begin(steps)
-    ways = {True: (strategy.survival, Communicator.recover), False: (None, None)}
+    strategy, x, y = begin(steps, shard_optimizer=shard_optimizer)
+    ways = {True: (strategy.survival, Communicator.recover, strategy.job.mirror_offset), False: (None, None, 0)}
     assert strategy.survival is not None
     models, watch = {may: compiled(strategy, network) for may in ways}, StepTimes()
     medians: list[dict[str, float]] = []
     for number in range(rounds + 1):
         seconds = {}
         for may in (True, False) if number % 2 else (False, True):
-            strategy.survival, Communicator.recover = ways[may]
+            strategy.survival, Communicator.recover, strategy.job.mirror_offset = ways[may]
             strategy.job.goes_on = may
             models[may].fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
             seconds["may go on" if may else "may not"] = statistics.median(watch.seconds)
         medians.append(seconds)
+    if shard_optimizer:
+        has_mirrors = {may: "mirror " in strategy.explain(each) for may, each in models.items()}
+        assert has_mirrors == {True: True, False: False}, has_mirrors
     if strategy.rank == 0:
         print(MARK + json.dumps(medians[1:]), flush=True)  # the first traces
 
@@ -238,7 +249,7 @@ def main() -> None:
         elif what == "joining":
             train_and_replace(network, int(numbers[0]))
         else:
-            train_both(network, int(numbers[0]), int(numbers[1]))
+            train_both(network, int(numbers[0]), int(numbers[1]), shard_optimizer=what == "mirrors")
         return
     networks = options.networks.split(",")
     if unknown := set(networks) - set(NETWORKS):
@@ -267,12 +278,14 @@ def main() -> None:
                 f"{network:>12} {len(seen):>6} {statistics.median(took):>26.1f} s {max(took):>7.1f} s "
                 f"{statistics.median(stops):>14.2f} s {max(stops):>7.2f} s"
             )
-    if options.part in (None, "overhead"):
-        print(f"\n{'':>12} {'may not':>10} {'may go on':>12} {'overhead':>10}   of the middle half of rounds")
-        result["overhead"] = {}
-        for network in networks:
-            arguments = "overhead", network, options.rounds, options.steps
-            rounds = result["overhead"][network] = launched(options.ranks, "--in-rank", *arguments)
+    for part, of_part in (("overhead", networks), ("mirrors", MIRRORED)):
+        if options.part not in (None, part):
+            continue
+        print(f"\n{part:>12} {'may not':>10} {'may go on':>12} {'overhead':>10}   of the middle half of rounds")
+        result[part] = {}
+        for network in of_part:
+            arguments = part, network, options.rounds, options.steps
+            rounds = result[part][network] = launched(options.ranks, "--in-rank", *arguments)
             off, on = (statistics.median(each[way] for each in rounds) for way in ("may not", "may go on"))
             percent = sorted(100 * (each["may go on"] / each["may not"] - 1) for each in rounds)
             low, high = percent[len(percent) // 4], percent[-1 - len(percent) // 4]

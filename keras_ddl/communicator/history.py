@@ -197,6 +197,13 @@ def of_job() -> Record | Replay | None:
     return _of_job if threading.current_thread() is threading.main_thread() else None
 
 
+def takes_newcomers() -> bool:
+    """Whether the job was started with spares. Then one rank that is left exchanges with itself all that several do, as
+    far as a newcomer will need it.
+    """
+    return _of_job is not None
+
+
 def with_own(gathered: list[T], own: T) -> list[T]:
     """Returns what all ranks have said, to be compared; in a newcomer, which has not been asked, also its own."""
     return [*gathered, own] if isinstance(of_job(), Replay) else gathered

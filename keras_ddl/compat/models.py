@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +40,23 @@ def is_built(model: Any) -> bool:
     if model.built:
         return True
     return bool(model.variables) and (not has_call(model) or all(layer.built for layer in layers_of(model)[1:]))
+
+
+def build_config(model: Any) -> dict[str, Any] | None:
+    """Returns of what shapes a model was built, if it says so: for `build_as`, in another process."""
+    try:
+        config: dict[str, Any] | None = model.get_build_config()
+    except Exception:  # the model's own code
+        return None
+    return config
+
+
+def build_as(model: Any, config: dict[str, Any] | None) -> None:
+    """Builds a model that is not, of the same shapes as another one, as far as it can."""
+    if config is not None and not is_built(model):
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras's, that it could not be built
+            model.build_from_config(config)
 
 
 def weights_made_trainable(model: Any) -> dict[int, Any]:

@@ -85,7 +85,8 @@ def _in_order(rows: int, batch_size: int, rank: int, size: int, number: int, _: 
 def _shuffled_whole(
     rows: int, batch_size: int, rank: int, size: int, number: int, shuffle_rows: Shuffle
 ) -> tf.data.Dataset:
-    is_checked = communicator.size() > 1 and order.check_is_on()  # also where a step takes the rows
+    several = communicator.size() > 1 or history.takes_newcomers()
+    is_checked = several and order.check_is_on()  # also where a step takes the rows
     begin = order.pass_of(number, tf.TensorSpec([None], tf.int64)) if is_checked else None
 
     @do_not_convert

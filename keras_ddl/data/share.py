@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator import history
 from keras_ddl.communicator.comparison import require_equal
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import do_not_convert, tf
@@ -40,7 +41,7 @@ def share_dataset(
             different batches.
         RankMismatchError: the ranks shuffle with different seeds.
     """
-    if size == 1 or is_shared(dataset):
+    if is_shared(dataset) or (size == 1 and not history.takes_newcomers()):
         return dataset
     check_shuffle_seeds(dataset, rank)
     check_determinism(dataset, rank)

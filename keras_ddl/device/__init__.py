@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 
 from keras_ddl import communicator
+from keras_ddl.communicator import history
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.topology import Topology
@@ -25,7 +26,7 @@ def share_cores(topology: Topology) -> None:
     """Gives TensorFlow this rank's share of the cores, unless the script or TF_NUM_*OP_THREADS has chosen, or
     TensorFlow has started. COLLECTIVE.
     """
-    if topology.size == 1:
+    if topology.size == 1 and not history.takes_newcomers():
         return
     cores = communicator.all_gather_object(tuple(os.sched_getaffinity(0)), name="keras_ddl/cores")
     threads = threads_of(topology.rank, topology.hosts, cores)

@@ -8,7 +8,6 @@ links.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -69,15 +68,18 @@ def agree(bucket_bytes: int | str | None = None) -> BucketSize:
         tens of milliseconds between ranks of one host).
     """
     size = config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes
-    if communicator.size() > 1:
+    if communicator.size() > 1 or history.takes_newcomers():
         size = communicator.broadcast_object(size, name="keras_ddl/bucket_bytes")
     if size != AUTO:
         return BucketSize(int(size), measured=False)
+    return BucketSize(history.recorded("keras_ddl/bucket_size", _measured), measured=True)
+
+
+def _measured() -> int:
     _Job.begin()
     if _Job.measured is None:
-        measured = functools.partial(history.recorded, "keras_ddl/bucket_size", lambda: choose(measure()))
-        _Job.measured = SIZES[0] if communicator.size() == 1 else measured()
-    return BucketSize(_Job.measured, measured=True)
+        _Job.measured = SIZES[0] if communicator.size() == 1 else choose(measure())
+    return _Job.measured
 
 
 def of(comm: Communicator) -> BucketSize:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator, config, ops
+from keras_ddl.communicator import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -119,7 +120,7 @@ class Strategy(tf.distribute.Strategy):
         self.topology, self.rank, self.size = topology, topology.rank, topology.size
         self.random_state = RandomState(self.size, seed)
         self.job = agree_on_job(settings, topology, device)
-        if self.size > 1:
+        if self.is_several:
             self.saves = SaveRecords(self.job.token, self.rank)
             keras_patches.install(shards=self.job.shards_from_elements is not None)
         self.survival = survival.of_job()
@@ -131,6 +132,11 @@ class Strategy(tf.distribute.Strategy):
         self.keras_steps = KerasSteps(self.job)
         self._functions = 0  # made by `function`: numbers tell their collectives apart
         one_per_job.remember(self)
+
+    @property
+    def is_several(self) -> bool:
+        """Whether there are several ranks, or one that takes newcomers: then it does what several do."""
+        return self.size > 1 or history.takes_newcomers()
 
     @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:

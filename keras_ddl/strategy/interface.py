@@ -40,6 +40,8 @@ class StrategyInterface(Protocol):
     keras_steps: KerasSteps
     survival: SurvivalInterface | None
 
+    @property
+    def is_several(self) -> bool: ...
     def renew(self, topology: Topology) -> None: ...
     def scope(self) -> AbstractContextManager[Any]: ...
     def function(self, step: Any, *, batches: str, reduce_retracing: bool) -> Any: ...
@@ -52,6 +54,6 @@ def strategy_of(owner: Any) -> StrategyInterface | None:
 
 
 def strategy_of_ranks(owner: Any) -> StrategyInterface | None:
-    """As `strategy_of`; None also where that Strategy has one rank, and so nothing to do."""
+    """As `strategy_of`; None also where that Strategy has one rank and takes no newcomers, and so nothing to do."""
     strategy = strategy_of(owner)
-    return strategy if strategy is not None and strategy.size > 1 else None
+    return strategy if strategy is not None and strategy.is_several else None

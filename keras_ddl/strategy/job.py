@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl import communicator, config
+from keras_ddl.communicator import history
 from keras_ddl.communicator.requests import COMPRESSIONS
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
@@ -61,7 +62,7 @@ def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
     """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
     token, percent = "", settings.drift_check_percent
     shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.shard_optimizer else None
-    if topology.size > 1:
+    if topology.size > 1 or history.takes_newcomers():
         of_rank_0 = (secrets.token_hex(8), percent, shards_from)
         token, percent, shards_from = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
     communicator.prepare_plans()

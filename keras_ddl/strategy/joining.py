@@ -12,9 +12,12 @@ too: the launcher has the others go on without them.
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -23,14 +26,15 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
+from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.strategy import agreement, fits
-from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
+from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 
 if TYPE_CHECKING:
@@ -66,7 +70,10 @@ class CallHasEnded(Exception):
 
 @dataclass
 class _State:
-    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on."""
+    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on.
+
+    `slots`: numbers of those variables that are in shards, whose values it gets later (shards/lost_chunks.py).
+    """
 
     finished: int
     admitted_at: int
@@ -78,6 +85,7 @@ class _State:
     callbacks: dict[str, dict[str, Any]]
     agreed: list[dict[str, Any]]
     passes: np.ndarray
+    slots: tuple[list[int | None], int]
 
 
 class _Joining:
@@ -96,7 +104,8 @@ class _Joining:
 
     def _settle(self, callbacks: CallbacksOfFit, giver: int) -> None:
         """Makes equal on all ranks, newcomers included, what is not in `_State`. COLLECTIVE over all."""
-        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
+        _share_variables(callbacks.model, giver)
+        gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces()
         order.forget_notes()
@@ -167,9 +176,6 @@ class Admission(_Joining):
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
         super().begin_fit(callbacks)
-        strategy = strategy_of(callbacks.model)
-        if strategy is not None and strategy.job.shards_from_elements is not None:
-            self._record.close("a model whose optimizer is in shards, which no newcomer has")
         self._board.has_question = True  # newcomers may have come before
 
     def begin_epoch(self) -> bool:
@@ -223,6 +229,7 @@ class Admission(_Joining):
             callbacks=self._at_begin.since(callbacks.callbacks),
             agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
             passes=order.passes(),
+            slots=sharded_slots.numbers_in(agreement.all_variables(callbacks.model)),
         )
 
 
@@ -315,12 +322,47 @@ class Newcomer(_Joining):
                 "A newcomer must make the same model as the others, built before its first step. Received: "
                 f"{first[0]}, where they have {first[1]}. Give the model an Input, or call build."
             )
+        number_slots(model, state.slots)
+        sharded_slots.disown_new_slots()
         self._state_of_all = state
         self._restoration = Restoration(model, state.record, state.arrays)
         self._restoration.at_train_begin()
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def remember(model: Any) -> None:
+    """A call of the trainer of `model` begins."""
+    if all(each() is not model for each in _models):
+        _models.append(weakref.ref(model))
+
+
+_models: list[weakref.ref[Any]] = []  # of all calls until now, as they were first used, which is the same on all ranks
+
+
+def _share_variables(model: Any, giver: int) -> None:
+    """Gives newcomers the variables of `model`, and of all others of which they have made calls. COLLECTIVE over all.
+
+    What a newcomer could not build gets its values when a step first uses it.
+    """
+    models = [each() for each in _models]
+    assert any(each is model for each in models)
+    mine = [None if each is None else digest(pickle.dumps(agreement.descriptions(each))) for each in models]
+    everyone = communicator.all_gather_object(mine, name="keras_ddl/joining/models")
+    for place, each in enumerate(models):
+        if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
+            variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
+            agreement.broadcast_variables(variables, giver)
+
+
+def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
+    """Gives the slots in shards of a newcomer's model the numbers that they have on the others."""
+    if not sharded_slots.number_as(agreement.all_variables(model), slots):
+        raise CollectiveError(
+            "A newcomer must make the same optimizers as the others. Received: other variables in shards than theirs. "
+            "Give the model an Input, or call build."
+        )
 
 
 _newcomer: Newcomer | None = None  # this process

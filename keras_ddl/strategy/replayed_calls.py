@@ -4,14 +4,18 @@ is exchanged in them, and a newcomer gets it of those that the others have ended
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from keras_ddl.communicator import history
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import joining, trainer_calls
+from keras_ddl.strategy import agreement, joining, trainer_calls
+from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1
 
@@ -23,17 +27,18 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
         return call()
     what = f"Model.{method}"
     recorded.begin_call()
+    joining.remember(model)
     if isinstance(recorded, history.Replay):
         while not recorded.has_ended(what):
             if method == "fit":
                 break
             time.sleep(_LOOK_SECONDS)
         else:
-            return _returned(recorded.result(what), model)
+            return _take(recorded.result(what), model)
         try:
             returned = call()
         except joining.CallHasEnded:
-            return _returned(recorded.result(what), model)
+            return _take(recorded.result(what), model)
         except Exception as error:
             if joining.is_on_its_way():
                 joining.give_up(error)
@@ -47,7 +52,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
         except BaseException:
             recorded.close("a call of fit, evaluate or predict that has failed")
             raise
-    recorded.end_call(what, _kept(returned))
+    recorded.end_call(what, _kept(returned, model))
     return returned
 
 
@@ -60,18 +65,38 @@ class _History:
     params: dict[str, Any]
 
 
-def _kept(returned: Any) -> Any:
+@dataclass
+class _Ended:
+    """A call that has ended: what it has returned, and what of its model was built then, the numbers of slots in shards
+    included.
+    """
+
+    returned: Any
+    build_config: dict[str, Any] | None
+    optimizers: dict[str, list[int | None]]
+    slots: tuple[list[int | None], int]
+
+
+def _kept(returned: Any, model: Any) -> _Ended:
     if isinstance(returned, keras.callbacks.History):
-        return _History(returned.history, returned.epoch, returned.params)
-    return returned
+        returned = _History(returned.history, returned.epoch, returned.params)
+    slots = sharded_slots.numbers_in(agreement.all_variables(model))
+    return _Ended(returned, models.build_config(model), agreement.built_optimizers(model), slots)
 
 
-def _returned(result: Any, model: Any) -> Any:
-    if not isinstance(result, _History):
-        return result
+def _take(ended: _Ended, model: Any) -> Any:
+    """Builds the model, in a newcomer, as the call has; returns what that has returned."""
+    strategy = strategy_of(model)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        models.build_as(model, ended.build_config)
+    if models.is_built(model):
+        agreement.build_optimizers(model, ended.optimizers)
+    joining.number_slots(model, ended.slots)
+    if not isinstance(ended.returned, _History):
+        return ended.returned
     made = keras.callbacks.History()
     made.set_model(model)
-    made.history, made.epoch = result.history, result.epoch
-    made.set_params(result.params)
+    made.history, made.epoch = ended.returned.history, ended.returned.epoch
+    made.set_params(ended.returned.params)
     model.history = made
     return made

@@ -173,8 +173,8 @@ class Survival:
                 if too_few is not None:
                     raise too_few
                 if reason is not None:
-                    raise RankLostError(reason)
-                return all(each.is_between_steps or each.finished is None for each in reports)
+                    raise _with_reason(RankLostError("found when newcomers were to join"), reason)
+                return all(each.is_between_steps or each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
         """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
@@ -183,11 +183,15 @@ class Survival:
                 try:
                     self._renew(meet())
                     self._catch_up(self._exchange(Report(-1, None)), list, None)
-                    return
+                    reason = self._share_out()
                 except RankLostError:
                     if not communicator.is_initialized():
                         raise
                     meet = communicator.regroup
+                    continue
+                if reason is not None:
+                    raise RankLostError(reason)
+                return
 
     def has_joined(self, finished: int, admission: Admission) -> None:
         """This newcomer is a rank now, and has the state after so many calls."""
@@ -274,7 +278,9 @@ class Survival:
 
     def _share_out(self) -> str | None:
         """Shares out anew what is in shards. Returns what is lost, if something is."""
-        return next(filter(None, [lost_chunks.share_out(each.job) for each in self._strategies()]), None)
+        is_new = self._finished is None
+        lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in self._strategies()]
+        return next(filter(None, lost), None)
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
@@ -387,6 +393,7 @@ _of_job: Survival | None = None
 def of_job() -> Survival | None:
     """Returns what makes calls again, in a job that may go on without a lost rank; None: one that ends."""
     global _of_job
-    if _of_job is None and communicator.size() > 1 and membership.can_ask():
+    is_several = communicator.size() > 1 or history.takes_newcomers()
+    if _of_job is None and is_several and membership.can_ask():
         _of_job = Survival()
     return _of_job

@@ -5,7 +5,8 @@ surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
         calls XLA), two (optimizers), saving; A+B is both
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
-        recovery (milliseconds after this rank has begun to go on without another one)
+        recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
+        has begun to admit a newcomer, or to be one)
 
 It prints [rank at first, rank at the end, history, weights, predictions] as JSON.
 """
@@ -56,7 +57,7 @@ layers = keras.layers
 
 def kill(where: str, when: int) -> None:
     whose_turn = KILLED.get(ME, (0, "never"))
-    if AWAITED:  # some time after all of them are there
+    if AWAITED and where != "joining":  # some time after all of them are there
         whose_turn = (when, whose_turn[1]) if whose_turn[0] <= when and strategy.size == AWAITED else (-1, "")
     if whose_turn == (when, where):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -68,12 +69,18 @@ def kill_later(where: str) -> None:
         threading.Timer(when / 1000, kill, [where, when]).start()
 
 
-def regroup_with(*arguments: object) -> object:
-    kill_later("recovery")
-    return plain_regroup(*arguments)
+def regroup_with(admits: object = None) -> object:
+    kill_later("recovery" if admits is None else "joining")
+    return plain_regroup(admits)
+
+
+def join_others(is_over: object) -> object:
+    kill_later("joining")
+    return plain_join(is_over)
 
 
 plain_regroup, communicator.regroup_with = communicator.regroup_with, regroup_with
+plain_join, communicator.join_others = communicator.join_others, join_others
 
 
 def built(kind: str) -> list[keras.layers.Layer]:

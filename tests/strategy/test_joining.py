@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from launch.launching import run, write_program
 from strategy.test_survival import check
 
 EPOCHS = 12
+ALONE = str(Path(__file__).with_name("training_alone.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
@@ -19,8 +21,12 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
     assert "rank 1 was lost (killed by SIGKILL); 2 go on." in ended.err and "rank 3 has joined; 3 go on." in ended.err
 
 
+def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
+    check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention"])
+@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "shards+two", "shards+saving", "shards+accumulation"])
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
 
@@ -39,6 +45,38 @@ def test_the_spare_is_killed_and_another_one_comes(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "0:3", "1:10", "2:17", spares=3, epochs=40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("killed", "spares"),
+    [("0:3 1:10 2:17", 3), ("1:5 3:30", 2), ("1:5 2:0:joining", 2), ("1:5 0:250:joining", 2), ("1:5 3:400:joining", 1)],
+)
+def test_others_are_killed_before_and_while_a_spare_gets_its_shards(killed: str, spares: int, tmp_path: Path) -> None:
+    """The last one: the spare itself."""
+    check(tmp_path, "shards", "arrays", "step", *killed.split(), spares=spares, epochs=8 + 8 * spares)
+
+
+@pytest.mark.long
+def test_a_spare_joins_the_last_rank_which_had_all_of_the_optimizer(tmp_path: Path) -> None:
+    check(tmp_path, "shards", "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_are_killed_at_random_moments_of_a_joining(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    first, other = rng.sample(range(3), 2)
+    second = rng.choice([other, 3])  # or the spare
+    killed = [f"{first}:{rng.randrange(3, 8)}", f"{second}:{rng.randrange(800)}:joining"]
+    check(tmp_path, "shards", "arrays", "step", *killed, spares=1 if second == 3 else 2, epochs=20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["plain", "shards"])
+def test_a_spare_joins_a_fit_that_one_rank_alone_has_begun(kind: str, tmp_path: Path) -> None:
+    """And has what the fit of another model before it has left."""
+    check(tmp_path, kind, "arrays", "step", "1:2", ranks=2, spares=1, epochs=EPOCHS, program=ALONE)
 
 
 OTHER_DATA = """

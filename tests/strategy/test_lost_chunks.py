@@ -1,9 +1,10 @@
-"""Slots in shards are shared out among the ranks that are left, bit by bit, whoever is lost meanwhile."""
+"""Slots in shards are shared out when ranks are lost or join, bit by bit, whoever is lost meanwhile."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from cut.simulated import Exchange
 
 from keras_ddl.callbacks import _last_good
-from keras_ddl.errors import ConfigError, RankLostError
+from keras_ddl.errors import CollectiveError, ConfigError, RankLostError
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 from keras_ddl.topology.mirrors import mirror_offset
@@ -30,8 +31,10 @@ class Ranks:
         self.jobs = [self.job(rank) for rank in self.left]
         self.slots = [[self.slot(n, value, job) for n, value in enumerate(VALUES)] for job in self.jobs]
         self.fails: Callable[[int, str], bool] = lambda rank, name: False
+        self.new: set[int] = set()  # newcomers that have made no step yet
+        self.timeout = 20.0
         self._here = threading.local()
-        monkeypatch.setattr(lost_chunks, "all_in_shards", lambda: self.slots[self._here.rank])
+        monkeypatch.setattr(lost_chunks, "all_slots", lambda: self.slots[self._here.rank])
         gather = lambda mine, name: self.meet(name, mine)  # noqa: E731
         monkeypatch.setattr(
             lost_chunks, "ops", SimpleNamespace(all_gather=lambda x, name: tf.concat(gather(x, name), 0))
@@ -50,6 +53,18 @@ class Ranks:
         made.number = number
         return made
 
+    def join(self, host: int = 0) -> int:
+        """Returns a newcomer, whose slots have no values."""
+        rank = len(self.hosts)
+        self.hosts.append(host)
+        self.left.append(rank)
+        self.new.add(rank)
+        place = SimpleNamespace(rank=0, size=2, mirror_offset=1, device="/cpu:0", shards_from_elements=1)
+        self.slots.append([self.slot(n, np.zeros_like(value), place) for n, value in enumerate(VALUES)])
+        for each in self.slots[rank]:
+            each.share = replace(each.share, generation=sharded_slots.OF_NEWCOMER)
+        return rank
+
     def meet(self, name: str, value: Any) -> list[Any]:
         rank = self._here.rank
         result = self._exchange.meet(name, self.left.index(rank), value)
@@ -60,13 +75,13 @@ class Ranks:
     def share_out(self, *left: int) -> list[Any]:
         """Returns, for each rank that is left, what `share_out` has returned or raised there."""
         self.left = list(left)
-        self._exchange = Exchange(len(left), timeout=20.0)
+        self._exchange = Exchange(len(left), self.timeout)
         results: dict[int, Any] = {}
 
         def run(rank: int) -> None:
             self._here.rank = rank
             try:
-                results[rank] = lost_chunks.share_out(self.job(rank))
+                results[rank] = lost_chunks.share_out(self.job(rank), is_new=rank in self.new)
             except Exception as error:
                 results[rank] = error
 
@@ -83,6 +98,9 @@ class Ranks:
             for slot, value in zip(self.slots[rank], values, strict=True):
                 share, layout = slot.share, slot.layout
                 assert (share.rank, layout.size) == (place, len(self.left))
+                if layout.size == 1:
+                    np.testing.assert_array_equal(slot.numpy(), value)
+                    continue
                 np.testing.assert_array_equal(share.chunk.numpy(), layout.cut(value, place))
                 mirrored = (place - self.job(rank).mirror_offset) % layout.size
                 np.testing.assert_array_equal(share.mirror.numpy(), layout.cut(value, mirrored))
@@ -137,6 +155,84 @@ def test_a_rank_is_lost_while_a_slot_is_gathered(monkeypatch: pytest.MonkeyPatch
     ranks.fails = lambda rank, name: False
     assert ranks.share_out(1, 3, 4) == [None] * 3
     ranks.check()
+
+
+@pytest.mark.parametrize("hosts", [[0] * 3, [0, 0, 1, 1], [0]])
+def test_newcomers_get_their_shares(hosts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside one rank, which had all entries."""
+    ranks = Ranks(monkeypatch, hosts)
+    left = list(range(len(hosts)))
+    for _ in range(2):
+        left.append(ranks.join(host=hosts[-1]))
+        assert ranks.share_out(*left) == [None] * len(left)
+        ranks.check()
+        ranks.new.clear()
+    left = left[2:] if len(hosts) > 3 else left[1:]  # a host
+    assert ranks.share_out(*left) == [None] * len(left)
+    ranks.check()
+
+
+def test_a_newcomer_takes_the_place_of_a_rank_lost_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 3)
+    newcomer = ranks.join()
+    assert ranks.share_out(0, 2, newcomer) == [None] * 3
+    ranks.check()
+    ranks = Ranks(monkeypatch, [0] * 3)
+    newcomer = ranks.join()
+    assert all("were lost together" in each for each in ranks.share_out(0, newcomer))
+
+
+@pytest.mark.parametrize("passed", [(), (0,), (3,), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_a_rank_is_lost_while_a_newcomer_joins(
+    passed: tuple[int, ...], lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`passed`: ranks that have come to the end. Rank 3 is the newcomer; next, another one comes."""
+    ranks = Ranks(monkeypatch, [0] * 3)
+    ranks.join()
+    ranks.fails = lambda rank, name: name.endswith("made") and rank not in passed
+    ranks.share_out(0, 1, 2, 3)
+    ranks.fails = lambda rank, name: False
+    left = [each for each in (0, 1, 2, 3) if each != lost]
+    if 3 in passed:  # it may be in its first step
+        ranks.new.discard(3)
+    left.append(ranks.join())
+    assert ranks.share_out(*left) == [None] * 4
+    ranks.check()
+
+
+def test_a_rank_is_lost_while_slots_are_gathered_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 3)
+    ranks.join()
+    ranks.fails = lambda rank, name: name.endswith("/1")
+    assert all(isinstance(each, RankLostError) for each in ranks.share_out(0, 1, 2, 3))
+    ranks.fails = lambda rank, name: False
+    assert ranks.share_out(1, 2, 3) == [None] * 3
+    ranks.check()
+
+
+def test_a_newcomer_that_lacks_a_slot_gives_up_and_the_others_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, [0] * 2)
+    newcomer = ranks.join()
+    del ranks.slots[newcomer][1]
+    ranks.timeout = 1.0  # the others wait for it
+    results = ranks.share_out(0, 1, newcomer)
+    assert isinstance(results[2], CollectiveError) and "lacks" in str(results[2])
+    ranks.timeout = 20.0
+    assert ranks.share_out(0, 1) == [None] * 2
+    ranks.check()
+
+
+def test_a_newcomer_numbers_its_slots_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, mine = (Ranks(monkeypatch, [0] * 2).slots[0] for _ in range(2))
+    for number, slot in enumerate(theirs):
+        slot.number = 10 - number
+    of_others = sharded_slots.numbers_in([theirs[0], tf.Variable(1.0), *theirs[1:]])
+    assert of_others[0] == [10, None, 9, 8]
+    assert not sharded_slots.number_as([*mine[:2], tf.Variable(1.0), mine[2]], of_others)
+    assert sharded_slots.number_as([mine[0], tf.Variable(1.0), *mine[1:]], (of_others[0], 20))
+    assert [each.number for each in mine] == [10, 9, 8]
+    assert Ranks(monkeypatch, [0]).slots[0][0].number == 0 and sharded_slots.numbers_in([])[1] == 23
 
 
 def test_slots_that_only_some_ranks_have_made_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:

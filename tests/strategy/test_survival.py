@@ -61,13 +61,16 @@ def check(
     options: tuple[str, ...] = (),
     **env: str,
 ) -> Ended:
-    """`spares`: all of them join, and are numbered after the ranks. `options`, `env`: for keras-ddl run."""
+    """`spares`: all of them join, or are killed while they do; they are numbered after the ranks. `options`, `env`: for
+    keras-ddl run.
+    """
     variables = {"EPOCHS": str(epochs)} | ({"AWAITED": str(ranks)} if spares else {}) | env
     numbers = ("--spares", str(spares)) if spares else ()
     arguments = (program, model, data, where, *killed)
     ended, _ = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
     lost = {int(each.partition(":")[0]) for each in killed}
-    assert ended.err.count(" was lost (killed by SIGKILL); ") == len(lost), ended
+    ends = re.findall(r"rank \d+ (?:was lost|has not joined the others, who go on) \(killed by SIGKILL\)", ended.err)
+    assert len(ends) == len(lost), ended
     check_ended(ended, [rank for rank in range(ranks + spares) if rank not in lost], program, model, data, epochs)
     return ended
 

@@ -30,11 +30,24 @@ def agent(tmp_path: Path) -> str:
     return str(path)
 
 
+def across_hosts(tmp_path: Path, agent: str, hosts: str, model: str, where: str, killed: str) -> None:
+    options = ("--hosts", hosts)
+    ranks = sum(int(each.partition(":")[2]) for each in hosts.split(","))
+    check(tmp_path, model, "arrays", where, *killed.split(), ranks=ranks, options=options, KERAS_DDL_SSH=agent)
+
+
 @pytest.mark.parametrize(("model", "killed"), [("lstm", "3:7"), ("mlp", "1:4 3:9"), ("mlp", "2:5 3:5")])
 def test_fit_across_hosts(model: str, killed: str, agent: str, tmp_path: Path) -> None:
     """One rank, one of each host in turn, and both of a host."""
-    options = ("--hosts", "h0:2,h1:2")
-    check(tmp_path, model, "arrays", "step", *killed.split(), ranks=4, options=options, KERAS_DDL_SSH=agent)
+    across_hosts(tmp_path, agent, "h0:2,h1:2", model, "step", killed)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "killed"), [("h0:2,h1:2", "2:5 3:5"), ("h0:2,h1:2", "0:5 1:5"), ("h0:2,h1:1,h2:2", "0:5 1:5 2:11")]
+)
+def test_shards_of_a_lost_host_are_on_another(hosts: str, killed: str, agent: str, tmp_path: Path) -> None:
+    """All ranks of a host are lost at once, between two steps; in the last case another host later."""
+    across_hosts(tmp_path, agent, hosts, "shards", "between", killed)
 
 
 @pytest.mark.parametrize("killed", ["1:7", "0:6"])

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator import history
 from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
@@ -41,7 +42,7 @@ class RandomState:
 
     def __init__(self, size: int, seed: int | None) -> None:
         self.size = size
-        if size > 1:
+        if size > 1 or history.takes_newcomers():
             seed, fresh = communicator.broadcast_object((seed, os.urandom(8)), name="keras_ddl/seed")
         else:
             fresh = os.urandom(8)
@@ -52,7 +53,7 @@ class RandomState:
 
     def agree(self) -> None:
         """Makes the random states of all ranks equal to rank 0's where they are not."""
-        if self.size == 1:
+        if self.size == 1 and not history.takes_newcomers():
             return
         states, of_rank_0 = communicator.as_one(self._exchange)
         _follow(of_rank_0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import stack_position
+from keras_ddl.communicator import history, stack_position
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models, strategies
@@ -101,7 +101,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
     # ---- variables
     def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         kwargs.pop("colocate_with", None)  # everything of this process is on one device
-        if self.size == 1:
+        if self.size == 1 and not history.takes_newcomers():
             with tf.device(self.device):
                 return next_creator(**kwargs)
         variables.check(self.rank, **kwargs)
@@ -262,7 +262,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     # ---- data
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.size == 1 or is_shared(dataset):
+        if is_shared(dataset) or (self.size == 1 and not history.takes_newcomers()):
             return dataset
         return share_dataset(dataset, self.rank, self.size, agree_number())
 

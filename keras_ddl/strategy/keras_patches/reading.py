@@ -88,7 +88,7 @@ class EpochIterator(_KerasIterator):
                 "fit goes on without a lost rank where every rank can read all data. Received: a dataset of which each "
                 "rank has its own part: the job ends when a rank is lost. Give fit the same batches on all ranks."
             )
-        if strategy.size == 1:
+        if not strategy.is_several:
             return
         arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), strategy.rank)
 

@@ -32,7 +32,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
             compiling.warn_if_alone(model)
             return original(model, *args, **kwargs)
         bound = _bind(original, model, args, kwargs, strategy)
-        if strategy.size == 1:
+        if not strategy.is_several:
             return original(*bound.args, **bound.kwargs)
         # Both: Keras's own `self.stop_training = False` does nothing where reading it gives False already.
         running.agreed_stop = model.__dict__["stop_training"] = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
-from keras_ddl.communicator import Communicator
+from keras_ddl.communicator import Communicator, history
 from keras_ddl.communicator.comparison import other_rank
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
@@ -59,8 +59,11 @@ def _gather(slot: ShardedVariable) -> tf.Tensor:
         with ops.translate_errors():
             return tf.reshape(ops.all_gather(slot.chunk.read_value(), name=_name(slot, "gathered")), slot.shape)
 
-    # Made again when a rank is lost, of other chunks.
-    return gather() if Communicator.recover is None else Communicator.recover(gather)
+    def make() -> tf.Tensor:
+        # Made again when a rank is lost, of other chunks.
+        return gather() if Communicator.recover is None else Communicator.recover(gather)
+
+    return history.recorded(_name(slot, "gathered"), make)
 
 
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
@@ -79,8 +82,16 @@ def scatter_restored(slots: Sequence[ShardedVariable], root: int = 0) -> None:
     Raises: ConfigError, on every rank: slots were assigned on some ranks only, or not the same on all of them: then no
         rank has the values of the others' chunks.
     """
-    if not slots:
-        return
+    if slots:
+        history.left_to_join(lambda: _forget_restored(slots), lambda: _scatter_restored(slots, root))
+
+
+def _forget_restored(slots: Sequence[ShardedVariable]) -> None:
+    for each in slots:
+        each.restored = None
+
+
+def _scatter_restored(slots: Sequence[ShardedVariable], root: int) -> None:
     mine = ([each.assignments for each in slots], [each.restored is not None for each in slots])
     everyone = communicator.all_gather_object(mine, name="keras_ddl/slots/assigned")
     differs = other_rank([assignments for assignments, _ in everyone])
@@ -95,8 +106,9 @@ def scatter_restored(slots: Sequence[ShardedVariable], root: int = 0) -> None:
             restored = each.restored if communicator.rank() == root else tf.zeros(each.shape, each.dtype)
             value = ops.broadcast(restored, root=root, name=_name(each, "spread"))
             each.share.assign(value)
-        each.restored = None
+    _forget_restored(slots)
 
 
 def _name(slot: ShardedVariable, collective: str) -> str:
-    return f"keras_ddl/slots/{models.plain_name(slot.name.partition(':')[0])}/{collective}"
+    own = slot.name.partition(":")[0].rpartition("/")[2]  # before it are scopes, of where the optimizer was built
+    return f"keras_ddl/slots/{models.plain_name(own)}/{collective}"

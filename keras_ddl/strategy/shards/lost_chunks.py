@@ -1,74 +1,105 @@
-"""Shares slots out anew among the ranks that are left: what a lost rank had is in mirrors (cut/mirrors.py).
+"""Shares slots out anew when ranks are lost or join: what a lost rank had is in mirrors (cut/mirrors.py).
 
 Another rank may be lost meanwhile, and those that are left begin again. So a rank keeps its share until every rank has
-made its next one. If some have taken theirs by then, the others have made their own, and take it as well.
+made its next one, which is of the next generation. If some have taken theirs by then, the others have made their own,
+and take it as well.
+
+A newcomer has the same slots, with no values: it gives nothing, and gets a share like any other rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.errors import CollectiveError
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, all_in_shards
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, all_slots
+
+Places: TypeAlias = Sequence[tuple[int, int, int] | None]  # by rank: `Share.place`; None: of a newcomer
+
+_NAME = "keras_ddl/slots/share_out"
 
 
-def share_out(job: Job) -> str | None:
+def share_out(job: Job, *, is_new: bool = False) -> str | None:
     """Gives each rank of a job its share of every slot in shards. COLLECTIVE. All ranks have finished the same steps.
 
+    Args:
+        is_new: this rank is a newcomer, which has made no step yet.
     Returns: None; or, on every rank, what is lost because no rank has it: then nothing has changed.
-    Raises: RankLostError: another rank was lost; to be called again with those that are left.
+    Raises: RankLostError: another rank was lost; to be called again with those that are left. CollectiveError, in a
+        newcomer: it lacks slots that the others have.
     Cost: one all_gather of each slot, whose complete value is in memory until the next; and of all slots the share from
         before beside the next one.
     """
     if job.shards_from_elements is None:
         return None
-    slots = all_in_shards()
-    shares = communicator.all_gather_object({each.number: each.shares for each in slots}, name=f"{_NAME}/shares")
-    numbers = set.intersection(*map(set, shares))
+    slots = all_slots()
+    mine = {each.number: each.share.generation for each in slots}, is_new
+    everyone = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
+    of_others = [generations for generations, is_new in everyone if not is_new]
+    numbers = set.intersection(*map(set, of_others))
+    if is_new and not numbers <= mine[0].keys():
+        raise CollectiveError(
+            "A newcomer must make the same optimizers as the others. Received: "
+            f"{len(numbers - mine[0].keys())} of their variables that are in shards, which it lacks. Build optimizers "
+            "in fit, or on all ranks outside of it."
+        )
+    newest = {number: max(each[number] for each in of_others) for number in numbers}
     of_all = [each for each in slots if each.number in numbers]
     for slot in of_all:
-        if slot.shares < max(some[slot.number] for some in shares):
-            slot.take_next_share()
-    ranks = communicator.all_gather_object({each.number: each.share.rank for each in of_all}, name=f"{_NAME}/ranks")
-    left = {each.number: [some[each.number] for some in ranks] for each in of_all}
-    lost = next((each for each in of_all if _owners(each, left[each.number]) is None), None)
+        slot.take_next_share(newest[slot.number])
+    own = {each.number: each.share.place for each in of_all if each.share.generation == newest[each.number]}
+    gathered = communicator.all_gather_object(own, name=f"{_NAME}/places")
+    places = {number: [each.get(number) for each in gathered] for number in numbers}
+    lost = next((each for each in of_all if _owners(places[each.number]) is None), None)
     if lost is not None:
         name = models.plain_name(lost.name)
         return (
             "Shards of optimizers are on two ranks each. Received: a rank and the one with its mirrors were lost "
             f"together, and with them a part of {name}."
         )
+    next_places = [(rank, job.size, job.mirror_offset) for rank in range(job.size)]
     for slot in slots:
+        if any(is_new for _, is_new in everyone):
+            slot.assignments = (0, 0)  # newcomers have not made all of those
         if slot.number not in numbers:  # made in a step that not all ranks began: the others will make it
-            slot.next_share = slot.share_of(slot.initial(), job)
-        elif left[slot.number] != list(range(slot.layout.size)) or slot.share.offset != job.mirror_offset:
-            slot.next_share = slot.share_of(_gathered(slot, left[slot.number]), job)
+            slot.begin_anew(slot.initial(), job)
+        elif places[slot.number] != next_places:
+            value = _gathered(slot, places[slot.number], job.rank)
+            slot.next_share = slot.share_of(value, job, newest[slot.number] + 1)
     communicator.barrier(name=f"{_NAME}/made")
-    for slot in slots:
-        slot.take_next_share()
+    for slot in of_all:
+        slot.take_next_share(newest[slot.number] + 1)
     return None
 
 
-_NAME = "keras_ddl/slots/share_out"
+def _owners(places: Places) -> dict[int, int] | None:
+    """Returns for each chunk, by its rank of before, which of the ranks of now gives it; None: one is lost."""
+    rank_now = {each[0]: rank for rank, each in enumerate(places) if each is not None}
+    _, size, offset = next(each for each in places if each is not None)
+    owners: dict[int, int] = {}
+    for chunk in range(size):
+        owner = rank_now.get(chunk, rank_now.get((chunk + offset) % size))
+        if owner is None:
+            return None
+        owners[chunk] = owner
+    return owners
 
 
-def _owners(slot: ShardedVariable, left: Sequence[int]) -> dict[int, int] | None:
-    """Returns which of the ranks that are `left`, by their ranks of before, gives each chunk; None: one is lost."""
-    size, offset = slot.layout.size, slot.share.offset
-    owners = {rank: rank if rank in left else (rank + offset) % size for rank in range(size)}
-    return owners if set(owners.values()) <= set(left) else None
-
-
-def _gathered(slot: ShardedVariable, left: Sequence[int]) -> tf.Tensor:
-    """Returns the complete value, of chunks and mirrors."""
-    owners, share = _owners(slot, left), slot.share
+def _gathered(slot: ShardedVariable, places: Places, rank: int) -> tf.Tensor:
+    """Returns the complete value, of chunks and mirrors. COLLECTIVE. rank: of this process."""
+    owners = _owners(places)
     assert owners is not None
-    given = {each: [rank for rank, owner in owners.items() if owner == each] for each in left}
-    mine = [share.chunk if rank == share.rank else share.mirror for rank in given[share.rank]]
-    flat = ops.all_gather(tf.concat([each.read_value() for each in mine], axis=0), name=f"{_NAME}/{slot.number}")
-    order = [rank for each in left for rank in given[each]]
-    pieces = dict(zip(order, tf.split(flat, [slot.layout.chunk(rank)[1] for rank in order])))
-    return tf.reshape(tf.concat([pieces[rank] for rank in range(slot.layout.size)], axis=0), slot.shape)
+    _, size, _ = next(each for each in places if each is not None)
+    layout = Layout(tuple(slot.shape.as_list()), size)
+    mine = [slot.stored_chunk(chunk) for chunk, owner in owners.items() if owner == rank]
+    part = tf.concat(mine, axis=0) if mine else tf.zeros([0], slot.dtype)
+    flat = ops.all_gather(part, name=f"{_NAME}/{slot.number}")
+    order = [chunk for now in range(len(places)) for chunk, owner in owners.items() if owner == now]
+    pieces = dict(zip(order, tf.split(flat, [layout.chunk(chunk)[1] for chunk in order])))
+    return tf.reshape(tf.concat([pieces[chunk] for chunk in range(size)], axis=0), slot.shape)

@@ -11,12 +11,11 @@ ever, and the cut computes with the chunks. Anything else that reads it is refus
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,22 @@ _ENTRYWISE = tuple(
 )
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank adds up its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
-_numbers = itertools.count()
+OF_NEWCOMER = -1  # a generation
 _deferring: ContextVar[bool] = ContextVar("keras_ddl_deferring_slots", default=False)
+
+
+class _Numbering:
+    """Numbers slots as they are made."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+
+_numbering = _Numbering()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +62,8 @@ class Share:
     Attributes:
         layout: which entries are whose. rank: whose `chunk` this is. offset: of mirrors: rank r's chunk is also in the
             mirror of rank (r + offset) % layout.size; 0: there are none.
-        chunk, mirror: variables.
+        chunk, mirror: variables; None where one rank has all entries, which are then in the slot itself.
+        generation: how often the slot had been shared out anew; OF_NEWCOMER: the values are no rank's.
     """
 
     layout: Layout
@@ -57,6 +71,12 @@ class Share:
     offset: int
     chunk: Any
     mirror: Any
+    generation: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The rank, of how many, and the offset of mirrors."""
+        return self.rank, self.layout.size, self.offset
 
     def assign(self, value: tf.Tensor) -> None:
         """Takes this rank's share of a complete value."""
@@ -68,11 +88,11 @@ class Share:
 class ShardedVariable(UninitializedVariable):
     """A variable whose entries are spread over the ranks, a chunk on each.
 
-    When a job goes on with one rank, which has all entries, it is a variable like any other: `is_complete`.
+    While a job goes on with one rank, which has all entries, it is a variable like any other: `is_complete`.
 
     Attributes:
         share: what this rank stores. next_share: what it will store as soon as every rank has its own
-            (lost_chunks.py). shares: how often it was shared out anew.
+            (lost_chunks.py).
         number: of those that this process has made: the same on all ranks, which make them in the same order.
         initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
@@ -82,11 +102,10 @@ class ShardedVariable(UninitializedVariable):
 
     def __init__(self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor]) -> None:
         super().__init__(trainable=False, shape=value.shape, dtype=value.dtype, name=name)
-        self.number, self.initial = next(_numbers), initial
+        self.number, self.initial = _numbering.take(), initial
         self.is_complete = False
-        self.share = self.share_of(value, job)
         self.next_share: Share | None = None
-        self.shares = 0
+        self.begin_anew(value, job)
         self.gathered: tf.Tensor | None = None
         self.restored: tf.Tensor | None = None
         self.assignments = (0, 0)
@@ -101,7 +120,11 @@ class ShardedVariable(UninitializedVariable):
         """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
-    def share_of(self, value: tf.Tensor, job: Job) -> Share:
+    def begin_anew(self, value: tf.Tensor, job: Job) -> None:
+        """Stores this rank's share of a complete value, as of a slot that has just been made."""
+        self._store(self.share_of(value, job, 0))
+
+    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
         """Returns what this rank stores of a complete value, with the ranks that a job has now."""
         layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
 
@@ -112,20 +135,32 @@ class ShardedVariable(UninitializedVariable):
 
         with tf.device(job.device):
             mirror = variable((job.rank - offset) % job.size, "mirror") if offset else None
-            share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror)
+            share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror, generation)
             share.assign(value)
             return share
 
-    def take_next_share(self) -> None:
-        """Stores what it is to store from now on, if there is something."""
-        if self.next_share is None:
-            return
-        self.share, self.next_share = self.next_share, None
-        self.shares += 1
-        if self.layout.size == 1:
+    def take_next_share(self, generation: int) -> None:
+        """Stores what it is to store from now on, if that is the share of this generation."""
+        if self.next_share is not None and self.next_share.generation == generation:
+            share, self.next_share = self.next_share, None
+            self._store(share)
+
+    def stored_chunk(self, rank: int) -> tf.Tensor:
+        """Returns the entries of a rank whose chunk or mirror this rank has, flat."""
+        if self.is_complete:
+            return tf.reshape(self.read_value(), [-1])
+        return (self.chunk if rank == self.share.rank else self.share.mirror).read_value()
+
+    def _store(self, share: Share) -> None:
+        if share.layout.size == 1:
             self.is_complete = True
-            super().assign(tf.reshape(self.chunk, self.shape))
-            self.share = Share(self.layout, 0, 0, None, None)
+            super().assign(tf.reshape(share.chunk, self.shape))
+            share = replace(share, chunk=None, mirror=None)
+        elif self.is_complete:
+            self.is_complete = False
+            nothing = tf.zeros([0], self.dtype)  # in place of all entries, whose memory is free then
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
+        self.share = share
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         return tf.constant(True)
@@ -196,8 +231,8 @@ def deferring_restored_values() -> AbstractContextManager[None]:
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable that a keras.Variable or tf.Variable has or is; None: it is not in shards."""
-    inner = variable if isinstance(variable, ShardedVariable) else models.inner_variable(variable)
-    return inner if isinstance(inner, ShardedVariable) and not inner.is_complete else None
+    slot = slot_of(variable)
+    return slot if slot is not None and not slot.is_complete else None
 
 
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
@@ -206,9 +241,41 @@ def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     return slot if slot is not None and slot.handle is handle and not slot.is_complete else None
 
 
-def all_in_shards() -> list[ShardedVariable]:
-    """Returns the slots in shards of this process, as they were made."""
-    return sorted((each for each in _slots.values() if not each.is_complete), key=lambda each: each.number)
+def slot_of(variable: Any) -> ShardedVariable | None:
+    """As `sharded_variable`, also while one rank has all entries."""
+    inner = variable if isinstance(variable, ShardedVariable) else models.inner_variable(variable)
+    return inner if isinstance(inner, ShardedVariable) else None
+
+
+def all_slots() -> list[ShardedVariable]:
+    """Returns the slots of this process that are in shards, or were until one rank was left, as they were made."""
+    return sorted(_slots.values(), key=lambda each: each.number)
+
+
+def numbers_in(variables: Iterable[Any]) -> tuple[list[int | None], int]:
+    """Returns the numbers of the slots among variables, None for others; and the number of the slot to be made next."""
+    slots = map(slot_of, variables)
+    return [None if each is None else each.number for each in slots], _numbering.next
+
+
+def number_as(variables: Sequence[Any], numbers: tuple[Sequence[int | None], int]) -> bool:
+    """Numbers slots in a newcomer as `numbers_in` has returned on another rank. False: it has others than that."""
+    slots = list(map(slot_of, variables))
+    of_others, _numbering.next = numbers
+    places = [[place for place, each in enumerate(some) if each is not None] for some in (slots, of_others)]
+    if places[0] != places[1]:
+        return False
+    for slot, number in zip(slots, of_others):
+        if slot is not None and number is not None:
+            slot.number = number
+    return True
+
+
+def disown_new_slots() -> None:
+    """In a newcomer, which gets their values from the others: those that it has made until now have none."""
+    for each in _slots.values():
+        if each.share.generation == 0:
+            each.share = replace(each.share, generation=OF_NEWCOMER)
 
 
 def local_variables(variable: Any) -> list[Any]:
@@ -228,7 +295,9 @@ def _sharding_job(optimizer: Any) -> Job | None:
     """
     strategy = keras_compat.strategy_of(optimizer)
     job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    return job if job is not None and job.size > 1 and job.shards_from_elements is not None else None
+    if job is None or job.shards_from_elements is None:
+        return None
+    return job if job.size > 1 or job.goes_on else None  # one rank may become several
 
 
 def check_entrywise(optimizer: Any) -> None:
