@@ -11,6 +11,7 @@ it; so all have seen it before the next one.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
 from keras_ddl.strategy.step import failing_together
+from keras_ddl.strategy.step.cut_step import broadcast_numbers
 
 if TYPE_CHECKING:
     from keras_ddl.topology import Topology
@@ -53,6 +55,7 @@ class Survives(Protocol):
     """A `survival.Survival`, which imports this module."""
 
     def finished(self) -> int: ...
+    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
     def has_joined(self, finished: int, admission: Admission) -> None: ...
     def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
     def receive(self, meet: Callable[[], Topology]) -> None: ...
@@ -81,7 +84,8 @@ class _State:
 class _Joining:
     """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
 
-    def __init__(self) -> None:
+    def __init__(self, survival: Survives) -> None:
+        self._survival = survival
         self._callbacks: CallbacksOfFit | None = None
         self._compares_batch = False
         self._at_begin = Noted([])
@@ -92,23 +96,37 @@ class _Joining:
             self._callbacks = callbacks
             self._at_begin = Noted(callbacks.callbacks)
 
-    def _settle(self, callbacks: CallbacksOfFit, giver: int) -> None:
-        """Makes equal on all ranks, newcomers included, what is not in `_State`. COLLECTIVE over all."""
-        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
+    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
+        """Forgets what a newcomer cannot have. All ranks do it between the same two calls, whether or not the newcomer
+        is lost meanwhile.
+        """
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
-        failing_together.forget_all_traces()
+        failing_together.forget_all_traces(but=callbacks.model.train_function)  # see _agree_on_trace
         order.forget_notes()
         # The data of validation is read from its beginning, by all.
         epoch_iterators.forget_validation(callbacks.model)
         self._compares_batch = True
+
+    def _agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
+        """Keeps the trace of the training step if all ranks have the same. COLLECTIVE over all, newcomers included."""
+        variables, traced, digest = agreement.all_variables(callbacks.model), caller.common_trace(), None
+        if traced is not None:
+            digest = traced.kind, caller.cut_step.trace_digest(traced.concrete, [each.value for each in variables])
+        digests = communicator.all_gather_object(digest, name="keras_ddl/joining/trace")
+        if traced is None or any(each != digest for each in digests):
+            caller.forget_traces()
+            return
+        equal = {each.value.ref() for each in variables}
+        others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
+        self._survival.call(lambda: broadcast_numbers(others, root=0), lambda: others)
 
 
 class Admission(_Joining):
     """The side of the ranks that train."""
 
     def __init__(self, record: history.Record, survival: Survives) -> None:
-        super().__init__()
-        self._record, self._board, self._survival = record, record.board, survival
+        super().__init__(survival)
+        self._record, self._board = record, record.board
         self._admitted_at = 0
         self._is_new = False  # this rank has joined, and has made no step yet
         self._called: set[str] = set()  # newcomers whom rank 0 has asked to come
@@ -154,6 +172,8 @@ class Admission(_Joining):
         called, self._called = self._called, set()
         while not survival.admit([int(name) for name in called], caller):
             pass
+        self._begin_anew(self._callbacks)
+        self._agree_on_trace(self._callbacks, caller)
         for name in called:
             board.forget("join", name)
         board.has_question = True  # of those that still wait; rank 0 may be another one now
@@ -196,7 +216,7 @@ class Admission(_Joining):
         assert callbacks is not None
         mine = self._state(callbacks) if communicator.rank() == giver else None
         communicator.broadcast_object(mine, giver, name=_STATE)
-        self._settle(callbacks, giver)
+        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
 
     def _waiting(self) -> dict[str, int]:
         return {name: int(call) for name, call in self._board.questions("join").items()}
@@ -222,9 +242,9 @@ class Newcomer(_Joining):
     """The side of a newcomer, until it has made its first step."""
 
     def __init__(self, replay: history.Replay, survival: Survives) -> None:
-        super().__init__()
+        super().__init__(survival)
         global _newcomer
-        self._replay, self._survival, _newcomer = replay, survival, self
+        self._replay, _newcomer = replay, self
         self._state_of_all: _State | None = None
         self._restoration: Restoration | None = None
         self.is_on_its_way = False  # to its first step, as one of the ranks
@@ -248,6 +268,7 @@ class Newcomer(_Joining):
             return  # a fit inside another call
         replay = self._replay
         build_for_data(callbacks.model)
+        _trace_ahead(callbacks.model)
         while True:
             if replay.ask_to_join(_FIT):
                 raise CallHasEnded
@@ -268,7 +289,8 @@ class Newcomer(_Joining):
         callbacks = self._callbacks
         assert callbacks is not None
         self._take(communicator.broadcast_object(None, giver, name=_STATE), callbacks)
-        self._settle(callbacks, giver)
+        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
+        self._begin_anew(callbacks)
 
     def begin_epoch(self) -> bool:
         """An epoch begins. Returns whether it is that in which the others already are."""
@@ -279,7 +301,7 @@ class Newcomer(_Joining):
         self._restoration = None
         return True
 
-    def between_steps(self, _: failing_together.Caller) -> None:
+    def between_steps(self, caller: failing_together.Caller) -> None:
         """The first step of this newcomer: its callbacks know now what the others' have noted."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
@@ -295,6 +317,7 @@ class Newcomer(_Joining):
         admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
         self.is_on_its_way = False
         self._survival.has_joined(state.finished, admission)
+        admission._agree_on_trace(callbacks, caller)
 
     def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
         model = callbacks.model
@@ -313,6 +336,22 @@ class Newcomer(_Joining):
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def _trace_ahead(model: Any) -> None:
+    """Traces the training step, so that the others, who have, need not wait for it."""
+    strategy, reading, caller = strategy_of(model), fits.reading_of(model), model.train_function
+    if strategy is None or reading is None or not isinstance(caller, failing_together.Caller):
+        return
+    if strategy.job.shards_from_elements is not None:
+        return
+    try:
+        caller.trace_ahead(reading.iterator.batch_rows)
+        if (traced := caller.common_trace()) is not None:
+            caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
+        gc.collect()  # else Python does so when the others wait
+    except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
+        caller.forget_traces()
 
 
 _newcomer: Newcomer | None = None  # this process

@@ -20,7 +20,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention"])
+@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "unlike"])
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
 
