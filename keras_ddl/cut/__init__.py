@@ -20,6 +20,7 @@ from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Pla
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
+from keras_ddl.cut.same_trace import trace_digest
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.without_batch import writes_without_batch
 from keras_ddl.cut.writes import Writes, commit, everything_before
@@ -40,6 +41,7 @@ __all__ = [
     "build_step",
     "draws_in_kernels",
     "not_repeatable",
+    "trace_digest",
     "writes_without_batch",
 ]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import create_op, tf
 from keras_ddl.cut import attributes
 from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.contents import AbstractValue
@@ -19,9 +20,14 @@ from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.writes import Writes
 
-# Without the wrapper that looks for a deprecated argument at every call: a quarter of the time of a cut.
-_create_op = getattr(tf.Graph.create_op, "__wrapped__", tf.Graph.create_op)
 _LARGE = 1024  # bytes of a constant that is not compared with others
+
+
+class _Made(NamedTuple):
+    """An operation of this rank's graph. `inputs`: whose ids are in a key."""
+
+    operation: tf.Operation
+    inputs: Sequence[tf.Tensor]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,6 +56,7 @@ class Context(PlacedValues):
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}
+        self._made: dict[Hashable, _Made] = {}  # by what equal operations have in common
         self._last: list[tf.Operation] = []  # what the node being built consists of
 
     # ---- graphs inside of operations
@@ -103,11 +110,16 @@ class Context(PlacedValues):
 
     def create(self, node: Node, inputs: Sequence[tf.Tensor], attrs: Mapping[str, AttrValue]) -> list[tf.Tensor]:
         """Builds the operation as `make` does, also where it writes a variable."""
+        key = self._key_of_equals(node, inputs) if not attrs else None
+        if key in self._made:
+            made = self._made[key].operation
+            self._last.append(made)
+            return list(made.outputs)
         operation = node.operation
-        known = {**attributes.of_made(node.definition), **agreed_seeds(node, self.seed), **attrs}
+        known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
         device = attributes.device_of_made(node.device)
         with tf.device(device) if device is not None else contextlib.nullcontext():
-            made = _create_op(
+            made = create_op(
                 tf.compat.v1.get_default_graph(),
                 operation.type,
                 list(inputs),
@@ -116,7 +128,18 @@ class Context(PlacedValues):
                 name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
             )
         self._last.append(made)  # also from materializers, which run while another node is built: it waits for them
+        if key is not None:
+            self._made[key] = _Made(made, inputs)
         return list(made.outputs)
+
+    def _key_of_equals(self, node: Node, inputs: Sequence[tf.Tensor]) -> Hashable:
+        """Returns what is equal where two operations have equal results; None: they may not, or it is not known.
+
+        An optimizer computes for each weight again what is the same for all: a quarter of a step's operations.
+        """
+        if self.before or not inputs or not node.is_pure:
+            return None
+        return tf.compat.v1.get_default_graph(), *map(id, inputs), node.attributes_key
 
     def make_replicated(self, node: Node) -> list[PlacedTensor]:
         """Builds the operation from replicated inputs, alike on every rank. Raises: Pending."""

@@ -79,29 +79,31 @@ class Node:
     Attributes:
         inputs: the values it reads, in order. outputs: those it makes.
         after: nodes that must have run before, as control dependencies say.
+        is_pure: it does nothing but compute its outputs from its inputs, whenever it runs.
         position: in an order in which all can run. depth: nodes that must run one after the other until it can.
         device: on which the program makes it; "": any.
     """
 
-    __slots__ = ("operation", "inputs", "outputs", "after", "key", "position", "depth", "device", "_definition")
+    __slots__ = ("type", "operation", "inputs", "outputs", "after", "key", "position", "depth", "device", "is_pure",
+                 "_definition", "_attributes_of_made", "_attributes_key", "_reason_to_keep")  # fmt: skip
 
     def __init__(
         self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str, device: str = ""
     ) -> None:
         self.operation = operation
+        self.type: str = operation.type
         self.device = attributes.device_within(device, operation.device)
+        self.is_pure = not after and not tf_compat.is_stateful(operation)
         self._definition: attributes.NodeDef | None = None
+        self._attributes_of_made: dict[str, attributes.AttrValue] | None = None
+        self._attributes_key: bytes | None = None
+        self._reason_to_keep: str | None = None  # "": none
         self.inputs = inputs
         self.after = after
         self.key: str = prefix + operation.name
         self.position = -1
         self.depth: int = 1 + max((each.depth for each in [*(value.node for value in inputs), *after]), default=0)
         self.outputs = [Value(tensor, self, index) for index, tensor in enumerate(operation.outputs)]
-
-    @property
-    def type(self) -> str:
-        name: str = self.operation.type
-        return name
 
     @property
     def definition(self) -> attributes.NodeDef:
@@ -113,7 +115,34 @@ class Node:
 
     def reason_to_keep(self) -> str | None:
         """Returns why the operation is built as it is, replicated; None if it may be cut."""
-        return attributes.reason_to_keep(self.operation, self.definition) if self.type != "Const" else None
+        if self.type == "Const":
+            return None
+        if self._reason_to_keep is None:
+            self._reason_to_keep = attributes.reason_to_keep(self.operation, self.definition) or ""
+        return self._reason_to_keep or None
+
+    @property
+    def attributes_of_made(self) -> dict[str, attributes.AttrValue]:
+        """The attributes with which a rank builds the operation."""
+        if self.type == "Const":
+            return attributes.of_made(self.definition)
+        if self._attributes_of_made is None:
+            self._attributes_of_made = attributes.of_made(self.definition)
+        return self._attributes_of_made
+
+    @property
+    def attributes_key(self) -> bytes:
+        """Type, device, attributes, known shapes: in what two operations on the same operands may differ."""
+        if self._attributes_key is None:
+            definition = attributes.NodeDef()
+            definition.CopyFrom(self.definition)
+            definition.ClearField("name")
+            definition.ClearField("input")
+            definition.ClearField("experimental_debug_info")
+            definition.device = self.device
+            shapes = str([each.shape for each in self.outputs]).encode()
+            self._attributes_key = definition.SerializeToString(deterministic=True) + shapes
+        return self._attributes_key
 
     def attr(self, name: str, kind: builtins.type[_T]) -> _T:
         """Returns an attribute whose type is known to be `kind`."""
@@ -135,9 +164,9 @@ class Return(Node):
     """What reads the outputs of a function."""
 
     __slots__ = ()
-    type = "Return"  # as in no operation of TensorFlow
 
     def __init__(self, outputs: list[Value]) -> None:
+        self.type = "Return"  # as in no operation of TensorFlow
         self.inputs, self.outputs, self.after, self.key = outputs, [], [], ""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import variable_ops
 from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.placed_values import PlacedValues
 from keras_ddl.cut.program import PYTHON_FUNCTIONS, Node, Value
@@ -116,10 +117,10 @@ class Writes:
         if key in self._new:
             return self._new[key][1]
         if self._hosts:
-            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            return variable_ops.read(handle, dtype)
         if key not in self._read:
             with tf.control_dependencies(None):  # it is the same until the commit
-                self._read[key] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+                self._read[key] = variable_ops.read(handle, dtype)
         return self._read[key]
 
     def is_early(self, handle: tf.Tensor) -> bool:
@@ -133,9 +134,9 @@ class Writes:
     def assign(self, kind: str, handle: tf.Tensor, value: tf.Tensor) -> None:
         """Keeps what a variable is to hold; `kind`: one of ASSIGNS."""
         if kind == ASSIGN_ADD:
-            value = self.value(handle, value.dtype) + value
+            value = variable_ops.sum_of(self.value(handle, value.dtype), value)
         elif kind == ASSIGN_SUB:
-            value = self.value(handle, value.dtype) - value
+            value = variable_ops.difference_of(self.value(handle, value.dtype), value)
         self._new[handle.ref()] = handle, value
 
     def needed(self) -> list[tf.Tensor]:
@@ -146,10 +147,7 @@ class Writes:
     def make_all(self, committed: tf.Operation) -> None:
         """Writes everything, after `committed`."""
         with tf.control_dependencies(None), tf.control_dependencies([committed]):
-            written = {
-                key: tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-                for key, (handle, value) in self._new.items()
-            }
+            written = {key: variable_ops.assign(handle, value) for key, (handle, value) in self._new.items()}
             for inputs, create in self._late:
                 before = [written[key] for key in (inputs[0].ref(),) if key in written]
                 with tf.control_dependencies(before):

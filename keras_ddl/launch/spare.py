@@ -1,4 +1,4 @@
-"""The program of a spare, before it runs: imports what a script will import, and waits until a rank is lost.
+"""The program of a spare, before it runs: imports what a program will import, and waits until a rank is lost.
 
 Importing TensorFlow and Keras takes seconds, in which the others would already have the spare's help. The script itself
 does not run before it is needed: what it does on a rank too many (files that it writes, memory that it takes) would be
@@ -20,7 +20,8 @@ from keras_ddl.communicator import membership
 
 def wait_until_needed() -> None:
     """Imports ahead, and returns when the launcher needs this spare."""
-    for name in imports_of_script(sys.orig_argv):
+    # Newcomers join in fit under a Strategy, wherever the program imports that.
+    for name in (*imports_of_script(sys.orig_argv), "keras_ddl.strategy"):
         with contextlib.suppress(Exception):  # then the script will say it
             importlib.import_module(name)
     membership.start()

@@ -31,11 +31,13 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
+from keras_ddl.strategy.step.cut_step import broadcast_numbers
 
 if TYPE_CHECKING:
     from keras_ddl.topology import Topology
@@ -57,8 +59,11 @@ class CallbacksOfFit(Protocol):
 class Survives(Protocol):
     """A `survival.Survival`, which imports this module."""
 
+    has_met_newcomers: bool
+
     def finished(self) -> int: ...
     def may_go_on_with(self, ranks: int) -> bool: ...
+    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
     def has_joined(self, finished: int, admission: Admission) -> None: ...
     def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
     def receive(self, meet: Callable[[], Topology]) -> None: ...
@@ -91,7 +96,8 @@ class _State:
 class _Joining:
     """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
 
-    def __init__(self) -> None:
+    def __init__(self, survival: Survives) -> None:
+        self._survival = survival
         self._callbacks: CallbacksOfFit | None = None
         self._compares_batch = False
         self._at_begin = Noted([])
@@ -102,24 +108,37 @@ class _Joining:
             self._callbacks = callbacks
             self._at_begin = Noted(callbacks.callbacks)
 
-    def _settle(self, callbacks: CallbacksOfFit, giver: int) -> None:
-        """Makes equal on all ranks, newcomers included, what is not in `_State`. COLLECTIVE over all."""
-        _share_variables(callbacks.model, giver)
-        gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
+    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
+        """Forgets what a newcomer cannot have. All ranks that have met one do it between the same two calls, whether or
+        not it is lost meanwhile.
+        """
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
-        failing_together.forget_all_traces()
+        failing_together.forget_all_traces(but=callbacks.model.train_function)  # see _agree_on_trace
         order.forget_notes()
         # The data of validation is read from its beginning, by all.
         epoch_iterators.forget_validation(callbacks.model)
         self._compares_batch = True
+
+    def _agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
+        """Keeps the trace of the training step if all ranks have the same. COLLECTIVE over all, newcomers included."""
+        variables, traced, digest = agreement.all_variables(callbacks.model), caller.common_trace(), None
+        if traced is not None:
+            digest = traced.kind, caller.cut_step.trace_digest(traced.concrete, [each.value for each in variables])
+        digests = communicator.all_gather_object(digest, name="keras_ddl/joining/trace")
+        if traced is None or any(each != digest for each in digests):
+            caller.forget_traces()
+            return
+        equal = {each.value.ref() for each in variables}
+        others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
+        self._survival.call(lambda: broadcast_numbers(others, root=0), lambda: others)
 
 
 class Admission(_Joining):
     """The side of the ranks that train."""
 
     def __init__(self, record: history.Record, survival: Survives) -> None:
-        super().__init__()
-        self._record, self._board, self._survival = record, record.board, survival
+        super().__init__(survival)
+        self._record, self._board = record, record.board
         self._admitted_at = 0
         self._is_new = False  # this rank has joined, and has made no step yet
         self._ready: set[str] = set()  # newcomers that wait to be asked to come
@@ -168,8 +187,12 @@ class Admission(_Joining):
             return
         self._admitted_at = board.admit_at
         called, self._called, self._lets_leave = self._called, set(), False
+        survival.has_met_newcomers = False
         while not survival.admit([int(name) for name in called], caller):
             pass
+        if survival.has_met_newcomers:
+            self._begin_anew(self._callbacks)
+            self._agree_on_trace(self._callbacks, caller)
         for name in called:
             board.forget("join", name)
         board.has_question = True  # of those that still wait; rank 0 may be another one now
@@ -210,7 +233,7 @@ class Admission(_Joining):
         assert callbacks is not None
         mine = self._state(callbacks) if communicator.rank() == giver else None
         communicator.broadcast_object(mine, giver, name=_STATE)
-        self._settle(callbacks, giver)
+        _share_variables(callbacks.model, giver)
 
     def _waiting(self) -> dict[str, int]:
         return {name: int(call) for name, call in self._board.questions("join").items()}
@@ -237,9 +260,9 @@ class Newcomer(_Joining):
     """The side of a newcomer, until it has made its first step."""
 
     def __init__(self, replay: history.Replay, survival: Survives) -> None:
-        super().__init__()
+        super().__init__(survival)
         global _newcomer
-        self._replay, self._survival, _newcomer = replay, survival, self
+        self._replay, _newcomer = replay, self
         self._state_of_all: _State | None = None
         self._restoration: Restoration | None = None
         self.is_on_its_way = False  # to its first step, as one of the ranks
@@ -263,6 +286,7 @@ class Newcomer(_Joining):
             return  # a fit inside another call
         replay = self._replay
         build_for_data(callbacks.model)
+        _trace_ahead(callbacks.model)
         while True:
             if replay.ask_to_join(_FIT):
                 raise CallHasEnded
@@ -283,7 +307,8 @@ class Newcomer(_Joining):
         callbacks = self._callbacks
         assert callbacks is not None
         self._take(communicator.broadcast_object(None, giver, name=_STATE), callbacks)
-        self._settle(callbacks, giver)
+        _share_variables(callbacks.model, giver)
+        self._begin_anew(callbacks)
 
     def begin_epoch(self) -> bool:
         """An epoch begins. Returns whether it is that in which the others already are."""
@@ -294,7 +319,7 @@ class Newcomer(_Joining):
         self._restoration = None
         return True
 
-    def between_steps(self, _: failing_together.Caller) -> None:
+    def between_steps(self, caller: failing_together.Caller) -> None:
         """The first step of this newcomer: its callbacks know now what the others' have noted."""
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
@@ -310,6 +335,7 @@ class Newcomer(_Joining):
         admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
         self.is_on_its_way = False
         self._survival.has_joined(state.finished, admission)
+        admission._agree_on_trace(callbacks, caller)
 
     def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
         model = callbacks.model
@@ -354,6 +380,7 @@ def _share_variables(model: Any, giver: int) -> None:
         if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
             variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
             agreement.broadcast_variables(variables, giver)
+    gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
 
 
 def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
@@ -363,6 +390,22 @@ def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
             "A newcomer must make the same optimizers as the others. Received: other variables in shards than theirs. "
             "Give the model an Input, or call build."
         )
+
+
+def _trace_ahead(model: Any) -> None:
+    """Traces the training step, so that the others, who have, need not wait for it."""
+    strategy, reading, caller = strategy_of(model), fits.reading_of(model), model.train_function
+    if strategy is None or reading is None or not isinstance(caller, failing_together.Caller):
+        return
+    if strategy.job.shards_from_elements is not None:
+        return
+    try:
+        caller.trace_ahead(reading.iterator.batch_rows)
+        if (traced := caller.common_trace()) is not None:
+            caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
+        gc.collect()  # else Python does so when the others wait
+    except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
+        caller.forget_traces()
 
 
 _newcomer: Newcomer | None = None  # this process

@@ -63,7 +63,10 @@ def capture(
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array
             arrays[f"callbacks/{name}/{number}"] = exact
     if batches:
-        numbers = {key: float(value) for key, value in (logs or {}).items() if np.ndim(value) == 0}
+        # A train_step of the program's own may return the dict that Keras's compiled metrics are.
+        leaves = {key: tf.nest.flatten(value) for key, value in (logs or {}).items()}
+        scalars = [key for key, values in leaves.items() if all(np.ndim(each) == 0 for each in values)]
+        numbers = {key: tf.nest.map_structure(float, (logs or {})[key]) for key in scalars}
         variables = [
             (f"{part}/{number}", variable)
             for part, those in models.metric_variables_by_part(model).items()

@@ -45,12 +45,14 @@ class Report(NamedTuple):
     Attributes:
         rank: its number before. finished: calls, by it; None: it is a newcomer without state.
         has_traced: the call that failed may have traced. is_between_steps: no call of it has failed.
+        has_met_newcomers: in this admission.
     """
 
     rank: int
     finished: int | None
     has_traced: bool = False
     is_between_steps: bool = False
+    has_met_newcomers: bool = False
 
 
 class TooFewError(RankLostError):
@@ -62,6 +64,7 @@ class Survival:
 
     Attributes:
         joining: how newcomers join; None: the job takes none.
+        has_met_newcomers: in the last admission.
     """
 
     def __init__(self) -> None:
@@ -72,6 +75,7 @@ class Survival:
         self._place, self._epoch = communicator.topology(), communicator.epoch()
         recorded = history.of_job()
         self.joining: Admission | Newcomer | None = None
+        self.has_met_newcomers = False
         if isinstance(recorded, history.Replay):
             self._finished, self.joining = None, Newcomer(recorded, self)
         elif recorded is not None:
@@ -159,7 +163,9 @@ class Survival:
         with setting(_in_call, True):
             while True:
                 try:
-                    reports = self._meet(newcomers, Report(before, self._finished, is_between_steps=True))
+                    mine = Report(before, self._finished, False, True, self.has_met_newcomers)
+                    reports = self._meet(newcomers, mine)
+                    self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     too_few, reason = self._too_few(len(reports)), None
                     if too_few is None:
                         self._catch_up(reports, list, caller)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_ddl.launch import spare
 from keras_ddl.launch.spare import imports_of_script
 from keras_ddl.strategy.noted import Noted, take_over
 
@@ -39,6 +40,15 @@ def test_a_spare_imports_what_the_script_imports_and_is_installed(
 @pytest.mark.parametrize("command", [["python", "-m", "train"], ["python", "absent.py"], ["sh", "-c", "python x.py"]])
 def test_a_spare_without_a_script_that_can_be_read_imports_nothing(command: list[str]) -> None:
     assert imports_of_script(command) == []
+
+
+def test_a_spare_has_imported_what_a_newcomer_needs_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(spare.importlib, "import_module", done.append)
+    monkeypatch.setattr(spare.membership, "start", lambda: done.append("is needed"))
+    monkeypatch.setattr(spare.sys, "orig_argv", ["python", "-m", "train"])
+    spare.wait_until_needed()
+    assert done == ["keras_ddl.strategy", "is needed"]
 
 
 def test_what_callbacks_have_noted_since_fit_began_is_taken_over() -> None:

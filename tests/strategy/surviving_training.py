@@ -2,7 +2,7 @@
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, eager, compiled (its own train_step, which
-        calls XLA), two (optimizers), saving; A+B is both
+        calls XLA), two (optimizers), unlike (newcomers trace something else at first), saving; A+B is both
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
@@ -164,6 +164,10 @@ class Kills(keras.callbacks.Callback):
         kill("epoch", epoch)
 
 
+def traces(model):
+    return strategy.keras_steps.step_of(model, "train_step").traces
+
+
 @tf.function(jit_compile="compiled" in KIND)
 def squared(difference):
     return difference * difference
@@ -178,6 +182,8 @@ class OwnStep(keras.Sequential):
 
     def train_step(self, data):
         x, y = data
+        if "unlike" in KIND and ME >= AWAITED > 0 and traces(self) < 2:
+            x += 0.0
         for optimizer, weights in ((self.optimizer, self.trainable_weights), (self.second, self.layers[-1].weights)):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(squared(y - self(x, training=True)))
@@ -192,7 +198,7 @@ class OwnStep(keras.Sequential):
 
 
 with strategy.scope() if strategy is not None else contextlib.nullcontext():
-    of_class = OwnStep if "two" in KIND or "compiled" in KIND else keras.Sequential
+    of_class = OwnStep if {"two", "compiled", "unlike"} & set(KIND.split("+")) else keras.Sequential
     model = of_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1)])
     several = {"gradient_accumulation_steps": 3} if "accumulation" in KIND else {}
     model.compile(
@@ -215,6 +221,8 @@ history = model.fit(
 )
 history.history["steps"] = [kills.steps]  # a callback of the program that counts
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
+if AWAITED:  # newcomers have traced the training step before they came, and the others have kept it
+    assert traces(model) == (2 if "unlike" in KIND else 1)
 if in_shards:
     assert bool(gathered_slots.slots_of(model)) == (strategy.size > 1)
     assert strategy.size == 1 or "mirror " in strategy.explain(model)

@@ -26,7 +26,9 @@ def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "shards+two", "shards+saving", "shards+accumulation"])
+@pytest.mark.parametrize(
+    "model", ["cnn", "lstm", "attention", "unlike", "shards+two", "shards+saving", "shards+accumulation"]
+)
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
 

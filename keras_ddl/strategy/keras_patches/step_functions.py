@@ -18,10 +18,10 @@ from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import reading
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.step import accumulation
+from keras_ddl.strategy.step import accumulation, garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_for_all, trace_for_all
 from keras_ddl.strategy.step.execution import Execution
-from keras_ddl.strategy.step.failing_together import Caller
+from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
 _OWN_DATA = "data of which each rank reads its own part"
 _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes rows of its own"
@@ -69,7 +69,8 @@ class _KerasFunction(Caller):
 
     def _execute(self, execution: Execution, data: Any) -> Any:
         self._has_executed = True
-        return execution.run(data, self._make_function)
+        with self.cut_step.optimization():
+            return execution.run(data, self._make_function)
 
     def _make_function(self, execution: Execution, data: Any) -> Callable[[Any], Any]:
         raise NotImplementedError
@@ -141,6 +142,23 @@ class IteratorFunction(_KerasFunction):
 
             returned = self._call(run)
         return returned
+
+    def trace_ahead(self, rows: BatchRows) -> None:
+        if rows.spec is None or self._model.run_eagerly:
+            return
+        kind = self._kinds.of(rows.spec)
+        execution = self._execution(kind, rows, is_single=True)
+        steps = self._model.distribute_strategy.keras_steps
+
+        def trace(batch: Any) -> None:
+            steps.trace_alone(execution, self._program_step, batch)
+
+        with self.cut_step.optimization(), garbage.paused():
+            trace_for_all(tf.function(trace, autograph=False), rows.spec, kind)
+
+    def common_trace(self) -> CommonTrace | None:
+        kind = self._kinds.only_trace()
+        return None if kind is None else CommonTrace(kind.traces[0], f"{kind.structure} {kind.specs}")
 
     def _run(self, iterator: Any) -> Any:
         self._has_executed = False

@@ -50,6 +50,11 @@ class BatchKinds:
         """Forgets all kinds, and what was traced for them."""
         self._kinds.clear()
 
+    def only_trace(self) -> BatchKind | None:
+        """Returns the kind that all batches were of, if one step of it was traced; else None."""
+        kind = self._kinds[0] if len(self._kinds) == 1 else None
+        return kind if kind is not None and list(kind.traces) == [0] else None
+
     def rebuild(self) -> None:
         """The graphs of the ranks are made anew, of what was traced."""
         for kind in self._kinds:

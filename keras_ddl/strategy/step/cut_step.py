@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from keras_ddl import config, cut, ops
 from keras_ddl.communicator import stack_position
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.errors import ConfigError
@@ -55,6 +57,8 @@ class CutStep:
         self._has_failed = False
         self.rows_of_ranks = ""  # what of its batches only one rank has, for messages; "": every rank has all of them
         self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
+        self._programs: dict[int, cut.Program] = {}  # by id of what was traced, where it may be cut again
+        self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # the same
         self._trained: set[tuple[int, ...]] = set()  # shapes of the weights
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
         self._known: set[Any] = set()  # references of variables that are equal on all ranks already
@@ -84,7 +88,9 @@ class CutStep:
                 f"{self.rows_of_ranks}, in {self.name}. Use fit or strategy.function, and give all ranks the same."
             )
         for concrete in self._traced:
-            unrepeatable = cut.not_repeatable(concrete.graph)
+            if id(concrete) not in self._unrepeatable:
+                self._unrepeatable[id(concrete)] = cut.not_repeatable(concrete.graph)
+            unrepeatable = self._unrepeatable[id(concrete)]
             if unrepeatable is not None:
                 kind, line = unrepeatable
                 return (
@@ -132,6 +138,10 @@ class CutStep:
         self._without_batch.clear()
         self.reports.clear()
 
+    def optimization(self) -> AbstractContextManager[None]:
+        """Returns the context in which the graphs of this step run: TensorFlow optimizes them as this device needs."""
+        return tf_compat.optimized_once() if "CPU" in self._job.device else nullcontext()
+
     def copy_eagerly(self, variables: Sequence[Any]) -> None:
         """Copies variables that a step that runs eagerly may write; [] when it has committed."""
         self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
@@ -144,23 +154,64 @@ class CutStep:
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
         self._known.clear()
+        self._programs.clear()
         self.reports.clear()
 
+    def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> bytes:
+        """Returns a digest that is equal on ranks that have traced the same. variables: known to all, in one order."""
+        places = {each.handle.ref(): place for place, each in enumerate(variables)}
+        returned = concrete.graph.structured_outputs
+        structure = tf.nest.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, returned)
+        return cut.trace_digest(self.program_of(concrete), places) + zlib.crc32(repr(structure).encode()).to_bytes(4)
+
+    def keep_only(self, concrete: ConcreteFunction) -> list[tf.Variable]:
+        """Forgets all traces but one, which all ranks have. Returns the variables of which they must have one value."""
+        self.reports.clear()
+        self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
+        self._traced, self._known, self._trained, self._unrepeatable = [], set(), set(), {}
+        return self._remember(concrete, [])
+
     def trace(
-        self, step: Callable[..., Any], specs: Sequence[Any], parts: Callable[[], list[tf.Variable]] = list
+        self,
+        step: Callable[..., Any],
+        specs: Sequence[Any],
+        parts: Callable[[], list[tf.Variable]] = list,
+        *,
+        is_alone: bool = False,
     ) -> ConcreteFunction:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE where it uses variables first.
 
-        parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
+        Args:
+            parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
+            is_alone: other ranks do not trace it now, and its variables are to get their values later (`keep_only`).
         """
         self.traces += 1
         with as_one_process(), tracing_for(self._job):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self._refuse_collectives(concrete)
-        self._agree_on_variables(concrete, parts())
+        variables = self._remember(concrete, parts())
+        if not is_alone:
+            _agree_on_variables(variables)
+        return concrete
+
+    def _remember(self, concrete: ConcreteFunction, parts: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns the variables that no trace before has used, in an order that is the same on all ranks."""
         self._traced.append(concrete)
         self._trained.update(tuple(each.shape) for each in concrete.graph.trainable_variables)
-        return concrete
+        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
+        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
+        self._known.update(each.ref() for each in parts)
+        variables = [each for each in used if each.ref() not in self._known]
+        self._known.update(each.ref() for each in variables)
+        return variables
+
+    def program_of(self, concrete: ConcreteFunction) -> cut.Program:
+        """Returns a traced step as a program to be cut."""
+        if not self._job.goes_on:
+            return cut.Program(concrete.graph)
+        if id(concrete) not in self._programs:
+            self._programs[id(concrete)] = cut.Program(concrete.graph)
+        return self._programs[id(concrete)]
 
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
         """Runs what one process runs of a traced step whose batch never comes, because the data has ended."""
@@ -274,20 +325,6 @@ class CutStep:
                 "of strategy.run."
             )
 
-    def _agree_on_variables(self, concrete: ConcreteFunction, parts: list[tf.Variable]) -> None:
-        """Gives rank 0's values to variables that this step uses first, however the script made them."""
-        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
-        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
-        self._known.update(each.ref() for each in parts)
-        variables = [each for each in used if each.ref() not in self._known]
-        self._known.update(each.ref() for each in variables)
-        numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-        numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
-        with tf.init_scope():
-            if numeric:
-                ops.broadcast_variables(numeric, root=0)
-            gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
-
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
         if self.rank != 0:
@@ -307,6 +344,21 @@ class CutStep:
                 + (f" ({each.line})" if each.line else "")
                 + ". That is correct, but slower than necessary."
             )
+
+
+def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
+    """Gives rank 0's values to variables that a step uses first, however the script made them. COLLECTIVE."""
+    with tf.init_scope():
+        broadcast_numbers(variables, root=0)
+        gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
+
+
+def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
+    """Gives all ranks the values that rank `root` has of variables of numbers, except of those in shards."""
+    numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+    numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
+    if numeric:
+        ops.broadcast_variables(numeric, root=root)
 
 
 class Outputs:

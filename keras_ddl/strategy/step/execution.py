@@ -13,6 +13,7 @@ from typing import Any
 
 from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
+from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind
 from keras_ddl.strategy.trainer_calls import TrainerCall
 
@@ -48,10 +49,12 @@ class Execution(TrainerCall):
         """
         with self.entered(), order.translate_errors():
             self.steps_traced = 0
-            if self._function is None:
+            if self._function is not None:
+                return self._function(data)
+            with garbage.paused():
                 self._function = make_function(self, data)
                 self.steps_traced = 0
-            return self._function(data)
+                return self._function(data)
 
     def specs_of_step(self, tensors: int) -> Sequence[Any] | None:
         """Returns the types of the `tensors` tensors of the step that is traced now, as its kind has them, if known."""

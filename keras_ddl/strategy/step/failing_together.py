@@ -18,13 +18,14 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from keras_ddl import communicator
 from keras_ddl.communicator.started import Started
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.rows import BatchRows
 from keras_ddl.errors import (
     CollectiveError,
     DeadlineError,
@@ -35,7 +36,7 @@ from keras_ddl.errors import (
     RankMismatchError,
     StepCancelledError,
 )
-from keras_ddl.strategy.step.cut_step import CutStep
+from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
 # Errors that all ranks raise by themselves, or after which no rank is left to agree with.
@@ -52,6 +53,13 @@ _watching = False
 
 
 _callers: weakref.WeakSet[Caller] = weakref.WeakSet()
+
+
+class CommonTrace(NamedTuple):
+    """What a rank has traced, for comparison with what other ranks have. `kind`: of the batches that it takes."""
+
+    concrete: ConcreteFunction
+    kind: str
 
 
 class Caller:
@@ -72,6 +80,13 @@ class Caller:
         """Forgets what was traced: a rank has failed before its graph ran, and ranks trace together."""
         self.cut_step.forget_traces()
 
+    def trace_ahead(self, rows: BatchRows) -> None:
+        """Traces the step as it will run on such batches, before this rank is one of those that run it."""
+
+    def common_trace(self) -> CommonTrace | None:
+        """Returns the trace that this rank has of the step; None: none, or several."""
+        return None
+
     def together(self, call: Callable[[], _T]) -> _T:
         """Returns `call()`. COLLECTIVE: all ranks make the same calls; an exception of one is raised by all of them."""
         self._traces_before = self.cut_step.traces
@@ -79,10 +94,11 @@ class Caller:
         return call() if _in_call.get() or communicator.size() == 1 else _together(call, self)
 
 
-def forget_all_traces() -> None:
-    """Makes all steps of the process begin anew. To be called on all ranks between calls."""
+def forget_all_traces(but: Caller | None = None) -> None:
+    """Makes all steps of the process begin anew, except one. To be called on all ranks between calls."""
     for each in list(_callers):
-        each.forget_traces()
+        if each is not but:
+            each.forget_traces()
 
 
 def _together(call: Callable[[], _T], caller: Caller) -> _T:

@@ -20,6 +20,7 @@ from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.failing_together import Caller
@@ -103,7 +104,7 @@ class StepFunction(Caller):
         self._compare(arguments)
         traced = self._find(arguments, rows)
         used[:] = traced.variables
-        with ops.translate_errors():
+        with ops.translate_errors(), self.cut_step.optimization():
             return traced(arguments.tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -182,7 +183,8 @@ class StepFunction(Caller):
 
     def _trace(self, arguments: Arguments, specs: Sequence[Any], batch: _TracedBatch) -> _Traced:
         step = arguments.bound(self._function, specs)
-        concrete = self.cut_step.trace(step, arguments.components(batch.shapes))
+        with garbage.paused():
+            concrete = self.cut_step.trace(step, arguments.components(batch.shapes))
         traced = _Traced(self, concrete, arguments.without_tensors(), batch)
         self._check_same(self.cut_step.reports[-1])
         return traced
@@ -261,7 +263,7 @@ class _Traced:
     def _built(self) -> ConcreteFunction:
         """Returns this rank's part."""
         owner, arguments, batch = self._owner, self._arguments, self.batch
-        program = cut.Program(self._concrete.graph)
+        program = owner.cut_step.program_of(self._concrete)
         local = list(batch.shapes)
         if batch.counts:
             for _, component in arguments.sharded():
@@ -272,7 +274,8 @@ class _Traced:
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
             return owner.build(program, arguments, batch, list(local))
 
-        return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
+        with garbage.paused():
+            return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
     def forget_graph(self) -> None:
         """Has this rank's part built anew before the next call."""

@@ -126,18 +126,12 @@ class KerasSteps:
             batch = step.batch_of_chunks(rows.total)
         else:
             batch = step.batch_of_counts(counts, rows.total)
-        others = rows.of_others if rows.is_chunked else frozenset()
-        arguments = Arguments(
-            structure,
-            has_rows=lambda place, leaf: bool(leaf.shape.rank) and place not in others,
-            own_rows=True,
-            gathers_others=True,
-        )
+        arguments = _arguments(execution, structure)
         concrete = self._traced(execution, step, function, arguments)
         local = arguments.gathered(_of_equal_rows(arguments, structure, count, step), step.rank, step.scope, report)
         is_rank0s = execution.step == "predict_step" and self._job.settings.gather_predictions == "rank0"
         outputs = step.build(
-            cut.Program(concrete.graph),
+            step.program_of(concrete),
             local,
             arguments.placements,
             batch,
@@ -152,8 +146,23 @@ class KerasSteps:
                 self.rows_trained.add(counts)
         return Outputs(concrete).packed(outputs)
 
+    def trace_alone(self, execution: Execution, function: Callable[..., Any], batch: Any) -> None:
+        """Traces a step that takes one batch, before this rank is one of those that make it.
+
+        batch: this rank's part, in a graph.
+        """
+        step, arguments = self.step_of(execution.model, execution.step), _arguments(execution, ((batch,), {}))
+        with execution.entered():
+            self._traced(execution, step, function, arguments, is_alone=True)
+
     def _traced(
-        self, execution: Execution, step: CutStep, function: Callable[..., Any], arguments: Arguments
+        self,
+        execution: Execution,
+        step: CutStep,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        *,
+        is_alone: bool = False,
     ) -> ConcreteFunction:
         """Returns the traced step for the kind of batches of the execution. Traces it unless an earlier call has."""
         specs = arguments.specs(execution.rows.total)
@@ -163,7 +172,9 @@ class KerasSteps:
         concrete = None if kind is None else kind.traces.get(execution.steps_traced)
         if concrete is None:
             flat = arguments.components(arguments.shapes(specs))
-            concrete = step.trace(arguments.bound(function, specs), flat, parts=lambda: _accumulators(execution))
+            concrete = step.trace(
+                arguments.bound(function, specs), flat, parts=lambda: _accumulators(execution), is_alone=is_alone
+            )
         if kind is not None:
             kind.traces[execution.steps_traced] = concrete
             graph = execution.steps_traced, execution.is_single
@@ -172,6 +183,18 @@ class KerasSteps:
             kind.built.add(graph)
             execution.steps_traced += 1
         return concrete
+
+
+def _arguments(execution: Execution, structure: Any) -> Arguments:
+    """Returns the arguments of a step. structure: (args, kwargs), with this rank's rows."""
+    rows = execution.rows
+    others = rows.of_others if rows.is_chunked else frozenset()
+    return Arguments(
+        structure,
+        has_rows=lambda place, leaf: bool(leaf.shape.rank) and place not in others,
+        own_rows=True,
+        gathers_others=True,
+    )
 
 
 def _accumulators(execution: Execution) -> list[tf.Variable]:

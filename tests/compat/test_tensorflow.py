@@ -1,0 +1,48 @@
+"""What keras_ddl/compat/tensorflow.py changes of TensorFlow for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager.context import context
+
+from keras_ddl.compat.tensorflow import optimized_once
+
+
+@pytest.fixture(autouse=True)
+def options_of_its_own() -> Iterator[None]:
+    before = context().function_call_options
+    yield
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": True})
+    context()._optimizer_experimental_options.clear()
+    context().function_call_options = before
+
+
+def rewriter() -> tf.compat.v1.ConfigProto:
+    config = context().function_call_options.config_proto_serialized
+    return tf.compat.v1.ConfigProto.FromString(config).graph_options.rewrite_options
+
+
+def test_graphs_are_optimized_in_one_pass_inside_only() -> None:
+    assert rewriter().meta_optimizer_iterations == 0
+    before = context().function_call_options
+    with optimized_once():
+        inside = rewriter()
+        assert inside.meta_optimizer_iterations == inside.ONE
+        assert inside.memory_optimization == inside.NO_MEM_OPT and inside.layout_optimizer == inside.OFF
+        first = context().function_call_options
+    assert context().function_call_options is before
+    with optimized_once():  # the same: TensorFlow optimizes a graph again for other ones
+        assert context().function_call_options is first
+
+
+def test_what_the_program_has_chosen_stays() -> None:
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": True, "remapping": False})
+    with optimized_once():
+        inside = rewriter()
+        assert inside.layout_optimizer == inside.ON and inside.remapping == inside.OFF
+    tf.config.optimizer.set_experimental_options({"remapping": True})
+    with optimized_once():
+        assert rewriter().remapping == inside.ON

@@ -1,0 +1,81 @@
+"""`trace_digest` tells traces apart that compute something else, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from keras_ddl.cut import Program, trace_digest
+
+ROWS = tf.TensorSpec([6, 3])
+FIRST, SECOND = tf.Variable([1.0, 2.0, 3.0]), tf.Variable([4.0, 5.0, 6.0])
+Step = Callable[[tf.Tensor], Any]
+
+
+def digest(step: Step, spec: tf.TensorSpec = ROWS) -> bytes:
+    program = Program(tf.function(step, autograph=False).get_concrete_function(spec).graph)
+    return trace_digest(program, {each.handle.ref(): place for place, each in enumerate([FIRST, SECOND])})
+
+
+def branch(inner: Step) -> Step:
+    return lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: inner(x), lambda: x)
+
+
+def loop(inner: Step) -> Step:
+    return lambda x: tf.while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, inner(x)), (0, x))[1]
+
+
+def call(inner: Step) -> Step:
+    return lambda x: tf.function(inner, autograph=False)(x)
+
+
+def compiled(inner: Step) -> Step:
+    return lambda x: tf.function(inner, autograph=False, jit_compile=True)(x)
+
+
+STEPS: dict[str, Step] = {
+    "sum": lambda x: tf.reduce_sum(x, 1, keepdims=True),
+    "a shape": lambda x: tf.reduce_sum(x, 1),
+    "sums so far": lambda x: tf.cumsum(x),
+    "an attribute": lambda x: tf.cumsum(x, exclusive=True),
+    "a constant": lambda x: tf.reduce_sum(x, 0, keepdims=True),
+    "an operation": lambda x: tf.reduce_max(x, 1, keepdims=True),
+    "an operand": lambda x: tf.reduce_sum(x * FIRST, 1, keepdims=True),
+    "which variable": lambda x: tf.reduce_sum(x * SECOND, 1, keepdims=True),
+    "a write": lambda x: (FIRST.assign_add(x[0]), tf.reduce_sum(x, 1, keepdims=True))[1],
+    "outputs": lambda x: [x, tf.reduce_sum(x, 1, keepdims=True)],
+    "the order of outputs": lambda x: [tf.reduce_sum(x, 1, keepdims=True), x],
+    "a device": lambda x: on_cpu(tf.reduce_sum, x, 1, keepdims=True),
+}
+for within in (branch, loop, call, compiled):
+    for exponent in (2.0, 3.0):
+        STEPS[f"{within.__name__}, {exponent}"] = within(lambda x, exponent=exponent: x**exponent)
+
+
+def on_cpu(function: Callable[..., tf.Tensor], *args: Any, **kwargs: Any) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return function(*args, **kwargs)
+
+
+def test_traces_differ() -> None:
+    seen: dict[bytes, str] = {digest(STEPS["sum"], tf.TensorSpec([None, 3])): "other rows"}
+    for name, step in STEPS.items():
+        assert (other := seen.setdefault(digest(step), name)) == name, f"{name} is taken for {other}"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_same_trace_has_other_names_in_each_process(name: str) -> None:
+    before = digest(STEPS[name])
+    digest(STEPS["sum"])
+    with tf.name_scope("elsewhere"):  # functions are numbered in the order in which they are traced
+        assert digest(STEPS[name]) == before
+
+
+def test_strings_may_name_files() -> None:
+    def step(text: str) -> Step:
+        return lambda x: tf.strings.join([tf.constant(text), tf.strings.as_string(x)])
+
+    assert digest(step("one")) == digest(step("other"))
