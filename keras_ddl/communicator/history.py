@@ -82,7 +82,9 @@ class Board:
         staged.rename(self._answer_of(name))
 
     def forget(self, what: str, name: str) -> None:
-        """The question needs no answer any more."""
+        """The question needs no answer any more. A newcomer takes its own back when it has the answer: rank 0 could be
+        lost between the two, or take back the next question. Until then it may be answered again, which does no harm.
+        """
         (self.directory / f"newcomer-{name}.{what}").unlink(missing_ok=True)
 
     def has_answer(self, name: str) -> bool:
@@ -186,7 +188,6 @@ class Record:
         """Rank 0 answers newcomers that ask for the record."""
         for name in self.board.questions("record"):
             self.board.answer(name, self.pickled())
-            self.board.forget("record", name)
 
     def pickled(self) -> bytes:
         """Returns it for a newcomer."""
@@ -245,7 +246,10 @@ class Replay:
         """
         self.board.ask("join", self.name, str(self.calls))
         self._take_answer()  # after which rank 0 may look no more before this newcomer comes
-        return self._knows_end_of_call(what)
+        has_ended = self._knows_end_of_call(what)
+        if has_ended:
+            self.board.forget("join", self.name)
+        return has_ended
 
     def record(self) -> Record:
         """Returns the record that this newcomer will continue, as one of the others."""
@@ -259,6 +263,7 @@ class Replay:
     def _read(self) -> None:
         self.board.ask("record", self.name)
         self._take_answer()
+        self.board.forget("record", self.name)
 
     def _take_answer(self) -> None:
         while (answer := self.board.take_answer(self.name)) is None:

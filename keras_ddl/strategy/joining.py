@@ -92,9 +92,10 @@ class _Joining:
             self._callbacks = callbacks
             self._at_begin = Noted(callbacks.callbacks)
 
-    def _settle(self, callbacks: CallbacksOfFit, giver: int) -> None:
-        """Makes equal on all ranks, newcomers included, what is not in `_State`. COLLECTIVE over all."""
-        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
+    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
+        """Forgets what a newcomer cannot have. All ranks do it between the same two calls, whether or not the newcomer
+        is lost meanwhile.
+        """
         # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
         failing_together.forget_all_traces()
         order.forget_notes()
@@ -111,7 +112,10 @@ class Admission(_Joining):
         self._record, self._board, self._survival = record, record.board, survival
         self._admitted_at = 0
         self._is_new = False  # this rank has joined, and has made no step yet
-        self._called: set[str] = set()  # newcomers whom rank 0 has asked to come
+        # Of rank 0: newcomers that want to come, and those that it has told to. The others would wait for one that has
+        # not been told, and it for rank 0.
+        self._wanting: set[str] = set()
+        self._called: set[str] = set()
 
     @classmethod
     def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Newcomer, admitted_at: int) -> Admission:
@@ -132,9 +136,8 @@ class Admission(_Joining):
         for name, call in self._waiting().items():
             if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
                 board.answer(name, self._record.pickled())  # what it was to join has ended
-                board.forget("join", name)
-            elif call == self._record.calls and self._callbacks is not None:
-                self._called.add(name)
+            elif call == self._record.calls and self._callbacks is not None and name not in self._called:
+                self._wanting.add(name)
 
     def between_steps(self, caller: failing_together.Caller) -> None:
         """Admits newcomers, before a step of fit, if it is time. COLLECTIVE then."""
@@ -144,7 +147,8 @@ class Admission(_Joining):
         if self._callbacks is None:
             return
         self.look()
-        if self._called and board.admit_at == self._admitted_at:
+        if self._wanting and board.admit_at == self._admitted_at:
+            self._called, self._wanting = self._wanting, set()
             for name in self._called:
                 board.answer(name, self._record.pickled())
             board.admit_at = finished + 1
@@ -154,8 +158,9 @@ class Admission(_Joining):
         called, self._called = self._called, set()
         while not survival.admit([int(name) for name in called], caller):
             pass
+        self._begin_anew(self._callbacks)
         for name in called:
-            board.forget("join", name)
+            board.forget("join", name)  # of one that was lost
         board.has_question = True  # of those that still wait; rank 0 may be another one now
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
@@ -184,9 +189,16 @@ class Admission(_Joining):
                 )
             )
 
+    def become_first(self) -> None:
+        """This rank is rank 0 now: the one before may have been lost with questions that it had seen, and called
+        newcomers of which nobody else knows.
+        """
+        self._board.has_question = True
+
     def end_fit(self) -> None:
         """Training has ended: nobody can join any more."""
         self._callbacks = None
+        self._wanting.clear()
         self._called.clear()
         self._board.has_question = True
 
@@ -196,7 +208,7 @@ class Admission(_Joining):
         assert callbacks is not None
         mine = self._state(callbacks) if communicator.rank() == giver else None
         communicator.broadcast_object(mine, giver, name=_STATE)
-        self._settle(callbacks, giver)
+        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
 
     def _waiting(self) -> dict[str, int]:
         return {name: int(call) for name, call in self._board.questions("join").items()}
@@ -235,6 +247,9 @@ class Newcomer(_Joining):
     def check_batch(self, batch: Any) -> None:
         """A newcomer makes no step."""
 
+    def become_first(self) -> None:
+        """A newcomer is no rank yet."""
+
     def end_fit(self) -> None:
         """As `Admission.end_fit`: of a fit without steps."""
 
@@ -254,6 +269,7 @@ class Newcomer(_Joining):
             topology = communicator.join_others(lambda: replay.board.has_answer(replay.name))
             if topology is not None:
                 break
+        replay.board.forget("join", replay.name)
         history.begin(None)
         met = iter([topology])
         try:
@@ -268,7 +284,8 @@ class Newcomer(_Joining):
         callbacks = self._callbacks
         assert callbacks is not None
         self._take(communicator.broadcast_object(None, giver, name=_STATE), callbacks)
-        self._settle(callbacks, giver)
+        agreement.broadcast_variables(agreement.all_variables(callbacks.model), giver)
+        self._begin_anew(callbacks)
 
     def begin_epoch(self) -> bool:
         """An epoch begins. Returns whether it is that in which the others already are."""

@@ -44,13 +44,12 @@ class Report(NamedTuple):
 
     Attributes:
         rank: its number before. finished: calls, by it; None: it is a newcomer without state.
-        has_traced: the call that failed may have traced. is_between_steps: no call of it has failed.
+        has_traced: the call that failed may have traced.
     """
 
     rank: int
     finished: int | None
     has_traced: bool = False
-    is_between_steps: bool = False
 
 
 class TooFewError(RankLostError):
@@ -152,14 +151,15 @@ class Survival:
     def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
         """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.
 
-        Returns whether they are members now, or lost. False: they wait, because a rank was lost in the step before, and
-        some ranks were still in it: these will be between steps next.
+        Returns whether they are members now, or lost. False: they wait, because a rank was lost in the call before, and
+        some ranks were still in it: these will be between steps next. (Ranks that are already in the next call have met
+        the newcomers.)
         """
         before = communicator.rank()
         with setting(_in_call, True):
             while True:
                 try:
-                    reports = self._meet(newcomers, Report(before, self._finished, is_between_steps=True))
+                    reports = self._meet(newcomers, Report(before, self._finished))
                     too_few, reason = self._too_few(len(reports)), None
                     if too_few is None:
                         self._catch_up(reports, list, caller)
@@ -174,7 +174,7 @@ class Survival:
                     raise too_few
                 if reason is not None:
                     raise RankLostError(reason)
-                return all(each.is_between_steps or each.finished is None for each in reports)
+                return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
         """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
@@ -275,6 +275,8 @@ class Survival:
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
         if communicator.rank() == 0 and before != 0:
+            if self.joining is not None:
+                self.joining.become_first()
             for follower in trainer_calls.followers():
                 follower.become_first(may_lack_last=may_lack_last)
 
