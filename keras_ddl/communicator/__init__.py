@@ -136,12 +136,15 @@ def regroup() -> Topology:
     lost. The job must have been started by `keras-ddl run --min-np N`, without mpirun.
 
     A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
-    launcher.
+    launcher. Afterwards the job takes no newcomers.
 
     Raises:
         ConfigError: the job was started otherwise, or with a mode that has dimensions.
         RankLostError: fewer than N ranks are left, or they cannot reach one another.
     """
+    recorded = history.of_job()
+    if isinstance(recorded, history.Record):
+        recorded.close("keras_ddl.regroup(), which the program of the others has called, and no newcomer calls")
     return regroup_with()
 
 

@@ -65,8 +65,12 @@ class Board:
         (self.directory / config.RECORD_FILE).write_bytes(record)  # the wrapper takes it from there
         membership.tell({"answer": name}, self.directory)
 
-    def forget(self, what: str, name: str) -> None:
-        """The question needs no answer any more."""
+    def forget(self, what: str, name: str | None = None) -> None:
+        """The question of a newcomer, of this one by default, needs no answer any more.
+
+        It takes its own back when it has the answer: rank 0 could be lost between the two, or take back the next
+        question. Until then it may be answered again, which does no harm.
+        """
         membership.tell({"forget": what, "name": name}, self.directory)
 
     def has_answer(self) -> bool:

@@ -105,7 +105,6 @@ class Record:
         """Rank 0 answers newcomers that ask for the record."""
         for name in self.board.questions("record"):
             self.board.answer(name, self.pickled())
-            self.board.forget("record", name)
 
     def pickled(self) -> bytes:
         """Returns it for a newcomer."""
@@ -162,7 +161,10 @@ class Replay:
         """
         self.board.ask("join", str(self.calls))
         self._take_answer()  # after which rank 0 may look no more before this newcomer comes
-        return self._knows_end_of_call(what)
+        has_ended = self._knows_end_of_call(what)
+        if has_ended:
+            self.board.forget("join")
+        return has_ended
 
     def record(self) -> Record:
         """Returns the record that this newcomer will continue, as one of the others."""
@@ -176,6 +178,7 @@ class Replay:
     def _read(self) -> None:
         self.board.ask("record")
         self._take_answer()
+        self.board.forget("record")
 
     def _take_answer(self) -> None:
         while (answer := self.board.take_answer()) is None:

@@ -36,7 +36,8 @@ class Questions:
         elif "questions" in question:
             answer = {str(each): text for each, text in self._asked[question["questions"]].items()}
         elif "forget" in question:
-            self._asked[question["forget"]].pop(int(question["name"]), None)
+            name = question["name"]
+            self._asked[question["forget"]].pop(rank if name is None else int(name), None)
         elif "admit_at" in question:
             self.admit_at, self._not_shown = question["admit_at"], set(members)
             for each in members:

@@ -13,257 +13,51 @@ too: the launcher has the others go on without them.
 from __future__ import annotations
 
 import gc
-import os
-import pickle
-import signal
-import sys
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
-from keras_ddl.communicator.comparison import digest
-from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
-from keras_ddl.errors import CollectiveError, RankMismatchError
+from keras_ddl.errors import CollectiveError
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
-from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
-from keras_ddl.strategy.progress import Restoration, build_for_data, capture
+from keras_ddl.strategy.noted import take_over, update
+from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-from keras_ddl.strategy.step.cut_step import broadcast_numbers
 
 if TYPE_CHECKING:
-    from keras_ddl.topology import Topology
+    pass
+from keras_ddl.strategy.admission import Admission
+from keras_ddl.strategy.joining_state import (
+    STATE,
+    CallbacksOfFit,
+    Joining,
+    State,
+    Survives,
+    give_up,
+    number_slots,
+    share_variables,
+)
 
-_STATE = "keras_ddl/joining/state"
 _FIT = "Model.fit"  # as replayed_calls.py records it
-
-
-class CallbacksOfFit(Protocol):
-    """The list of callbacks of a fit (keras_patches/callbacks.py)."""
-
-    model: Any
-    callbacks: list[Any]
-    position: tuple[int, int, Any]  # epochs done, batches done in the epoch, logs of the last of them
-
-    def agreed_state(self) -> list[Any]: ...
-
-
-class Survives(Protocol):
-    """A `survival.Survival`, which imports this module."""
-
-    has_met_newcomers: bool
-
-    def finished(self) -> int: ...
-    def may_go_on_with(self, ranks: int) -> bool: ...
-    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
-    def has_joined(self, finished: int, admission: Admission) -> None: ...
-    def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
-    def receive(self, meet: Callable[[], Topology]) -> None: ...
 
 
 class CallHasEnded(Exception):
     """The others have ended the call of the trainer in which a newcomer wanted to join them."""
 
 
-@dataclass
-class _State:
-    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on.
-
-    `slots`: numbers of those variables that are in shards, whose values it gets later (shards/lost_chunks.py).
-    """
-
-    finished: int
-    admitted_at: int
-    variables: list[str]
-    optimizers: dict[str, list[int | None]]
-    position: tuple[int, int]
-    record: dict[str, Any]
-    arrays: dict[str, Any]
-    callbacks: dict[str, dict[str, Any]]
-    agreed: list[dict[str, Any]]
-    passes: np.ndarray
-    slots: tuple[list[int | None], int]
-
-
-class _Joining:
-    """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
-
-    def __init__(self, survival: Survives) -> None:
-        self._survival = survival
-        self._callbacks: CallbacksOfFit | None = None
-        self._compares_batch = False
-        self._at_begin = Noted([])
-
-    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
-        """Training begins: all callbacks have had their on_train_begin."""
-        if fits.is_outermost(callbacks.model):
-            self._callbacks = callbacks
-            self._at_begin = Noted(callbacks.callbacks)
-
-    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
-        """Forgets what a newcomer cannot have. All ranks that have met one do it between the same two calls, whether or
-        not it is lost meanwhile.
-        """
-        # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
-        failing_together.forget_all_traces(but=callbacks.model.train_function)  # see _agree_on_trace
-        order.forget_notes()
-        # The data of validation is read from its beginning, by all.
-        epoch_iterators.forget_validation(callbacks.model)
-        self._compares_batch = True
-
-    def _agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
-        """Keeps the trace of the training step if all ranks have the same. COLLECTIVE over all, newcomers included."""
-        variables, traced, digest = agreement.all_variables(callbacks.model), caller.common_trace(), None
-        if traced is not None:
-            digest = traced.kind, caller.cut_step.trace_digest(traced.concrete, [each.value for each in variables])
-        digests = communicator.all_gather_object(digest, name="keras_ddl/joining/trace")
-        if traced is None or any(each != digest for each in digests):
-            caller.forget_traces()
-            return
-        equal = {each.value.ref() for each in variables}
-        others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
-        self._survival.call(lambda: broadcast_numbers(others, root=0), lambda: others)
-
-
-class Admission(_Joining):
-    """The side of the ranks that train."""
-
-    def __init__(self, record: history.Record, survival: Survives) -> None:
-        super().__init__(survival)
-        self._record, self._board = record, record.board
-        self._admitted_at = 0
-        self._is_new = False  # this rank has joined, and has made no step yet
-        self._ready: set[str] = set()  # newcomers that wait to be asked to come
-        self._called: set[str] = set()  # those whom rank 0 has asked to
-        self._lets_leave = False  # rank 0 knows of ranks that are to leave
-
-    @classmethod
-    def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Newcomer, admitted_at: int) -> Admission:
-        """Returns that of a newcomer that has become a rank."""
-        admission = cls(record, survival)
-        admission._admitted_at = admitted_at
-        admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
-        admission._compares_batch = admission._is_new = True
-        return admission
-
-    def look(self) -> None:
-        """Rank 0 answers newcomers. To be called now and then."""
-        board = self._board
-        if not board.has_question or communicator.rank() != 0:
-            return
-        board.has_question = False
-        self._record.answer_questions()
-        for name, call in self._waiting().items():
-            if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
-                board.answer(name, self._record.pickled())  # what it was to join has ended
-                board.forget("join", name)
-            elif call == self._record.calls and self._callbacks is not None and name not in self._called:
-                self._ready.add(name)
-        leaving = len(board.questions("leave"))
-        self._lets_leave = leaving > 0 and self._survival.may_go_on_with(communicator.size() - leaving)
-
-    def between_steps(self, caller: failing_together.Caller) -> None:
-        """Admits newcomers, and lets ranks leave, before a step of fit, if it is time. COLLECTIVE then."""
-        self._record.pause()
-        board, survival = self._board, self._survival
-        finished = survival.finished()
-        if self._callbacks is None:
-            return
-        self.look()
-        if (self._ready or self._lets_leave) and board.admit_at == self._admitted_at:
-            self._called, self._ready = self._ready, set()
-            for name in self._called:
-                board.answer(name, self._record.pickled())
-            board.admit_at = finished + 1
-        if board.admit_at == self._admitted_at or finished < board.admit_at:
-            return
-        self._admitted_at = board.admit_at
-        called, self._called, self._lets_leave = self._called, set(), False
-        survival.has_met_newcomers = False
-        while not survival.admit([int(name) for name in called], caller):
-            pass
-        if survival.has_met_newcomers:
-            self._begin_anew(self._callbacks)
-            self._agree_on_trace(self._callbacks, caller)
-        for name in called:
-            board.forget("join", name)
-        board.has_question = True  # of those that still wait; rank 0 may be another one now
-
-    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
-        super().begin_fit(callbacks)
-        self._board.has_question = True  # newcomers may have come before
-
-    def begin_epoch(self) -> bool:
-        """As `Newcomer.begin_epoch`."""
-        return False
-
-    def check_batch(self, batch: Any) -> None:
-        """Checks, before the first step with newcomers, that they read what the others read. COLLECTIVE then."""
-        if not self._compares_batch:
-            return
-        is_new, self._is_new, self._compares_batch = self._is_new, False, False
-        words = order.digest(batch).numpy().tolist()
-        gathered = communicator.all_gather_object(words, name="keras_ddl/joining/batch")
-        if is_new and words != gathered[0]:
-            give_up(
-                RankMismatchError(
-                    "A newcomer must read the same batches as the others. Received: another batch than theirs, at the "
-                    "place of the data where they are. Set the seeds of all that the script draws."
-                )
-            )
-
-    def end_fit(self) -> None:
-        """Training has ended: nobody can join any more."""
-        self._callbacks, self._lets_leave = None, False
-        self._ready.clear()
-        self._called.clear()
-        self._board.has_question = True
-
-    def share_state(self, giver: int) -> None:
-        """Rank `giver` gives newcomers the state. COLLECTIVE over them, too."""
-        callbacks = self._callbacks
-        assert callbacks is not None
-        mine = self._state(callbacks) if communicator.rank() == giver else None
-        communicator.broadcast_object(mine, giver, name=_STATE)
-        _share_variables(callbacks.model, giver)
-
-    def _waiting(self) -> dict[str, int]:
-        return {name: int(call) for name, call in self._board.questions("join").items()}
-
-    def _state(self, callbacks: CallbacksOfFit) -> _State:
-        epochs, batches, logs = callbacks.position
-        record, arrays = capture(callbacks.model, [], epochs, batches, logs)
-        return _State(
-            finished=self._survival.finished(),
-            admitted_at=self._admitted_at,
-            variables=agreement.descriptions(callbacks.model),
-            optimizers=agreement.built_optimizers(callbacks.model),
-            position=(epochs, batches),
-            record=record,
-            arrays=arrays,
-            callbacks=self._at_begin.since(callbacks.callbacks),
-            agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
-            passes=order.passes(),
-            slots=sharded_slots.numbers_in(agreement.all_variables(callbacks.model)),
-        )
-
-
-class Newcomer(_Joining):
+class Newcomer(Joining):
     """The side of a newcomer, until it has made its first step."""
 
     def __init__(self, replay: history.Replay, survival: Survives) -> None:
         super().__init__(survival)
         global _newcomer
         self._replay, _newcomer = replay, self
-        self._state_of_all: _State | None = None
+        self._state_of_all: State | None = None
         self._restoration: Restoration | None = None
         self.is_on_its_way = False  # to its first step, as one of the ranks
 
@@ -272,6 +66,9 @@ class Newcomer(_Joining):
 
     def check_batch(self, batch: Any) -> None:
         """A newcomer makes no step."""
+
+    def become_first(self) -> None:
+        """A newcomer is no rank yet."""
 
     def end_fit(self) -> None:
         """As `Admission.end_fit`: of a fit without steps."""
@@ -290,9 +87,10 @@ class Newcomer(_Joining):
         while True:
             if replay.ask_to_join(_FIT):
                 raise CallHasEnded
-            topology = communicator.join_others(lambda: replay.board.has_answer())
+            topology = communicator.join_others(replay.board.has_answer)
             if topology is not None:
                 break
+        replay.board.forget("join")
         history.begin(None)
         met = iter([topology])
         try:
@@ -306,8 +104,8 @@ class Newcomer(_Joining):
         """Takes the state from rank `giver`. COLLECTIVE over all ranks."""
         callbacks = self._callbacks
         assert callbacks is not None
-        self._take(communicator.broadcast_object(None, giver, name=_STATE), callbacks)
-        _share_variables(callbacks.model, giver)
+        self._take(communicator.broadcast_object(None, giver, name=STATE), callbacks)
+        share_variables(callbacks.model, giver)
         self._begin_anew(callbacks)
 
     def begin_epoch(self) -> bool:
@@ -335,9 +133,9 @@ class Newcomer(_Joining):
         admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
         self.is_on_its_way = False
         self._survival.has_joined(state.finished, admission)
-        admission._agree_on_trace(callbacks, caller)
+        admission.agree_on_trace(callbacks, caller)
 
-    def _take(self, state: _State, callbacks: CallbacksOfFit) -> None:
+    def _take(self, state: State, callbacks: CallbacksOfFit) -> None:
         model = callbacks.model
         agreement.build_optimizers(model, state.optimizers)
         mine = agreement.descriptions(model)
@@ -356,40 +154,6 @@ class Newcomer(_Joining):
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
-
-
-def remember(model: Any) -> None:
-    """A call of the trainer of `model` begins."""
-    if all(each() is not model for each in _models):
-        _models.append(weakref.ref(model))
-
-
-_models: list[weakref.ref[Any]] = []  # of all calls until now, as they were first used, which is the same on all ranks
-
-
-def _share_variables(model: Any, giver: int) -> None:
-    """Gives newcomers the variables of `model`, and of all others of which they have made calls. COLLECTIVE over all.
-
-    What a newcomer could not build gets its values when a step first uses it.
-    """
-    models = [each() for each in _models]
-    assert any(each is model for each in models)
-    mine = [None if each is None else digest(pickle.dumps(agreement.descriptions(each))) for each in models]
-    everyone = communicator.all_gather_object(mine, name="keras_ddl/joining/models")
-    for place, each in enumerate(models):
-        if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
-            variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
-            agreement.broadcast_variables(variables, giver)
-    gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
-
-
-def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
-    """Gives the slots in shards of a newcomer's model the numbers that they have on the others."""
-    if not sharded_slots.number_as(agreement.all_variables(model), slots):
-        raise CollectiveError(
-            "A newcomer must make the same optimizers as the others. Received: other variables in shards than theirs. "
-            "Give the model an Input, or call build."
-        )
 
 
 def _trace_ahead(model: Any) -> None:
@@ -414,11 +178,3 @@ _newcomer: Newcomer | None = None  # this process
 def is_on_its_way() -> bool:
     """Whether this process is a newcomer that the others have admitted, and that has made no step yet."""
     return _newcomer is not None and _newcomer.is_on_its_way
-
-
-def give_up(error: Exception) -> NoReturn:
-    """Ends a newcomer that the others have admitted, and that cannot go on: they go on without it."""
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
-    raise error

@@ -13,7 +13,7 @@ from typing import Any
 from keras_ddl.communicator import history
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
-from keras_ddl.strategy import agreement, joining, trainer_calls
+from keras_ddl.strategy import agreement, joining, joining_state, trainer_calls
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.shards import sharded_slots
 
@@ -27,7 +27,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
         return call()
     what = f"Model.{method}"
     recorded.begin_call()
-    joining.remember(model)
+    joining_state.remember(model)
     if isinstance(recorded, history.Replay):
         while not recorded.has_ended(what):
             if method == "fit":
@@ -41,7 +41,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
             return _take(recorded.result(what), model)
         except Exception as error:
             if joining.is_on_its_way():
-                joining.give_up(error)
+                joining_state.give_up(error)
             raise
         recorded = history.of_job()
         if not isinstance(recorded, history.Record):  # a fit without a step
@@ -91,7 +91,7 @@ def _take(ended: _Ended, model: Any) -> Any:
         models.build_as(model, ended.build_config)
     if models.is_built(model):
         agreement.build_optimizers(model, ended.optimizers)
-    joining.number_slots(model, ended.slots)
+    joining_state.number_slots(model, ended.slots)
     if not isinstance(ended.returned, _History):
         return ended.returned
     made = keras.callbacks.History()

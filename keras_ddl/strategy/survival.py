@@ -26,8 +26,10 @@ from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
+from keras_ddl.strategy.admission import Admission
 from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.joining import Admission, Newcomer, give_up
+from keras_ddl.strategy.joining import Newcomer
+from keras_ddl.strategy.joining_state import give_up
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.topology import Topology
@@ -44,14 +46,12 @@ class Report(NamedTuple):
 
     Attributes:
         rank: its number before. finished: calls, by it; None: it is a newcomer without state.
-        has_traced: the call that failed may have traced. is_between_steps: no call of it has failed.
-        has_met_newcomers: in this admission.
+        has_traced: the call that failed may have traced. has_met_newcomers: in the admission in which it is.
     """
 
     rank: int
     finished: int | None
     has_traced: bool = False
-    is_between_steps: bool = False
     has_met_newcomers: bool = False
 
 
@@ -156,14 +156,15 @@ class Survival:
     def admit(self, newcomers: Sequence[int], caller: Caller) -> bool:
         """Meets newcomers, whom rank 0 names, and gives them the state. COLLECTIVE over them, too.
 
-        Returns whether they are members now, or lost. False: they wait, because a rank was lost in the step before, and
-        some ranks were still in it: these will be between steps next.
+        Returns whether they are members now, or lost. False: they wait, because a rank was lost in the call before, and
+        some ranks were still in it: these will be between steps next. (Ranks that are already in the next call have met
+        the newcomers.)
         """
         before = communicator.rank()
         with setting(_in_call, True):
             while True:
                 try:
-                    mine = Report(before, self._finished, False, True, self.has_met_newcomers)
+                    mine = Report(before, self._finished, has_met_newcomers=self.has_met_newcomers)
                     reports = self._meet(newcomers, mine)
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     too_few, reason = self._too_few(len(reports)), None
@@ -180,7 +181,7 @@ class Survival:
                     raise too_few
                 if reason is not None:
                     raise _with_reason(RankLostError("found when newcomers were to join"), reason)
-                return all(each.is_between_steps or each.finished in (None, self._finished) for each in reports)
+                return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
         """In a newcomer: gets the state from the ranks that it meets. COLLECTIVE over all."""
@@ -291,6 +292,8 @@ class Survival:
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
         if communicator.rank() == 0 and before != 0:
+            if self.joining is not None:
+                self.joining.become_first()
             for follower in trainer_calls.followers():
                 follower.become_first(may_lack_last=may_lack_last)
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 
 from keras_ddl import communicator
 from keras_ddl.communicator import Communicator
-from keras_ddl.strategy import Strategy, survival, trainer_calls
-from keras_ddl.topology import make_topology
-from strategy.simulated_job import Rank, open_world, this_rank
+from keras_ddl.errors import RankLostError
+from keras_ddl.strategy import Strategy, fits, replayed_calls, survival
+from strategy import simulated_newcomers
+from strategy.simulated_job import Killed, Rank, this_rank
 
 PRIME = 1_000_003
 ROWS = 7
 
 
-def fit(calls: int, collectives: int) -> Callable[[Rank], None]:
-    """Returns a program that makes `calls` calls of a step of so many collectives, with a collective after each."""
+def fit(calls: int, collectives: int, fits: int = 1, *, regroups: bool = False) -> Callable[[Rank], None]:
+    """Returns a program that makes `calls` calls of a step of so many collectives, with a collective after each, in as
+    many calls of fit. regroups: the last rank ends after the first fit; the program of the others regroups.
+    """
 
     def program(rank: Rank) -> None:
-        job = rank.job
-        everybody = tuple(range(len(job.ranks)))
-        topology = make_topology(rank.number, ["host"] * len(everybody))
-        open_world(rank, topology, job.world(0, everybody))
+        simulated_newcomers.begin(rank)
+        topology = communicator.topology()
         settings = SimpleNamespace(min_ranks=1)
         job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0, settings=settings)
         place = SimpleNamespace(rank=0, size=0)
@@ -30,18 +32,58 @@ def fit(calls: int, collectives: int) -> Callable[[Rank], None]:
         rank.strategy.renew = lambda new: Strategy.renew(rank.strategy, new)
         rank.survival = survival.Survival()
         Communicator.recover = lambda *call: this_rank().survival._collective(*call)
-        with trainer_calls.TrainerCall(None).entered():
-            for number in range(calls):
-                returned = rank.survival.call(
-                    lambda number=number: _step(rank, number, collectives),
-                    lambda: [rank.state, rank.iterations],
-                    rank.caller,
-                )
-                seen = communicator.all_gather_object((number, returned))  # of a callback, say
-                assert set(seen) == {(number, returned)}, seen
-                rank.log.append(returned)
+        model = simulated_newcomers.Model(rank)
+        bounds = [calls * number // fits for number in range(fits + 1)]
+        for first, end in pairwise(bounds):
+            rank.log += replayed_calls.call_of_trainer(
+                "fit", model, lambda first=first, end=end: _fit(model, first, end, collectives)
+            )
+            if regroups and rank.number == rank.job.size - 1:
+                _die_when_the_others_wait_in(rank, "between")
+            if regroups:
+                try:
+                    communicator.barrier("between")
+                except RankLostError:
+                    communicator.regroup()
 
     return program
+
+
+def _die_when_the_others_wait_in(rank: Rank, name: str) -> None:
+    others = [rank.job.ranks[each] for each in rank.job.regrouping.membership.members if each != rank.number]
+    rank.pause(("look", lambda: all(each.at and f"barrier/{name}" in str(each.at) for each in others)))
+    rank.die()
+    raise Killed
+
+
+def _fit(model: simulated_newcomers.Model, first: int, end: int, collectives: int) -> list[int]:
+    """Trains on some batches; a newcomer on those that the others have not trained on. Returns what all steps have
+    returned.
+    """
+    rank = model.rank
+    rank.first_batch = first
+    own = rank.survival
+    with fits.running(model) as loop:
+        callbacks = simulated_newcomers.Callbacks(model)
+        loop.followers.append(callbacks)
+        if first:
+            communicator.barrier("begin")  # what all agree on in on_train_begin
+        own.begin_fit(callbacks)
+        own.begin_epoch()
+        for number in range(rank.first_batch, end):
+            own.between_steps(rank.caller)
+            own.check_batch(number)
+            returned = own.call(
+                lambda number=number: _step(rank, number, collectives),
+                lambda: [rank.state, rank.iterations],
+                rank.caller,
+            )
+            callbacks.position = 0, number + 1, None
+            callbacks.seen.returned.append(returned)
+            seen = communicator.all_gather_object((number, returned))  # of a callback, say
+            assert set(seen) == {(number, returned)}, seen
+        own.end_fit()
+        return callbacks.seen.returned
 
 
 def _step(rank: Rank, number: int, collectives: int) -> int:

@@ -1,4 +1,4 @@
-"""A job of a few ranks in one process, whose every message is a choice: who goes next, who is killed, who is told.
+"""A job of a few ranks in one process, whose every message is a choice: who goes on, who is killed, who gets an error.
 
 Each rank is a thread that runs the code of a rank: `Survival`, `keras_ddl.regroup` and `Communicator` as they are. Only
 what lies below is simulated: the collectives of the engine, and the connection to the launcher, whose part is played by
@@ -31,6 +31,7 @@ from keras_ddl.topology import make_topology
 
 PATIENCE = 10.0
 Choice = tuple[str, int]
+_MOVES = ("go", "result", "error", "answer", "over")  # of a rank
 
 
 class Killed(BaseException):
@@ -60,6 +61,8 @@ class Engine:
         self._rank.calls += 1
         assert self._rank.calls < 1000, f"rank {self._rank.number} does not come to an end"
         if len(self._world.members) == 1:
+            if self._rank.job.board is not None:
+                self._rank.pause(("board",))  # newcomers do something meanwhile
             return [mine]
         self._rank.pause(("enter", self._world, key, mine))
         return self._rank.pause(("wait", self._world, key))
@@ -102,6 +105,8 @@ class Rank:
         self.ended: str | None = None  # "well", "killed" or the name of its error
         self.stopped = False
         self.answer: list[Any] = []  # of the launcher
+        self.record: Any = None  # what `history.of_job` returns
+        self.first_batch = 0  # in a newcomer: where it joins the others
         self._next: Any = None
         self._go, self._program = threading.Semaphore(0), program
         self.cut_step = SimpleNamespace(
@@ -125,6 +130,11 @@ class Rank:
     def _forget_traces(self) -> None:
         self.has_trace = False
 
+    def learn(self, value: Any) -> Any:
+        """Returns `value`, on which this rank's further course depends."""
+        self.history = hash((self.history, repr(value)))
+        return value
+
     def pause(self, at: tuple[Any, ...]) -> Any:
         """Waits until the job lets this rank go on; returns or raises what it is given then."""
         if self.ended is not None:
@@ -140,17 +150,21 @@ class Rank:
 
     def go(self, given: Any = None) -> None:
         """Runs this rank up to its next message."""
-        self.history = hash((self.history, repr(given)))
+        self.learn(given)
         self._next = given
         self._go.release()
         self.job.back.acquire()
 
     def kill(self) -> None:
+        self.die()
+        self.go(Killed())
+
+    def die(self) -> None:
+        """The others notice that this rank was killed."""
         self.ended = "killed"
         for world in self.job.worlds.values():
             if self.number in world.members:
                 world.gone[self.number] = "died"
-        self.go(Killed())
 
     def _run(self) -> None:
         self._go.acquire()
@@ -191,34 +205,50 @@ class _State(threading.local):
 
 
 class Job:
-    """A job of `size` ranks, which run `program`. See `options` and `do`."""
+    """A job of `size` ranks, which run `program`. See `options` and `do`.
 
-    def __init__(self, size: int, least: int, program: Callable[[Rank], None]) -> None:
+    Args:
+        newcomers: further ranks, that the launcher has started in the place of earlier ones. spares: further ones, that
+            it starts when a rank is lost.
+    """
+
+    def __init__(
+        self, size: int, least: int, program: Callable[[Rank], None], newcomers: int = 0, spares: int = 0
+    ) -> None:
         self.back = threading.Semaphore(0)
         self.worlds: dict[tuple[int, tuple[int, ...]], World] = {}
         self.errors: dict[int, BaseException] = {}
         self.is_stopping = False
         self.now = 0.0
+        self._last_moved: int | None = None  # the rank; None: any
         self.unseen: list[int] = []  # ranks that have ended, which the launcher does not know
-        self.ranks = [Rank(self, number, program) for number in range(size)]
+        self.size = size
+        self.board: Any = None  # of newcomers (simulated_newcomers.py)
+        self.ranks = [Rank(self, number, program) for number in range(size + newcomers + spares)]
         self.links = [self._link(rank) for rank in self.ranks]
         self.regrouping = regrouping.Regrouping(self.links, size, least, PATIENCE, lambda _: None)
+        del self.regrouping.spares[:newcomers]
 
     def _link(self, rank: Rank) -> Any:
         outcome = SimpleNamespace(rank=rank.number, is_lost=False, done=True, survived=False, describe=lambda: "killed")
         return SimpleNamespace(
             outcome=outcome,
             channel=None,
-            over=False,  # read where there are spares
+            is_missing=False,
+            over=False,
             output=SimpleNamespace(come_first=lambda: None),
             signal=lambda _: self.end(rank),
+            stop=lambda *_: self.end(rank) if rank.lives else None,
             send=lambda kind, message: self._answer(rank, message) if kind is control.Kind.ANSWER else None,
         )
 
     def _answer(self, rank: Rank, message: dict[str, Any]) -> None:
         if not rank.lives:  # which the launcher has not seen
             return
-        assert rank.at is not None and rank.at[0] == "answer" and not rank.answer, (rank.number, message)
+        assert rank.at is not None
+        if rank.number >= self.size and rank.at[0] not in ("answer", "join"):
+            return  # a newcomer that has just given up joining
+        assert rank.at[0] in ("answer", "join") and not rank.answer, (rank.number, message)
         rank.answer.append(Membership(message["epoch"], tuple(message["members"])))
 
     def world(self, epoch: int, members: tuple[int, ...]) -> World:
@@ -230,7 +260,11 @@ class Job:
     # ---- what can happen
 
     def options(self, victims: Sequence[int]) -> list[Choice]:
-        """Returns what can happen next. `victims`: who may be killed; a choice whose order cannot matter is none."""
+        """Returns what can happen next; a choice whose order cannot matter is none.
+
+        victims: who may be killed. Each is killed at once after it has done something, or not before it does something
+        again: what the others do meanwhile is the same whether it lives or not, and they can do it later as well.
+        """
         awake = [rank for rank in self.ranks if rank.lives and not rank.stopped]
         for rank in awake:
             if rank.at is not None and rank.at[0] in ("begin", "enter", "ask"):
@@ -239,22 +273,29 @@ class Job:
         actual: list[Choice] = []
         for rank in awake:
             assert rank.at is not None
-            if rank.at[0] == "answer":
-                ends = [("answer", rank.number)] if rank.answer or self.is_stopping else []
-            else:
-                ends = self._ends(rank)
-            if len(ends) == 1 and not victims:
+            ends = self._ends(rank)
+            if len(ends) == 1 and not victims and rank.at[0] in ("answer", "wait"):
                 return ends
             actual += ends
         actual += [("see", number) for number in self.unseen]
-        actual += [("kill", rank.number) for rank in awake if actual and rank.number in victims]
+        if actual:
+            recent = [rank for rank in awake if self._last_moved in (rank.number, None)]
+            actual += [("kill", rank.number) for rank in recent if rank.number in victims]
         return actual
 
     def _ends(self, rank: Rank) -> list[Choice]:
+        """Returns how the wait of a rank may end now."""
         assert rank.at is not None
+        if rank.at[0] == "board":
+            return [("go", rank.number)]
+        if rank.at[0] == "look":
+            return [("go", rank.number)] if rank.at[1]() else []
+        if rank.at[0] in ("answer", "join"):
+            ends = [("answer", rank.number)] if rank.answer or self.is_stopping else []
+            return ends + ([("over", rank.number)] if rank.at[0] == "join" and rank.at[1]() else [])
         _, world, key = rank.at
         entered = world.entered[key]
-        ends: list[Choice] = []
+        ends = []
         if len(entered) == len(world.members):
             ends.append(("result", rank.number))
         missing = [number for number in world.gone if number not in entered]
@@ -266,6 +307,10 @@ class Job:
         """Lets it happen."""
         what, number = choice
         rank = self.ranks[number]
+        if what in _MOVES:
+            self._last_moved = number
+        elif what in ("time", "stop", "resume"):
+            self._last_moved = None
         if what == "go":
             self._go(rank)
         elif what == "result":
@@ -277,6 +322,9 @@ class Job:
             rank.go(self._error(rank.at[1]))
         elif what == "answer":
             rank.go(rank.answer.pop() if rank.answer else RankLostError("the launcher ends the job"))
+        elif what == "over":
+            rank.answer.clear()
+            rank.go(None)
         elif what in ("kill", "end"):
             self.end(rank)
         elif what == "see":
@@ -284,6 +332,7 @@ class Job:
             link = self.links[number]
             link.outcome.is_lost = rank.ended == "killed"
             link.outcome.done = rank.ended == "well"
+            link.over = True
             if not self.regrouping.goes_on_without(link, is_stopping=self.is_stopping) and rank.ended != "well":
                 self.is_stopping = True
         elif what == "stop":
@@ -294,7 +343,7 @@ class Job:
             for world in self._waiting():
                 world.is_late = True
             self.now += PATIENCE
-        if what in ("go", "result", "error", "answer") and rank.at is None:
+        if what in _MOVES and rank.at is None:
             self.unseen.append(number)
         self.regrouping.answer()
 
@@ -318,9 +367,9 @@ class Job:
             _, world, key, mine = rank.at
             world.entered.setdefault(key, {})[rank.number] = mine
         elif rank.at[0] == "ask":
-            epoch = rank.at[1]
+            question = rank.at[1]
             rank.go()
-            self.regrouping.ask(rank.number, {"epoch": epoch, "admits": None})
+            self.regrouping.ask(rank.number, question)
             return
         rank.go()
 
@@ -337,7 +386,9 @@ class Job:
         ranks = tuple((r.history, r.at is not None and r.at[0], r.ended, r.stopped, len(r.answer)) for r in self.ranks)
         members = self.regrouping.membership
         asking = tuple(members.is_awaited(rank.number) for rank in self.ranks)
-        return ranks, members.epoch, members.members, asking, tuple(sorted(self.unseen)), self.is_stopping, self.now
+        launcher = members.epoch, members.members, asking, tuple(sorted(self.unseen)), self.is_stopping, self.now
+        board = self.board and self.board.key()
+        return ranks, launcher, tuple(sorted(members._joining)), board
 
     def give_up(self) -> None:
         """Ends all threads."""
@@ -354,13 +405,21 @@ def open_world(rank: Rank, topology: Any, world: World) -> None:
     communicator._state.world = Communicator(native, topology, "world", everybody, binding.WORLD)
 
 
+def broadcast(variables: Sequence[Variable], root: int) -> None:
+    """Gives all ranks the values of rank `root`. COLLECTIVE."""
+    comm = communicator.communicator_of(None)
+    for number, variable in enumerate(variables):  # each by itself: a rank may be lost between two of them
+        values = comm.native().all_gather_bytes(variable.value, f"variable {number}")
+        variable.assign(values[root])
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """In it, ranks are threads of this process."""
 
-    def after(_: Any, epoch: int, admits: None = None) -> Any:
+    def after(_: Any, epoch: int, admits: Sequence[int] | None = None) -> Any:
         rank = this_rank()
-        rank.pause(("ask", epoch))
+        rank.pause(("ask", {"epoch": epoch, "admits": admits}))
         return rank.pause(("answer",))
 
     def meet(_: Any, mode: str, membership: Membership) -> tuple[Any, Any]:
@@ -370,12 +429,6 @@ def simulated() -> Iterator[None]:
         place = make_topology(membership.members.index(rank.number), ["host"] * len(membership.members), mode)
         rank.has_failed = False
         return place, world
-
-    def broadcast(variables: Sequence[Variable], root: int) -> None:
-        comm = communicator.communicator_of(None)
-        for number, variable in enumerate(variables):  # each by itself: a rank may be lost between two of them
-            values = comm.native().all_gather_bytes(variable.value, f"variable {number}")
-            variable.assign(values[root])
 
     def clock() -> float:
         return _jobs[-1].now
@@ -409,8 +462,8 @@ def simulated() -> Iterator[None]:
 _jobs: list[Job] = []
 
 
-def started(size: int, least: int, program: Callable[[Rank], None]) -> Job:
+def started(size: int, least: int, program: Callable[[Rank], None], newcomers: int = 0, spares: int = 0) -> Job:
     """Returns a new job, the only one that runs."""
     _jobs[:] = [job := Job.__new__(Job)]
-    job.__init__(size, least, program)  # its clock is read meanwhile
+    job.__init__(size, least, program, newcomers, spares)  # its clock is read meanwhile
     return job

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 import pytest
 
+from keras_ddl.communicator.history import Record, Replay
 from strategy.simulated_fit import alone, fit
 from strategy.simulated_job import Choice, Job, simulated, started
+from strategy.simulated_newcomers import Board, simulated_newcomers
+
+STEPS_TO_JOIN = 4  # a newcomer joins that asks more steps before the end of a fit
 
 
 @pytest.fixture(autouse=True)
 def _simulated() -> Iterator[None]:
-    with simulated():
+    with simulated(), simulated_newcomers():
         yield
 
 
@@ -30,16 +34,27 @@ class Case:
     least: int = 1
     calls: int = 2
     collectives: int = 2
+    fits: int = 1
     kills: int = 1
     stops: int = 0
+    newcomers: int = 0
+    spares: int = 0
+    regroups: bool = False  # the program does it itself between fits
+    is_late: bool = False  # nothing is a choice until a newcomer asks to join
 
     def begin(self) -> Job:
-        return started(self.size, self.least, fit(self.calls, self.collectives))
+        program = fit(self.calls, self.collectives, self.fits, regroups=self.regroups)
+        job = started(self.size, self.least, program, self.newcomers, self.spares)
+        if self.newcomers or self.spares:
+            job.board = Board()
+        return job
 
     def options(self, job: Job, done: list[Choice]) -> list[Choice]:
         """Returns what can happen after `done`. No rank lives: nothing."""
+        if self.is_late and not job.board.asked_to_join:
+            return sorted(job.options(()), key=lambda option: option[1] < self.size)[:1]
         kills, stops = (sum(what == each for what, _ in done) for each in ("kill", "stop"))
-        options = job.options(range(self.size) if kills < self.kills else ())
+        options = job.options(range(len(job.ranks)) if kills < self.kills else ())
         alive = [rank for rank in job.ranks if rank.lives]
         if not options and alive:
             if job.can_wait():
@@ -57,8 +72,19 @@ class Case:
         expected = alone(self.calls, self.collectives)
         for rank in job.ranks:
             if rank.ended == "well":
-                assert (rank.log, rank.state.value, rank.iterations.value) == (*expected, self.calls), rank.number
+                assert rank.log == expected[0], rank.number
+                if not isinstance(rank.record, Replay):  # a newcomer that the others have not needed
+                    assert (rank.state.value, rank.iterations.value) == (expected[1], self.calls), rank.number
+        has_trained = not self.regroups and any(rank.ended == "well" for rank in job.ranks[: self.size])
+        for number, steps in job.board.asked_to_join.items() if job.board and has_trained else ():
+            is_rank = isinstance(job.ranks[number].record, Record)
+            left_in_fit = self.calls // self.fits - steps
+            assert is_rank or ("kill", number) in done or left_in_fit <= STEPS_TO_JOIN, f"{number} did not join"
         left = [rank for rank in job.ranks if rank.ended != "killed"]
+        if self.regroups:  # then it takes no newcomers
+            left = [
+                rank for rank in left if "the program of the others has called" not in str(job.errors.get(rank.number))
+            ]
         failed = [rank for rank in left if rank.ended != "well"]
         if not failed:
             assert len(left) >= self.least or job.is_stopping or not left
@@ -73,8 +99,8 @@ class Cut(Exception):
     """The rest of a schedule is known."""
 
 
-def run(case: Case, choose: Callable[[Job, list[Choice]], int]) -> list[Choice]:
-    """Runs a job to its end, by what `choose(job, options)` chooses. Returns its schedule."""
+def run(case: Case, choose: Callable[[Job, list[Choice]], int]) -> Job:
+    """Runs a job to its end, by what `choose(job, options)` chooses."""
     job, done = case.begin(), []
     try:
         while options := case.options(job, done):
@@ -87,7 +113,7 @@ def run(case: Case, choose: Callable[[Job, list[Choice]], int]) -> list[Choice]:
         pass
     finally:
         job.give_up()
-    return done
+    return job
 
 
 def explore(case: Case) -> tuple[int, int]:
@@ -115,7 +141,7 @@ def explore(case: Case) -> tuple[int, int]:
     return schedules, len(seen)
 
 
-def wander(case: Case, seed: int) -> list[Choice]:
+def wander(case: Case, seed: int) -> Job:
     """Runs one schedule, chosen at random: rarely a death, or most schedules would be over soon."""
     rng = random.Random(seed)
 
@@ -143,10 +169,34 @@ def test_schedules_at_random() -> None:
         wander(Case(size=4, kills=2, least=3), seed)
 
 
+def test_every_schedule_of_two_ranks_and_a_newcomer() -> None:
+    schedules, states = explore(Case(size=2, newcomers=1, collectives=1, kills=0))
+    assert schedules > 200 < states
+
+
+def test_schedules_with_newcomers_at_random() -> None:
+    """Also of two that come at once, and of some that come in the middle of several fits."""
+    for seed in range(60):
+        wander(Case(size=2, newcomers=1, calls=8, collectives=1), seed)
+        wander(Case(size=2, newcomers=2, calls=9, collectives=1), seed)
+        wander(Case(size=3, spares=1, calls=12, fits=2, collectives=1, kills=2), seed)
+
+
+def test_newcomers_where_the_program_itself_has_regrouped() -> None:
+    """They join before it, or end; the others go on."""
+    joined = 0
+    for seed in range(30):
+        job = wander(Case(size=3, newcomers=1, calls=6, fits=2, collectives=1, kills=0, regroups=True), seed)
+        joined += isinstance(job.ranks[3].record, Record)
+        assert isinstance(job.ranks[3].record, Record) or 3 in job.errors or job.ranks[3].ended == "killed"
+    assert 0 < joined < 30
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
+        Case(size=2, newcomers=1, collectives=1, is_late=True),
         Case(calls=1, collectives=1, kills=2),
         Case(calls=1, collectives=1, kills=2, least=2),
         Case(calls=1, collectives=1, kills=0, stops=1),
@@ -165,3 +215,4 @@ def test_thousands_of_schedules_at_random(start: int) -> None:
         wander(Case(size=5, calls=3, kills=4), seed)
         wander(Case(size=4, kills=2, stops=2), seed)
         wander(Case(size=6, kills=4, least=3, stops=1), seed)
+        wander(Case(size=3, newcomers=1, spares=2, calls=12, fits=2, collectives=1, kills=3), seed)

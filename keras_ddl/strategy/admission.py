@@ -1,0 +1,149 @@
+"""How the ranks that train admit newcomers, and let ranks leave, between two steps (joining.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl import communicator
+from keras_ddl.communicator import history
+from keras_ddl.data import order
+from keras_ddl.errors import RankMismatchError
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.noted import plain_attributes
+from keras_ddl.strategy.progress import capture
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import failing_together
+
+if TYPE_CHECKING:
+    pass
+from keras_ddl.strategy.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
+
+
+class Admission(Joining):
+    """The side of the ranks that train."""
+
+    def __init__(self, record: history.Record, survival: Survives) -> None:
+        super().__init__(survival)
+        self._record, self._board = record, record.board
+        self._admitted_at = 0
+        self._is_new = False  # this rank has joined, and has made no step yet
+        # Of rank 0: newcomers that want to come, and those that it has told to. The others would wait for one that has
+        # not been told, and it for rank 0.
+        self._wanting: set[str] = set()
+        self._called: set[str] = set()
+        self._lets_leave = False  # rank 0 knows of ranks that are to leave
+
+    @classmethod
+    def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Joining, admitted_at: int) -> Admission:
+        """Returns that of a newcomer that has become a rank."""
+        admission = cls(record, survival)
+        admission._admitted_at = admitted_at
+        admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
+        admission._compares_batch = admission._is_new = True
+        return admission
+
+    def look(self) -> None:
+        """Rank 0 answers newcomers. To be called now and then."""
+        board = self._board
+        if not board.has_question or communicator.rank() != 0:
+            return
+        board.has_question = False
+        self._record.answer_questions()
+        for name, call in self._waiting().items():
+            if call < self._record.calls or (call == self._record.calls and not self._record.in_call):
+                board.answer(name, self._record.pickled())  # what it was to join has ended
+            elif call == self._record.calls and self._callbacks is not None and name not in self._called:
+                self._wanting.add(name)
+        leaving = len(board.questions("leave"))
+        self._lets_leave = leaving > 0 and self._survival.may_go_on_with(communicator.size() - leaving)
+
+    def between_steps(self, caller: failing_together.Caller) -> None:
+        """Admits newcomers, and lets ranks leave, before a step of fit, if it is time. COLLECTIVE then."""
+        self._record.pause()
+        board, survival = self._board, self._survival
+        finished = survival.finished()
+        if self._callbacks is None:
+            return
+        self.look()
+        if (self._wanting or self._lets_leave) and board.admit_at == self._admitted_at:
+            self._called, self._wanting = self._wanting, set()
+            for name in self._called:
+                board.answer(name, self._record.pickled())
+            board.admit_at = finished + 1
+        if board.admit_at == self._admitted_at or finished < board.admit_at:
+            return
+        self._admitted_at = board.admit_at
+        called, self._called, self._lets_leave = self._called, set(), False
+        survival.has_met_newcomers = False
+        while not survival.admit([int(name) for name in called], caller):
+            pass
+        if survival.has_met_newcomers:
+            self._begin_anew(self._callbacks)
+            self.agree_on_trace(self._callbacks, caller)
+        for name in called:
+            board.forget("join", name)  # of one that was lost
+        board.has_question = True  # of those that still wait; rank 0 may be another one now
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        super().begin_fit(callbacks)
+        self._board.has_question = True  # newcomers may have come before
+
+    def begin_epoch(self) -> bool:
+        """As `Newcomer.begin_epoch`."""
+        return False
+
+    def check_batch(self, batch: Any) -> None:
+        """Checks, before the first step with newcomers, that they read what the others read. COLLECTIVE then."""
+        if not self._compares_batch:
+            return
+        is_new, self._is_new, self._compares_batch = self._is_new, False, False
+        words = order.digest(batch).numpy().tolist()
+        gathered = communicator.all_gather_object(words, name="keras_ddl/joining/batch")
+        if is_new and words != gathered[0]:
+            give_up(
+                RankMismatchError(
+                    "A newcomer must read the same batches as the others. Received: another batch than theirs, at the "
+                    "place of the data where they are. Set the seeds of all that the script draws."
+                )
+            )
+
+    def become_first(self) -> None:
+        """This rank is rank 0 now: the one before may have been lost with questions that it had seen, and called
+        newcomers of which nobody else knows.
+        """
+        self._board.has_question = True
+
+    def end_fit(self) -> None:
+        """Training has ended: nobody can join any more."""
+        self._callbacks, self._lets_leave = None, False
+        self._wanting.clear()
+        self._called.clear()
+        self._board.has_question = True
+
+    def share_state(self, giver: int) -> None:
+        """Rank `giver` gives newcomers the state. COLLECTIVE over them, too."""
+        callbacks = self._callbacks
+        assert callbacks is not None
+        mine = self._state(callbacks) if communicator.rank() == giver else None
+        communicator.broadcast_object(mine, giver, name=STATE)
+        share_variables(callbacks.model, giver)
+
+    def _waiting(self) -> dict[str, int]:
+        return {name: int(call) for name, call in self._board.questions("join").items()}
+
+    def _state(self, callbacks: CallbacksOfFit) -> State:
+        epochs, batches, logs = callbacks.position
+        record, arrays = capture(callbacks.model, [], epochs, batches, logs)
+        return State(
+            finished=self._survival.finished(),
+            admitted_at=self._admitted_at,
+            variables=agreement.descriptions(callbacks.model),
+            optimizers=agreement.built_optimizers(callbacks.model),
+            position=(epochs, batches),
+            record=record,
+            arrays=arrays,
+            callbacks=self._at_begin.since(callbacks.callbacks),
+            agreed=[plain_attributes(each) for each in callbacks.agreed_state()],
+            passes=order.passes(),
+            slots=sharded_slots.numbers_in(agreement.all_variables(callbacks.model)),
+        )

@@ -1,0 +1,157 @@
+"""What members and newcomers have in common: what newcomers get, and what all begin anew (joining.py)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator.comparison import digest
+from keras_ddl.compat import epoch_iterators
+from keras_ddl.data import order
+from keras_ddl.errors import CollectiveError
+from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.noted import Noted
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import failing_together
+from keras_ddl.strategy.step.cut_step import broadcast_numbers
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.admission import Admission
+    from keras_ddl.topology import Topology
+
+STATE = "keras_ddl/joining/state"  # name of its broadcast
+
+
+class CallbacksOfFit(Protocol):
+    """The list of callbacks of a fit (keras_patches/callbacks.py)."""
+
+    model: Any
+    callbacks: list[Any]
+    position: tuple[int, int, Any]  # epochs done, batches done in the epoch, logs of the last of them
+
+    def agreed_state(self) -> list[Any]: ...
+
+
+class Survives(Protocol):
+    """A `survival.Survival`, which imports this module."""
+
+    has_met_newcomers: bool
+
+    def finished(self) -> int: ...
+    def may_go_on_with(self, ranks: int) -> bool: ...
+    def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
+    def has_joined(self, finished: int, admission: Admission) -> None: ...
+    def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
+    def receive(self, meet: Callable[[], Topology]) -> None: ...
+
+
+@dataclass
+class State:
+    """What a newcomer gets. `callbacks`, `agreed`: attributes of callbacks and of what their list has agreed on.
+
+    `slots`: numbers of those variables that are in shards, whose values it gets later (shards/lost_chunks.py).
+    """
+
+    finished: int
+    admitted_at: int
+    variables: list[str]
+    optimizers: dict[str, list[int | None]]
+    position: tuple[int, int]
+    record: dict[str, Any]
+    arrays: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    agreed: list[dict[str, Any]]
+    passes: np.ndarray
+    slots: tuple[list[int | None], int]
+
+
+class Joining:
+    """What members and newcomers have in common. `_callbacks`: of the outermost fit, from its on_train_begin on."""
+
+    def __init__(self, survival: Survives) -> None:
+        self._survival = survival
+        self._callbacks: CallbacksOfFit | None = None
+        self._compares_batch = False
+        self._at_begin = Noted([])
+
+    def begin_fit(self, callbacks: CallbacksOfFit) -> None:
+        """Training begins: all callbacks have had their on_train_begin."""
+        if fits.is_outermost(callbacks.model):
+            self._callbacks = callbacks
+            self._at_begin = Noted(callbacks.callbacks)
+
+    def _begin_anew(self, callbacks: CallbacksOfFit) -> None:
+        """Forgets what a newcomer cannot have. All ranks that have met one do it between the same two calls, whether or
+        not it is lost meanwhile.
+        """
+        # Whatever is traced from now on is traced by all: variables get rank 0's values when a step first uses them.
+        failing_together.forget_all_traces(but=callbacks.model.train_function)  # see agree_on_trace
+        order.forget_notes()
+        # The data of validation is read from its beginning, by all.
+        epoch_iterators.forget_validation(callbacks.model)
+        self._compares_batch = True
+
+    def agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
+        """Keeps the trace of the training step if all ranks have the same. COLLECTIVE over all, newcomers included."""
+        variables, traced, digest = agreement.all_variables(callbacks.model), caller.common_trace(), None
+        if traced is not None:
+            digest = traced.kind, caller.cut_step.trace_digest(traced.concrete, [each.value for each in variables])
+        digests = communicator.all_gather_object(digest, name="keras_ddl/joining/trace")
+        if traced is None or any(each != digest for each in digests):
+            caller.forget_traces()
+            return
+        equal = {each.value.ref() for each in variables}
+        others = [each for each in caller.cut_step.keep_only(traced.concrete) if each.ref() not in equal]
+        self._survival.call(lambda: broadcast_numbers(others, root=0), lambda: others)
+
+
+def remember(model: Any) -> None:
+    """A call of the trainer of `model` begins."""
+    if all(each() is not model for each in _models):
+        _models.append(weakref.ref(model))
+
+
+_models: list[weakref.ref[Any]] = []  # of all calls until now, as they were first used, which is the same on all ranks
+
+
+def share_variables(model: Any, giver: int) -> None:
+    """Gives newcomers the variables of `model`, and of all others of which they have made calls. COLLECTIVE over all.
+
+    What a newcomer could not build gets its values when a step first uses it.
+    """
+    models = [each() for each in _models]
+    assert any(each is model for each in models)
+    mine = [None if each is None else digest(pickle.dumps(agreement.descriptions(each))) for each in models]
+    everyone = communicator.all_gather_object(mine, name="keras_ddl/joining/models")
+    for place, each in enumerate(models):
+        if each is not None and all(theirs[place] == mine[place] for theirs in everyone):
+            variables = [v for v in agreement.all_variables(each) if sharded_slots.slot_of(v) is None]
+            agreement.broadcast_variables(variables, giver)
+    gc.collect()  # slots of models that are gone need not be shared out, and no newcomer has them
+
+
+def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
+    """Gives the slots in shards of a newcomer's model the numbers that they have on the others."""
+    if not sharded_slots.number_as(agreement.all_variables(model), slots):
+        raise CollectiveError(
+            "A newcomer must make the same optimizers as the others. Received: other variables in shards than theirs. "
+            "Give the model an Input, or call build."
+        )
+
+
+def give_up(error: Exception) -> NoReturn:
+    """Ends a newcomer that the others have admitted, and that cannot go on: they go on without it."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
+    raise error
