@@ -30,6 +30,7 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
@@ -326,7 +327,8 @@ class Newcomer(_Joining):
 
 def remember(model: Any) -> None:
     """A call of the trainer of `model` begins."""
-    if all(each() is not model for each in _models):
+    is_equal_on_all = strategy_of(model) is not None
+    if is_equal_on_all and all(each() is not model for each in _models):
         _models.append(weakref.ref(model))
 
 
