@@ -50,14 +50,21 @@ class InMemorySnapshots:
         self._confirmed, self._latest = self._latest, self._copy()
 
     def go_back(self) -> int | None:
-        """Restores the variables of the last good state; returns its step, or None without one."""
-        if self._confirmed is None or self._confirmed.has_shards_of_before(self._stored()):
+        """Restores the variables of the last good state; returns its step, or None without one. COLLECTIVE."""
+        mine = self._confirmed
+        step = None if mine is None or mine.has_shards_of_before(self._stored()) else mine.step
+        several = communicator.is_initialized() and communicator.size() > 1
+        steps = communicator.all_gather_object(step, name="DivergenceGuard/good") if several else [step]
+        if mine is None or None in steps:
             return None
         accumulation.combine(self._model)
-        for variable, value in self._confirmed.values:
+        for variable, value in mine.values:
             variable.assign(value)
-        self._latest = self._confirmed
-        return self._confirmed.step
+        if len(set(steps)) > 1:  # a newcomer has what was good when it joined
+            agreement.broadcast_variables(_variables(self._model), steps.index(min(steps)))
+            mine = self._confirmed = self._copy()
+        self._latest = mine
+        return mine.step
 
     def missing(self) -> str:
         """What `go_back` lacks when it returns None, for a message."""

@@ -20,6 +20,7 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
 from keras_ddl.strategy import agreement, fits
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.noted import Noted
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
@@ -117,7 +118,8 @@ class Joining:
 
 def remember(model: Any) -> None:
     """A call of the trainer of `model` begins."""
-    if all(each() is not model for each in _models):
+    is_equal_on_all = strategy_of(model) is not None
+    if is_equal_on_all and all(each() is not model for each in _models):
         _models.append(weakref.ref(model))
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from harness.rank_program import long
 from keras_ddl import callbacks
+from keras_ddl.callbacks._last_good import InMemorySnapshots
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from strategy.common import (
+    RANK,
     SIZE,
     STRATEGY,
     X,
@@ -88,6 +90,21 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert len(history["loss"]) == 30 and history["loss"][-1] < 1e-2 * history["loss"][0], history["loss"]
             assert abs(float(model.optimizer.learning_rate) - 2.5 * 0.2 ** len(said)) < 1e-6
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
+
+
+def check_a_state_that_one_rank_has_taken_later_gives_way_to_that_of_the_others():
+    """That rank is as a newcomer, which has taken it when it joined."""
+    model, memory = regression(0.02, momentum=0.9), None
+    for epoch in range(3):
+        model.fit(X[:40], TARGETS[:40], batch_size=10, shuffle=False, verbose=0)
+        if epoch == 0:
+            good = model.get_weights()[0]
+        if epoch == (RANK == SIZE - 1 and SIZE > 1):
+            memory = InMemorySnapshots(model)
+    assert everyone(memory.go_back()) == [4] * SIZE
+    np.testing.assert_array_equal(model.get_weights()[0], good)
+    assert int(model.optimizer.iterations) == 4
+    check_equal_on_all_ranks(model, {})
 
 
 @long

@@ -20,9 +20,8 @@ _gathered: list[Sequence[ShardedVariable]] = []  # of the open contexts of `gath
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
-    """Returns the slots in shards among variables, in their order."""
-    slots = (sharded_slots.sharded_variable(each) for each in variables)
-    return [each for each in slots if each is not None]
+    """Returns the slots in shards among variables, in their order; also while one rank has all entries of them."""
+    return [each for each in map(sharded_slots.slot_of, variables) if each is not None]
 
 
 def slots_of(owner: Any) -> list[ShardedVariable]:
