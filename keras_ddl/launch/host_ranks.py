@@ -20,8 +20,9 @@ from pathlib import Path
 
 from keras_ddl import config
 from keras_ddl.launch.control import Address
+from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.processes import signal_quietly
-from keras_ddl.launch.rank_process import remove_job_folder, run_wrapper
+from keras_ddl.launch.rank_process import run_wrapper
 
 # A wrapper that fails before it has reached the launcher leaves the others waiting: they are ended after this time. The
 # launcher ends connected ones earlier.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keras_ddl.launch import processes
 
 _TEXT_BYTES = 1 << 14
 _KILLED_SECONDS = 5.0
+_GRACE_SECONDS = 2.0
 
 
 class MpirunProcess:
@@ -93,3 +95,16 @@ class MpirunProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLED_SECONDS)
         self.poll()
+
+    def end(self, seconds: float, serve: Callable[[], None], is_killed: Callable[[], bool]) -> None:
+        """Waits for its end, with SIGTERM after some seconds, and SIGKILL if it ignores that.
+
+        Args:
+            serve: called meanwhile, again and again. is_killed: whether it is to be killed at once.
+        """
+        for patience, signum in ((seconds, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
+            deadline = time.monotonic() + patience
+            while self.poll() is None and time.monotonic() < deadline and not is_killed():
+                serve()
+            self.signal(signal.SIGKILL if is_killed() else signum)
+        self.wait()

@@ -25,6 +25,11 @@ _ROUTINE = re.compile(
     r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
+# After a first failure: time for the other ranks to fail by themselves.
+_CASCADE_SECONDS = 0.5
+_CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
+_CASCADE_WITHOUT_MPI_SECONDS = 10.0  # ... and no rank has waited for it: MPI's ranks do (error_report.py)
+_CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
 _SUMMARY_CHARACTERS = 300
 _LAST_CHARACTERS = 1000  # the last line has room for the remedy, too
 _TAIL_LINES = 15
@@ -101,6 +106,14 @@ class RankOutcome:
         if (self.report or {}).get("failed_rank", self.rank) != self.rank:
             return True
         return self.stopped_by is not None and (not self.error or _is_interrupt(self.error))
+
+    def seconds_for_others(self, *, with_mpi: bool) -> float:
+        """How long the others get to fail by themselves, when this rank has failed first."""
+        if self.status == RESTART_STATUS:
+            return _CASCADE_OF_RESTART_SECONDS
+        if self.is_consequence:
+            return _CASCADE_BEFORE_CAUSE_SECONDS if with_mpi else _CASCADE_WITHOUT_MPI_SECONDS
+        return _CASCADE_SECONDS
 
     def describe(self) -> str:
         """How it ended, in a few words."""

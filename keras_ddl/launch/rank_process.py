@@ -42,6 +42,7 @@ from keras_ddl.launch.control import (
     sign,
     verify,
 )
+from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.membership_socket import MembershipSocket
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
 from keras_ddl.launch.rank_program import RankProgram, require_directory
@@ -334,32 +335,6 @@ class RankProcess:
         while not self._may_exit and not self._channel.closed and time.monotonic() < deadline:
             self._serve(1.0)
         self._may_exit = True
-
-
-def remove_job_folder(folder: Path, patience: float) -> None:
-    """Removes the job's directory and the ranks' shared files, if this is the last rank on this host.
-
-    Args:
-        patience: seconds after which it is removed with what others still have in it; 0: it stays then.
-    """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            names = [each.name for each in folder.iterdir()]
-        except FileNotFoundError:  # another rank, or the launcher, was faster
-            return
-        if any(name.startswith("rank-") for name in names):
-            return
-        for name in names:
-            if name.startswith("keras_ddl-"):  # other files belong to mpirun, which still runs
-                shutil.rmtree(folder / name, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        if time.monotonic() >= deadline:
-            if patience:
-                shutil.rmtree(folder, ignore_errors=True)
-            return
-        time.sleep(0.05)
 
 
 def main(argv: list[str]) -> int:

@@ -28,7 +28,6 @@ from keras_ddl.launch.host_plan import HostPlan
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult
 from keras_ddl.launch.mpirun_process import MpirunProcess
-from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.output import RankOutput, Screen
 from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
@@ -36,11 +35,6 @@ from keras_ddl.launch.regrouping import Regrouping
 from keras_ddl.launch.stdin import StdinForwarder
 
 START_SECONDS = 120.0
-# After a first failure: time for the other ranks to fail by themselves.
-_CASCADE_SECONDS = 0.5
-_CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
-_CASCADE_WITHOUT_MPI_SECONDS = 10.0  # ... and no rank has waited for it: MPI's ranks do (error_report.py)
-_CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
 _GRACE_SECONDS = 2.0
 _INTERRUPT_GRACE_SECONDS = 5.0
 _MPIRUN_SECONDS = 3.0
@@ -344,12 +338,7 @@ class Supervisor:
             return
         if link.outcome.done or self._stopping:
             return
-        wait = _CASCADE_SECONDS
-        if link.outcome.is_consequence:
-            wait = _CASCADE_WITHOUT_MPI_SECONDS if self._job.mpirun is None else _CASCADE_BEFORE_CAUSE_SECONDS
-        if link.outcome.status == RESTART_STATUS:
-            wait = _CASCADE_OF_RESTART_SECONDS
-        when = time.monotonic() + wait
+        when = time.monotonic() + link.outcome.seconds_for_others(with_mpi=self._job.mpirun is not None)
         self._stop_at = when if self._stop_at is None else min(when, self._stop_at)
 
     def _stop_ranks(self, signum: int, grace_seconds: float) -> None:
@@ -377,15 +366,8 @@ class Supervisor:
         last = not self._will_restart(self._result)
         for link in self.links:
             link.send(control.Kind.BYE, {"last": last, "survived": link.outcome.survived})
-        first_wait = _MPIRUN_SECONDS
-        if self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at:
-            first_wait = 0.0
-        for seconds, signum in ((first_wait, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)):
-            deadline = time.monotonic() + seconds
-            while self._mpirun.poll() is None and time.monotonic() < deadline and not self._killed:
-                self._serve(0.05)
-            self._mpirun.signal(signal.SIGKILL if self._killed else signum)
-        self._mpirun.wait()
+        is_late = self._terminate_mpirun_at is not None and time.monotonic() >= self._terminate_mpirun_at
+        self._mpirun.end(0.0 if is_late else _MPIRUN_SECONDS, lambda: self._serve(0.05), lambda: self._killed)
         self._read_mpirun()
 
     def _kill_all(self) -> None:

@@ -27,11 +27,11 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.admission import Admission
-from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.joining import Newcomer
 from keras_ddl.strategy.joining_state import give_up
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
+from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
 from keras_ddl.topology import Topology
 
 _ALONE = (
@@ -53,10 +53,6 @@ class Report(NamedTuple):
     finished: int | None
     has_traced: bool = False
     has_met_newcomers: bool = False
-
-
-class TooFewError(RankLostError):
-    """Fewer ranks are left than the Strategy goes on with."""
 
 
 class Survival:
@@ -175,12 +171,12 @@ class Survival:
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.why_not_again()
                     if not communicator.is_initialized() or reason is not None:
-                        raise _with_reason(error, reason or "") from None
+                        raise with_reason(error, reason or "") from None
                     continue
                 if too_few is not None:
                     raise too_few
                 if reason is not None:
-                    raise _with_reason(RankLostError("found when newcomers were to join"), reason)
+                    raise with_reason(RankLostError("found when newcomers were to join"), reason)
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:
@@ -230,7 +226,7 @@ class Survival:
             try:
                 return call(communicator.communicator_of(None))
             except (RankLostError, DeadlineError) as error:
-                raise _with_reason(error, _OWN_COLLECTIVE) from None
+                raise with_reason(error, OWN_COLLECTIVE) from None
         return self.call(lambda: call(communicator.communicator_of(None)), variables)
 
     def may_go_on_with(self, ranks: int) -> bool:
@@ -266,8 +262,8 @@ class Survival:
                     break
                 if (too_few := self._too_few(len(reports))) is not None:
                     raise too_few
-                if old[0] != 0 and _gathers_on_rank_0():
-                    reason = _PREDICTIONS
+                if old[0] != 0 and gathers_on_rank_0():
+                    reason = PREDICTIONS
                     break
                 self._catch_up(reports, variables, caller)
                 reason = self._share_out()
@@ -281,7 +277,7 @@ class Survival:
             except (RankLostError, DeadlineError) as another:
                 if not communicator.is_initialized():
                     reason = str(another)
-        raise error if reason is None else _with_reason(error, reason)
+        raise error if reason is None else with_reason(error, reason)
 
     def _share_out(self) -> str | None:
         """Shares out anew what is in shards. Returns what is lost, if something is."""
@@ -349,36 +345,6 @@ class Survival:
             if caller is not None:
                 caller.cut_step.complete()  # of variables in shards no other rank has this one's
             self._finish(variables, tf.nest.map_structure(_received, returned))
-
-
-_OWN_COLLECTIVE = (
-    "fit, evaluate, predict and steps of strategy.function go on by themselves. Received: a collective outside of "
-    "these, for which each rank may have had something of its own. Catch RankLostError on all ranks and call "
-    "keras_ddl.regroup()."
-)
-
-
-def _with_reason(error: Exception, reason: str) -> Exception:
-    """Returns `error`, which says who was lost, with why the others do not go on."""
-    if _DO_NOT not in str(error):
-        lost = f"rank {', '.join(map(str, ranks))}" if (ranks := getattr(error, "ranks", ())) else "the lost rank"
-        rest = "--restarts starts the job again from its last checkpoint."
-        error.args = (f"{_DO_NOT} without {lost}. {reason} {rest} ({error})",)
-    return error
-
-
-_DO_NOT = "The other ranks do not go on"
-_PREDICTIONS = (
-    "predict goes on where all ranks have all predictions. Received: Strategy(gather_predictions='rank0'), and rank 0 "
-    "was lost."
-)
-
-
-def _gathers_on_rank_0() -> bool:
-    """Whether rank 0 alone has the predictions of all ranks."""
-    loops = (call for call in trainer_calls.running() if isinstance(call, trainer_calls.Loop))
-    strategies = (strategy_of(loop.model) for loop in loops if loop.method == "predict")
-    return any(each is not None and each.job.settings.gather_predictions == "rank0" for each in strategies)
 
 
 class _Sent:

@@ -181,11 +181,11 @@ def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):
     def fails(*_):
         raise RankLostError("rank 1 died, or cannot be reached")
 
-    monkeypatch.setattr(communicator, "topology", lambda: SimpleNamespace(mode="p", rank=0))
-    monkeypatch.setattr(communicator, "find_launcher", lambda: SimpleNamespace(rank=0))
+    monkeypatch.setattr(communicator.world, "topology", lambda: SimpleNamespace(mode="p", rank=0))
+    monkeypatch.setattr(communicator.world, "find_launcher", lambda: SimpleNamespace(rank=0))
     monkeypatch.setattr(communicator.meeting, "next_membership", next_membership)
     monkeypatch.setattr(communicator.meeting, "without_mpi", fails)
-    monkeypatch.setattr(communicator._state, "membership", None)
+    monkeypatch.setattr(communicator.world._state, "membership", None)
     with pytest.raises(RankLostError, match="cannot be reached"):
         communicator.regroup()
     assert asked == [0, 1, 2, 3]  # once of three, three times of two

@@ -179,7 +179,7 @@ class Rank:
             self.ended = self.ended or type(error).__name__
             self.job.errors[self.number] = error
         if self.ended != "killed":
-            communicator._close_world()
+            communicator.world._close_world()
         self.at = None
         self.job.back.release()
 
@@ -195,7 +195,7 @@ def this_rank() -> Rank:
 
 
 class _State(threading.local):
-    """`communicator._state`, of each rank."""
+    """`communicator.world._state`, of each rank."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -402,7 +402,7 @@ class Job:
 def open_world(rank: Rank, topology: Any, world: World) -> None:
     native: Any = Engine(rank, world)
     everybody = tuple(range(topology.size))
-    communicator._state.world = Communicator(native, topology, "world", everybody, binding.WORLD)
+    communicator.world._state.world = Communicator(native, topology, "world", everybody, binding.WORLD)
 
 
 def broadcast(variables: Sequence[Variable], root: int) -> None:
@@ -436,12 +436,12 @@ def simulated() -> Iterator[None]:
     here = threading.main_thread()
     of_main = SimpleNamespace(current_thread=lambda: here, main_thread=lambda: here)
     patches = [
-        mock.patch.object(communicator, "_state", _State()),
-        mock.patch.object(communicator, "find_launcher", lambda: SimpleNamespace(rank=this_rank().number)),
+        mock.patch.object(communicator.world, "_state", _State()),
+        mock.patch.object(communicator.world, "find_launcher", lambda: SimpleNamespace(rank=this_rank().number)),
         mock.patch.object(communicator.meeting, "next_membership", after),
         mock.patch.object(communicator.meeting, "without_mpi", meet),
         mock.patch.object(
-            communicator, "_open_world", lambda place, world, note: open_world(this_rank(), place, world)
+            communicator.world, "_open_world", lambda place, world, note: open_world(this_rank(), place, world)
         ),
         mock.patch.object(survival.ops, "broadcast_variables", broadcast),
         mock.patch.object(survival.one_per_job, "alive", lambda: [this_rank().strategy]),

@@ -144,7 +144,7 @@ def begin(rank: Rank) -> None:
         rank.record = job.board and history.Record(job.board, [], 0)
         return
     rank.pause(("ask", {"start": True}))
-    communicator._state.membership = membership = rank.pause(("answer",))
+    communicator.world._state.membership = membership = rank.pause(("answer",))
     place = make_topology(min(len(membership.members), job.size - 1), ["host"] * job.size)
     open_world(rank, place, World((rank.number,)))
     rank.record = history.Replay(job.board.of(rank.number))

@@ -88,8 +88,9 @@ class Changing:
         return self.lines + ended.err
 
 
-def test_hosts_that_the_file_names_later_join_and_others_leave(agent: str, tmp_path: Path) -> None:
-    job = Changing(tmp_path, agent, "h0:2")
+@pytest.mark.parametrize("model", ["mlp", "shards"])
+def test_hosts_that_the_file_names_later_join_and_others_leave(model: str, agent: str, tmp_path: Path) -> None:
+    job = Changing(tmp_path, agent, "h0:2", model=model)
     job.started.wait_for(tmp_path / "until-0")
     job.write("h0:2,h1:2")
     job.see("ranks 2 to 3 on host h1: started, to join the others.", "has joined; 4 go on.")

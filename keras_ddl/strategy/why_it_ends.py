@@ -1,0 +1,41 @@
+"""Why a job does not go on, although ranks are left: errors for people, and what they say."""
+
+from __future__ import annotations
+
+from keras_ddl.errors import RankLostError
+from keras_ddl.strategy import trainer_calls
+from keras_ddl.strategy.interface import strategy_of
+
+
+class TooFewError(RankLostError):
+    """Fewer ranks are left than the Strategy goes on with."""
+
+
+OWN_COLLECTIVE = (
+    "fit, evaluate, predict and steps of strategy.function go on by themselves. Received: a collective outside of "
+    "these, for which each rank may have had something of its own. Catch RankLostError on all ranks and call "
+    "keras_ddl.regroup()."
+)
+
+
+def with_reason(error: Exception, reason: str) -> Exception:
+    """Returns `error`, which says who was lost, with why the others do not go on."""
+    if _DO_NOT not in str(error):
+        lost = f"rank {', '.join(map(str, ranks))}" if (ranks := getattr(error, "ranks", ())) else "the lost rank"
+        rest = "--restarts starts the job again from its last checkpoint."
+        error.args = (f"{_DO_NOT} without {lost}. {reason} {rest} ({error})",)
+    return error
+
+
+_DO_NOT = "The other ranks do not go on"
+PREDICTIONS = (
+    "predict goes on where all ranks have all predictions. Received: Strategy(gather_predictions='rank0'), and rank 0 "
+    "was lost."
+)
+
+
+def gathers_on_rank_0() -> bool:
+    """Whether rank 0 alone has the predictions of all ranks."""
+    loops = (call for call in trainer_calls.running() if isinstance(call, trainer_calls.Loop))
+    strategies = (strategy_of(loop.model) for loop in loops if loop.method == "predict")
+    return any(each is not None and each.job.settings.gather_predictions == "rank0" for each in strategies)
