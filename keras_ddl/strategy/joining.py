@@ -31,7 +31,7 @@ from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.keras_patches.standby import Standby
 from keras_ddl.strategy.noted import Noted, plain_attributes, take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data, capture
-from keras_ddl.strategy.step import failing_together
+from keras_ddl.strategy.step import failing_together, garbage
 from keras_ddl.strategy.step.cut_step import broadcast_numbers
 
 if TYPE_CHECKING:
@@ -346,9 +346,10 @@ def _trace_ahead(model: Any) -> None:
     if strategy.job.shards_from_elements is not None:
         return
     try:
-        caller.trace_ahead(reading.iterator.batch_rows)
-        if (traced := caller.common_trace()) is not None:
-            caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
+        with garbage.paused():
+            caller.trace_ahead(reading.iterator.batch_rows)
+            if (traced := caller.common_trace()) is not None:
+                caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
         gc.collect()  # else Python does so when the others wait
     except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
         caller.forget_traces()
