@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.data import order
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
 from keras_ddl.strategy.noted import plain_attributes
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    pass
-from keras_ddl.strategy.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
 
 
 class Admission(Joining):

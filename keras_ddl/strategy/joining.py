@@ -13,7 +13,7 @@ too: the launcher has the others go on without them.
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,8 @@ from keras_ddl.communicator import history
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
 from keras_ddl.strategy import agreement, fits
-from keras_ddl.strategy.interface import strategy_of
-from keras_ddl.strategy.keras_patches.standby import Standby
-from keras_ddl.strategy.noted import take_over, update
-from keras_ddl.strategy.progress import Restoration, build_for_data
-from keras_ddl.strategy.shards import sharded_slots
-from keras_ddl.strategy.step import failing_together
-
-if TYPE_CHECKING:
-    pass
 from keras_ddl.strategy.admission import Admission
+from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.joining_state import (
     STATE,
     CallbacksOfFit,
@@ -42,6 +34,11 @@ from keras_ddl.strategy.joining_state import (
     number_slots,
     share_variables,
 )
+from keras_ddl.strategy.keras_patches.standby import Standby
+from keras_ddl.strategy.noted import take_over, update
+from keras_ddl.strategy.progress import Restoration, build_for_data
+from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.step import failing_together, garbage
 
 _FIT = "Model.fit"  # as replayed_calls.py records it
 
@@ -164,9 +161,10 @@ def _trace_ahead(model: Any) -> None:
     if strategy.job.shards_from_elements is not None:
         return
     try:
-        caller.trace_ahead(reading.iterator.batch_rows)
-        if (traced := caller.common_trace()) is not None:
-            caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
+        with garbage.paused():
+            caller.trace_ahead(reading.iterator.batch_rows)
+            if (traced := caller.common_trace()) is not None:
+                caller.cut_step.trace_digest(traced.concrete, [])  # which is kept
         gc.collect()  # else Python does so when the others wait
     except Exception:  # of the program's code, which may lack the state of the others: all trace it again together
         caller.forget_traces()
