@@ -175,6 +175,8 @@ class Rank:
                 self.ended = "well"
         except Killed:
             pass
+        except SystemExit:  # others go on without it
+            self.ended = "left"
         except BaseException as error:
             self.ended = self.ended or type(error).__name__
             self.job.errors[self.number] = error
@@ -238,7 +240,7 @@ class Job:
             over=False,
             output=SimpleNamespace(come_first=lambda: None),
             signal=lambda _: self.end(rank),
-            stop=lambda *_: self.end(rank) if rank.lives else None,
+            stop=lambda signum, _: self.end(rank) if rank.lives and signum else None,
             send=lambda kind, message: self._answer(rank, message) if kind is control.Kind.ANSWER else None,
         )
 
@@ -249,7 +251,11 @@ class Job:
         if rank.number >= self.size and rank.at[0] not in ("answer", "join"):
             return  # a newcomer that has just given up joining
         assert rank.at[0] in ("answer", "join") and not rank.answer, (rank.number, message)
-        rank.answer.append(Membership(message["epoch"], tuple(message["members"])))
+        if message.get("left"):
+            self.board.forget_leaving(rank.number)
+            rank.answer.append(SystemExit(0))
+        else:
+            rank.answer.append(Membership(message["epoch"], tuple(message["members"])))
 
     def world(self, epoch: int, members: tuple[int, ...]) -> World:
         if (epoch, members) not in self.worlds:
@@ -327,13 +333,16 @@ class Job:
             rank.go(None)
         elif what in ("kill", "end"):
             self.end(rank)
+        elif what == "leave":
+            self.regrouping.ask_to_leave([number], "no room")
+            self.board.let_leave(number)
         elif what == "see":
             self.unseen.remove(number)
             link = self.links[number]
             link.outcome.is_lost = rank.ended == "killed"
-            link.outcome.done = rank.ended == "well"
+            link.outcome.done = rank.ended in ("well", "left")
             link.over = True
-            if not self.regrouping.goes_on_without(link, is_stopping=self.is_stopping) and rank.ended != "well":
+            if not self.regrouping.goes_on_without(link, is_stopping=self.is_stopping) and not link.outcome.done:
                 self.is_stopping = True
         elif what == "stop":
             rank.stopped = True

@@ -87,6 +87,16 @@ class Board:
             this_rank().pause(("look", self.has_answer))
         return this_rank().learn(self._answers.pop(self.name, None))
 
+    def let_leave(self, rank: int) -> None:
+        """The launcher asks this rank to leave, and no other one any more."""
+        self._questions = {each: text for each, text in self._questions.items() if each[0] != "leave"}
+        self._questions["leave", str(rank)] = ""
+        self._shown["has_question"] = True
+
+    def forget_leaving(self, rank: int) -> None:
+        """It has left."""
+        self._questions.pop(("leave", str(rank)), None)
+
     def of(self, newcomer: int) -> Board:
         """Returns the board as a newcomer sees it."""
         board = copy.copy(self)

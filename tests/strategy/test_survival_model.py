@@ -39,13 +39,14 @@ class Case:
     stops: int = 0
     newcomers: int = 0
     spares: int = 0
+    leaves: int = 0  # how many are asked to leave
     regroups: bool = False  # the program does it itself between fits
     is_late: bool = False  # nothing is a choice until a newcomer asks to join
 
     def begin(self) -> Job:
         program = fit(self.calls, self.collectives, self.fits, regroups=self.regroups)
         job = started(self.size, self.least, program, self.newcomers, self.spares)
-        if self.newcomers or self.spares:
+        if self.newcomers or self.spares or self.leaves:
             job.board = Board()
         return job
 
@@ -65,6 +66,8 @@ class Case:
                 raise AssertionError(f"they wait for ever: {[(rank.number, rank.at) for rank in alive]}")
         elif stops < self.stops:
             options += [("stop", rank.number) for rank in alive if not rank.stopped]
+        if options and sum(what == "leave" for what, _ in done) < self.leaves:
+            options += [("leave", rank) for rank in job.regrouping.membership.members if job.ranks[rank].lives]
         return options + [("resume", rank.number) for rank in alive if rank.stopped]
 
     def check(self, job: Job, done: list[Choice]) -> None:
@@ -80,7 +83,9 @@ class Case:
             is_rank = isinstance(job.ranks[number].record, Record)
             left_in_fit = self.calls // self.fits - steps
             assert is_rank or ("kill", number) in done or left_in_fit <= STEPS_TO_JOIN, f"{number} did not join"
-        left = [rank for rank in job.ranks if rank.ended != "killed"]
+            if rank.ended == "left":
+                assert rank.log == [] and ("leave", rank.number) in done
+        left = [rank for rank in job.ranks if rank.ended not in ("killed", "left")]
         if self.regroups:  # then it takes no newcomers
             left = [
                 rank for rank in left if "the program of the others has called" not in str(job.errors.get(rank.number))
@@ -182,6 +187,15 @@ def test_schedules_with_newcomers_at_random() -> None:
         wander(Case(size=3, spares=1, calls=12, fits=2, collectives=1, kills=2), seed)
 
 
+def test_schedules_at_random_with_ranks_that_leave() -> None:
+    left = 0
+    for seed in range(60):
+        job = wander(Case(size=3, leaves=2, calls=9, collectives=1), seed)
+        left += sum(rank.ended == "left" for rank in job.ranks)
+        wander(Case(size=3, spares=1, leaves=2, calls=12, fits=2, collectives=1, kills=2), seed)
+    assert left > 30
+
+
 def test_newcomers_where_the_program_itself_has_regrouped() -> None:
     """They join before it, or end; the others go on."""
     joined = 0
@@ -197,6 +211,7 @@ def test_newcomers_where_the_program_itself_has_regrouped() -> None:
     "case",
     [
         Case(size=2, newcomers=1, collectives=1, is_late=True),
+        Case(leaves=1, collectives=1, kills=0),
         Case(calls=1, collectives=1, kills=2),
         Case(calls=1, collectives=1, kills=2, least=2),
         Case(calls=1, collectives=1, kills=0, stops=1),
@@ -216,3 +231,4 @@ def test_thousands_of_schedules_at_random(start: int) -> None:
         wander(Case(size=4, kills=2, stops=2), seed)
         wander(Case(size=6, kills=4, least=3, stops=1), seed)
         wander(Case(size=3, newcomers=1, spares=2, calls=12, fits=2, collectives=1, kills=3), seed)
+        wander(Case(size=4, newcomers=1, spares=1, leaves=3, calls=12, fits=2, collectives=1, kills=2), seed)
