@@ -16,17 +16,16 @@ pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
-    ended = check(tmp_path, "mlp", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
+    """And gets its share of the optimizer."""
+    ended = check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
     assert "rank 3, a spare, starts, to take the place of rank 1." in ended.err
     assert "rank 1 was lost (killed by SIGKILL); 2 go on." in ended.err and "rank 3 has joined; 3 go on." in ended.err
 
 
-def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
-    check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", "shards+two", "shards+saving", "shards+accumulation"])
+@pytest.mark.parametrize(
+    "model", ["mlp", "cnn", "lstm", "attention", "shards+two", "shards+saving", "shards+accumulation"]
+)
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
 
