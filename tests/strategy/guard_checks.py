@@ -92,6 +92,7 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
+@long
 def check_a_state_that_one_rank_has_taken_later_gives_way_to_that_of_the_others():
     """That rank is as a newcomer, which has taken it when it joined."""
     model, memory = regression(0.02, momentum=0.9), None
