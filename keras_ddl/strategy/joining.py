@@ -13,7 +13,8 @@ too: the launcher has the others go on without them.
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -40,7 +41,17 @@ from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together, garbage
 
+if TYPE_CHECKING:
+    from keras_ddl.topology import Topology
+
 _FIT = "Model.fit"  # as replayed_calls.py records it
+
+
+class SurvivesAsNewcomer(Survives, Protocol):
+    """`survival.Survival`, as a newcomer uses it."""
+
+    def has_joined(self, finished: int, admission: Admission) -> None: ...
+    def receive(self, meet: Callable[[], Topology]) -> None: ...
 
 
 class CallHasEnded(Exception):
@@ -50,8 +61,9 @@ class CallHasEnded(Exception):
 class Newcomer(Joining):
     """The side of a newcomer, until it has made its first step."""
 
-    def __init__(self, replay: history.Replay, survival: Survives) -> None:
+    def __init__(self, replay: history.Replay, survival: SurvivesAsNewcomer) -> None:
         super().__init__(survival)
+        self._receiver = survival
         global _newcomer
         self._replay, _newcomer = replay, self
         self._state_of_all: State | None = None
@@ -91,7 +103,7 @@ class Newcomer(Joining):
         history.begin(None)
         met = iter([topology])
         try:
-            self._survival.receive(lambda: next(met))
+            self._receiver.receive(lambda: next(met))
         except Exception as error:
             give_up(error)
         self.is_on_its_way = True
@@ -129,7 +141,7 @@ class Newcomer(Joining):
         assert isinstance(record, history.Record)
         admission = Admission.of_newcomer(record, self._survival, self, state.admitted_at)
         self.is_on_its_way = False
-        self._survival.has_joined(state.finished, admission)
+        self._receiver.has_joined(state.finished, admission)
         admission.agree_on_trace(callbacks, caller)
 
     def _take(self, state: State, callbacks: CallbacksOfFit) -> None:

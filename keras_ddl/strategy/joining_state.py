@@ -27,8 +27,7 @@ from keras_ddl.strategy.step import failing_together
 from keras_ddl.strategy.step.cut_step import broadcast_numbers
 
 if TYPE_CHECKING:
-    from keras_ddl.strategy.admission import Admission
-    from keras_ddl.topology import Topology
+    pass
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
 
@@ -51,9 +50,7 @@ class Survives(Protocol):
     def finished(self) -> int: ...
     def may_go_on_with(self, ranks: int) -> bool: ...
     def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
-    def has_joined(self, finished: int, admission: Admission) -> None: ...
     def admit(self, newcomers: Sequence[int], caller: failing_together.Caller) -> bool: ...
-    def receive(self, meet: Callable[[], Topology]) -> None: ...
 
 
 @dataclass
