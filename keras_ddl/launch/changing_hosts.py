@@ -94,7 +94,7 @@ class ChangingHosts:
             self._start(name, ranks)
         self._regrouping.ask_to_leave(self.plan.surplus(members), f"no room for it in {self._name}")
         for rank in [rank for rank, until in self._expected.items() if time.monotonic() > until]:
-            self.give_up(rank, f"it has not connected within {self._patience:g} s")
+            self._lose_host(self.plan.host_of(rank), f"it has not connected within {self._patience:g} s")
 
     def give_up(self, rank: int, why: str) -> None:
         """Ends a spare or newcomer."""
@@ -122,6 +122,11 @@ class ChangingHosts:
         for line in text.splitlines():
             if line.startswith(NOT_STARTED):
                 name, _, why = line.removeprefix(NOT_STARTED).decode(errors="replace").partition(" ")
-                self.plan.lose_host(name)
-                for rank in [rank for rank in self._expected if self.plan.host_of(rank) == name]:
-                    self.give_up(rank, why)
+                self._lose_host(name, why)
+
+    def _lose_host(self, name: str | None, why: str) -> None:
+        if name is None:
+            return  # lost already
+        self.plan.lose_host(name)
+        for rank in [rank for rank in self._expected if self.plan.host_of(rank) == name]:
+            self.give_up(rank, why)
