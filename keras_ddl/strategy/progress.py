@@ -63,7 +63,7 @@ def capture(
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array
             arrays[f"callbacks/{name}/{number}"] = exact
     if batches:
-        numbers = {key: float(value) for key, value in (logs or {}).items() if np.ndim(value) == 0}
+        numbers = _numbers_in(logs or {})
         variables = [
             (f"{part}/{number}", variable)
             for part, those in models.metric_variables_by_part(model).items()
@@ -175,6 +175,17 @@ class Restoration:
     def _under(self, prefix: str) -> list[Any]:
         arrays = {int(key[len(prefix) :]): value for key, value in self._arrays.items() if key.startswith(prefix)}
         return [arrays[number] for number in sorted(arrays)]
+
+
+def _numbers_in(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers in logs, as Keras does also those in dicts, which a train_step of the program may return."""
+    numbers: dict[str, float] = {}
+    for key, value in logs.items():
+        if isinstance(value, Mapping):
+            numbers |= _numbers_in(value)
+        elif np.ndim(value) == 0:
+            numbers[key] = float(value)
+    return numbers
 
 
 def _way_of(variable: Any) -> str:
