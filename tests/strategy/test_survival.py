@@ -76,6 +76,7 @@ def check(
     return ended
 
 
+@pytest.mark.long  # in `make test`: with a spare, in test_joining.py
 def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 
