@@ -116,3 +116,28 @@ def test_a_job_that_goes_on_is_not_taken_for_one_that_does_not_start(tmp_path: P
     program = write_program(tmp_path, PROGRAM + "\ntime.sleep(8)")
     arguments = ["run", "-np", "3", "--min-np", "2", "python", program, json.dumps({1: (100, "kill")})]
     assert len(left(run(arguments, tmp_path, main=("-c", hurried)))) == 2
+
+
+LAST = """
+import keras_ddl
+keras_ddl.init()
+note = Path(f"pid-{keras_ddl.rank()}")
+note.write_text(f"{os.getpid()} ")
+def lives(rank):
+    pid, end, _ = Path(f"pid-{rank}").read_text().partition(" ")
+    return not end or Path("/proc", pid).exists()
+if keras_ddl.rank() == 2:
+    keras_ddl.barrier()
+    while lives(0) or lives(1): time.sleep(0.02)
+    time.sleep(0.5)
+    os.kill(os.getpid(), 9)
+keras_ddl.barrier()
+"""
+
+
+def test_no_spare_starts_for_the_last_rank(tmp_path: Path) -> None:
+    """It is killed when the others have ended, so there is nobody whom a spare could join."""
+    program = write_program(tmp_path, LAST)
+    ended = run(["run", "-np", "3", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    assert ended.status == 137 and ended.seconds < 60, ended
+    assert "a spare" not in ended.err and "killed by SIGKILL" in ended.err, ended

@@ -86,6 +86,36 @@ def test_what_has_started_the_ranks_of_a_host_may_be_killed(agent: str, tmp_path
     assert left(ended) == [[each, each, TOTAL, [4]] for each in range(4)], ended
 
 
+def kill_rank_0_and_its_starters(command: list[str], agent: str, tmp_path: Path) -> Ended:
+    """Kills at once: what has started the ranks of its host, its wrapper, and itself."""
+    started = Started(command, tmp_path, env={"KERAS_DDL_SSH": agent})
+    note = tmp_path / "up-0"
+    started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
+    assert eventually(lambda: bool(note.read_text()), 10)
+    rank_0 = int(note.read_text())
+    wrapper = parent(rank_0)
+    for pid in (parent(wrapper), wrapper, rank_0):
+        os.kill(pid, signal.SIGKILL)
+    return started.finish()
+
+
+NOTING = SLOW.replace("here('up')", "Path(f'up-{ME}').write_text(str(os.getpid()))")
+
+
+@pytest.mark.long
+def test_rank_0_is_killed_with_what_has_started_it_and_the_others_go_on(agent: str, tmp_path: Path) -> None:
+    ended = kill_rank_0_and_its_starters(arguments(tmp_path, 2, {}, NOTING), agent, tmp_path)
+    assert left(ended) == [[each, each - 1, TOTAL, [4, 3]] for each in range(1, 4)], ended
+    assert "keras-ddl: rank 0 was lost (lost without a report); 3 go on." in ended.err, ended
+
+
+def test_on_one_host_what_has_started_the_ranks_ends_the_job_with_it(agent: str, tmp_path: Path) -> None:
+    command = ["run", "-np", "4", *arguments(tmp_path, 2, {}, NOTING)[3:]]
+    ended = kill_rank_0_and_its_starters(command, agent, tmp_path)
+    assert ended.status == 1 and ended.out == "" and ended.seconds < 60, ended
+    assert "failed first, and the job was ended: lost without a report" in ended.err, ended
+
+
 @pytest.mark.long
 def test_a_rank_that_stands_still_is_killed_and_the_others_go_on(agent: str, tmp_path: Path) -> None:
     env = {"KERAS_DDL_SSH": agent, "KERAS_DDL_DEADLINE_SECONDS": "4"}

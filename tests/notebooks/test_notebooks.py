@@ -8,11 +8,7 @@ import re
 import time
 from pathlib import Path
 
-import nbformat
 import pytest
-from jupyter_client.manager import start_new_kernel
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 from harness.examples import EXAMPLES
 
@@ -22,8 +18,11 @@ SMALL = {"EPOCHS": "2", "NUM_RANKS": "2"}
 pytestmark = pytest.mark.parallel
 
 
+# Jupyter is imported by what uses it: every worker that collects tests would take a second for it.
 def execute(notebook, folder: Path, **env: str):
     """Executes all cells with `folder` as the working directory; an exception in a cell fails the test."""
+    from nbclient import NotebookClient
+
     client = NotebookClient(notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
     # Not our MPLBACKEND: the kernel's own puts figures into the cells.
     outer = ("OMPI_", "KERAS_DDL_", "MPLBACKEND")
@@ -36,6 +35,8 @@ def text_of(cell, name: str) -> str:
 
 def run_notebook(name: str, folder: Path, **env: str) -> dict:
     """Runs one that we ship, with `env` beside what all know; returns its cells by id."""
+    import nbformat
+
     (path,) = [path for path in NOTEBOOKS if path.stem == name]
     places = {"RESULT_DIR": str(folder / "results"), "DATA_DIR": str(folder)}
     notebook = execute(nbformat.read(path, 4), folder, **(SMALL | places | env))
@@ -98,6 +99,8 @@ def test_translation_from_top_to_bottom(tmp_path: Path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_kept_without_outputs(path: Path):
+    import nbformat
+
     notebook = nbformat.read(path, 4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
@@ -105,6 +108,8 @@ def test_notebook_is_kept_without_outputs(path: Path):
 
 
 def test_notebook_cell_shows_output_and_gets_results_and_exceptions(tmp_path: Path):
+    from nbformat.v4 import new_code_cell, new_notebook
+
     cells = [
         "import os, sys, keras_ddl\nfactor = 10\nclass Own:\n    def __init__(self, x): self.x = x",
         "def work(x):\n"
@@ -128,6 +133,8 @@ def test_notebook_cell_shows_output_and_gets_results_and_exceptions(tmp_path: Pa
 
 
 def test_notebook_cell_is_live_and_can_be_interrupted(tmp_path: Path):
+    from jupyter_client.manager import start_new_kernel
+
     source = (
         "import keras_ddl, os, time\n"
         "def work():\n"

@@ -90,6 +90,7 @@ def check_ended(ended: Ended, ranks: list[int], program: str, model: str, data: 
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.long  # in `make test`: with a spare, in test_joining.py
 def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 

@@ -1,8 +1,9 @@
 """Makes processes that tests start import TensorFlow, Keras and PyTorch in half the CPU time.
 
 A third of an import is full garbage collections, which go through a million objects that all stay; another third is
-scikit-learn and matplotlib, which Keras imports where they are installed. So the collector is off during such an import
-and leaves the imported objects alone afterwards, and Keras does not see these two; the program itself can import them.
+scikit-learn, matplotlib and IPython, which Keras imports where they are installed. So the collector is off during such
+an import and leaves the imported objects alone afterwards, and Keras does not see these; the program itself can import
+them.
 
 Python imports this module when it starts with this folder in PYTHONPATH. `tests/conftest.py` puts it there, so that
 processes at any depth find it, and imports it for pytest itself. Processes that ignore PYTHONPATH start as ever.
@@ -17,7 +18,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_OF_KERAS = ("sklearn", "matplotlib")
+_OF_KERAS = ("sklearn", "matplotlib", "IPython")
 _HIDDEN_DURING = {"keras": _OF_KERAS, "tensorflow": _OF_KERAS, "torch": ()}
 
 
