@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import first_rank, opaque
+from keras_ddl.cut import earlier_axis, first_rank, opaque
 from keras_ddl.cut.both_placements import BothPlacements
 from keras_ddl.cut.collectives import COMBINED_DTYPES
 from keras_ddl.cut.context import Context
@@ -133,6 +133,9 @@ class Builder(Context):
         reason = node.reason_to_keep()
         if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))
+        kind = self.earlier_kind(node)
+        if kind is not None:
+            return earlier_axis.make(self, node, kind)
         made = self.override.make(self, node) if self.override is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import set_numbers, tf
-from keras_ddl.cut.program import Value
+from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.weight_gradients import is_weight_gradient
 
+GATHER = "gather"
 # What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
@@ -22,6 +23,9 @@ class Collectives(Protocol):
 
     rank: int
     size: int
+
+    def kind_of(self, node: Node) -> str | None:
+        """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
@@ -94,6 +98,11 @@ class StepCollectives:
                         f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name} {compression} {feedback}"
                     )
         return result
+
+    def kind_of(self, node: Node) -> str | None:
+        if node.type == "DdlAllReduceN":
+            return node.attr("reduction", bytes).decode()
+        return GATHER if node.type == "DdlAllGather" else None
 
     def compresses(self, value: Value, op: str) -> bool:
         return self._compression is not None and op == "sum" and is_weight_gradient(value, self._weights)
