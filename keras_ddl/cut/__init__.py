@@ -15,7 +15,7 @@ from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
 from keras_ddl.cut.mirrors import Mirror, Mirrors
-from keras_ddl.cut.model_axis import HeldVariable, cut_along_model, shard_of_variable
+from keras_ddl.cut.model_axis import HeldVariable, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
@@ -36,13 +36,13 @@ __all__ = [
     "Program",
     "Report",
     "Sharded",
+    "Slices",
     "Snapshots",
     "StepCollectives",
     "build_step",
     "cut_along_model",
     "draws_in_kernels",
     "not_repeatable",
-    "shard_of_variable",
     "writes_without_batch",
 ]
 

@@ -130,12 +130,12 @@ class Builder(Context):
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
     def _apply(self, node: Node) -> PlacedOutputs:
-        reason = node.reason_to_keep()
-        if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
-            return self._both.also_sharded(node, opaque.make(self, node, reason))
         kind = self.earlier_kind(node)
         if kind is not None:
             return earlier_axis.make(self, node, kind)
+        reason = node.reason_to_keep()
+        if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
+            return self._both.also_sharded(node, opaque.make(self, node, reason))
         made = self.override.make(self, node) if self.override is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)

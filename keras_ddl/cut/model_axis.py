@@ -14,7 +14,10 @@ same way.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
@@ -24,6 +27,8 @@ from keras_ddl.cut.placements import REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program
 from keras_ddl.cut.report import Report
 
+_Array = TypeVar("_Array", tf.Tensor, np.ndarray)
+
 
 class HeldVariable(NamedTuple):
     """What a rank holds of a captured tensor: a tensor (a variable's handle), and its placement along the axis."""
@@ -32,10 +37,36 @@ class HeldVariable(NamedTuple):
     placement: Placement = REPLICATED
 
 
-def shard_of_variable(axis: int, extent: int, size: int) -> Sharded:
-    """Returns the placement of a variable that is shared out along an axis of this extent, which `size` divides."""
-    assert extent % size == 0, f"{size} ranks cannot share {extent} entries evenly"
-    return Sharded(axis, ONE, Dim(extent // size))
+@dataclass(frozen=True)
+class Slices:
+    """Shares out a variable among ranks: slices of equal extent along one of its axes.
+
+    Attributes: shape: of the global tensor, whose extent along `axis` is a multiple of `size`, the number of ranks.
+    """
+
+    shape: tuple[int, ...]
+    size: int
+    axis: int
+
+    @property
+    def extent(self) -> int:
+        """That of a slice."""
+        assert self.shape[self.axis] % self.size == 0, f"{self.size} ranks cannot share {self} evenly"
+        return self.shape[self.axis] // self.size
+
+    @property
+    def shape_of_slice(self) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], self.extent, *self.shape[self.axis + 1 :])
+
+    @property
+    def placement(self) -> Sharded:
+        return Sharded(self.axis, ONE, Dim(self.extent))
+
+    def cut(self, tensor: _Array, rank: int) -> _Array:
+        """Returns a rank's slice of a global tensor or array."""
+        own = slice(rank * self.extent, (rank + 1) * self.extent)
+        result: _Array = tensor[tuple(own if axis == self.axis else slice(None) for axis in range(len(self.shape)))]
+        return result
 
 
 def cut_along_model(

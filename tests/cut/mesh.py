@@ -16,10 +16,10 @@ from keras_ddl.cut import (
     Program,
     Report,
     Sharded,
+    Slices,
     Snapshots,
     build_step,
     cut_along_model,
-    shard_of_variable,
 )
 
 Position = tuple[int, int]  # of a rank: along the data axis, along the model axis
@@ -77,17 +77,19 @@ class Mesh:
         self.functions = {at: self._function(at) for at in self.positions}
 
     def _share(self, variable: tf.Variable, value: np.ndarray, rank: int) -> np.ndarray:
+        slices = self._slices(variable)
+        return value if slices is None else slices.cut(value, rank)
+
+    def _slices(self, variable: tf.Variable) -> Slices | None:
         axis = self.layout.get(id(variable))
-        return value if axis is None else np.split(value, self.shape[1], axis)[rank]
+        return None if axis is None else Slices(tuple(variable.shape), self.shape[1], axis)
 
     def _held(self, outer: tf.Tensor, at: Position) -> HeldVariable:
         variable = self._by_handle.get(id(outer))
         if variable is None:
             return HeldVariable(outer)
-        own, axis = self.copies[at][id(outer)], self.layout.get(id(variable))
-        if axis is None:
-            return HeldVariable(own.handle)
-        return HeldVariable(own.handle, shard_of_variable(axis, variable.shape[axis], self.shape[1]))
+        own, slices = self.copies[at][id(outer)].handle, self._slices(variable)
+        return HeldVariable(own) if slices is None else HeldVariable(own, slices.placement)
 
     def _along_model(self, at: Position) -> Any:
         return cut_along_model(

@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
+from keras_ddl.cut import Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
@@ -52,11 +54,17 @@ class Share:
         chunk, mirror: variables.
     """
 
-    layout: Layout
+    layout: Layout | Slices
     rank: int
     offset: int
     chunk: Any
     mirror: Any
+
+    @property
+    def flat(self) -> Layout:
+        """The layout of flat shards, which alone have mirrors."""
+        assert isinstance(self.layout, Layout)
+        return self.layout
 
     def assign(self, value: tf.Tensor) -> None:
         """Takes this rank's share of a complete value."""
@@ -80,8 +88,10 @@ class ShardedVariable(UninitializedVariable):
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
-    def __init__(self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor]) -> None:
-        super().__init__(trainable=False, shape=value.shape, dtype=value.dtype, name=name)
+    def __init__(
+        self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor], *, is_trained: bool = False
+    ) -> None:
+        super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
         self.number, self.initial = next(_numbers), initial
         self.is_complete = False
         self.share = self.share_of(value, job)
@@ -93,7 +103,7 @@ class ShardedVariable(UninitializedVariable):
         _slots[id(self.handle)] = self
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Any:
         return self.share.layout
 
     @property
@@ -115,6 +125,10 @@ class ShardedVariable(UninitializedVariable):
             share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror)
             share.assign(value)
             return share
+
+    def all_gathered(self, name: str) -> tf.Tensor:
+        """Returns all entries. COLLECTIVE. `name`: of the collective."""
+        return tf.reshape(ops.all_gather(self.chunk.read_value(), name=name), self.shape)
 
     def take_next_share(self) -> None:
         """Stores what it is to store from now on, if there is something."""
