@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         reduce_scatter,
     )
     from keras_ddl.strategy import Strategy
+    from keras_ddl.strategy.mesh import device_mesh
 
     __version__: str
 
@@ -99,6 +100,7 @@ _HOMES = {
         "broadcast_variables",
     ),
     "strategy": ("Strategy",),
+    "strategy.mesh": ("device_mesh",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -120,6 +122,7 @@ __all__ = [
     "communicator",
     "cost_model",
     "data",
+    "device_mesh",
     "errors",
     "export",
     "horovod",

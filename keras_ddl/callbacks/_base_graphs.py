@@ -13,6 +13,7 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
+from keras_ddl.strategy.shards import gathered_slots
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
 
@@ -106,7 +107,8 @@ class BaseGraphs:
 
     def _write(self, model: Any) -> None:
         self.is_due = False
-        on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
+        with gathered_slots.gathered(gathered_slots.slots_in(model.variables), on_rank=0):
+            on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
         self._is_written = True
 
     def _write_here(self, model: Any) -> None:

@@ -96,6 +96,12 @@ def inner_variable(variable: Any) -> Any:
     return getattr(variable, "_value", None)
 
 
+def declared_shape(variable: Any) -> tuple[int, ...] | None:
+    """Returns the shape with which a Keras variable that has no value yet is made; None: it is that of its value."""
+    shape = getattr(variable, "_shape", None)
+    return None if shape is None else tuple(shape)
+
+
 def replace_inner_variable(variable: Any, value: Any) -> None:
     """Has a Keras variable hold its value in another tf.Variable."""
     variable._value = value

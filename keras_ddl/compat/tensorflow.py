@@ -208,10 +208,25 @@ def called_graphs(call: tf.Operation) -> list[Any]:
 
 def graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs of all functions that an operation names, as far as TensorFlow tells."""
+    return [
+        graph
+        for graph in (graph_of_function(operation, each) for each in _functions_of(operation))
+        if graph is not None
+    ]
+
+
+def lend_functions(operation: tf.Operation, graph: tf.Graph) -> None:
+    """Makes the functions that an operation names known in another graph, where the operation is built again."""
+    for each in _functions_of(operation):
+        function = operation.graph._get_function(each.name)
+        if function is not None and graph._get_function(each.name) is None:
+            graph._add_function_recursive(function)
+
+
+def _functions_of(operation: tf.Operation) -> list[Any]:
     if not any(each.type.endswith(("func", "func)")) for each in operation.op_def.attr):
         return []  # cheaper than its attributes
-    functions = [f for each in operation.node_def.attr.values() for f in (each.func, *each.list.func) if f.name]
-    return [graph for graph in (graph_of_function(operation, each) for each in functions) if graph is not None]
+    return [f for each in operation.node_def.attr.values() for f in (each.func, *each.list.func) if f.name]
 
 
 def graph_of_function(call: tf.Operation, function: Any) -> Any:

@@ -12,10 +12,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, StepCollectives
-from keras_ddl.cut.dims import Dim
-from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
 from keras_ddl.cut.mirrors import Mirror, Mirrors
+from keras_ddl.cut.model_axis import HeldVariable, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
@@ -30,15 +30,18 @@ __all__ = [
     "REPLICATED",
     "Batch",
     "Collectives",
+    "HeldVariable",
     "Mirror",
     "Mirrors",
     "Placement",
     "Program",
     "Report",
     "Sharded",
+    "Slices",
     "Snapshots",
     "StepCollectives",
     "build_step",
+    "cut_along_model",
     "draws_in_kernels",
     "not_repeatable",
     "trace_digest",
@@ -64,6 +67,8 @@ def build_step(
     mirrors: Mirrors | None = None,
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
     snapshots: Snapshots | None = None,
+    earlier: Collectives | None = None,
+    everyone: Collectives | None = None,
 ) -> list[tf.Tensor]:
     """Builds, in the graph that is being traced, one rank's part of a step.
 
@@ -87,11 +92,14 @@ def build_step(
             variables for which that cannot be. None: variables are written at once.
         tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
             these arguments.
+        earlier: collectives of the axis along which the program was cut before (model_axis.py). everyone: of all ranks
+            of the mesh, which commit together; None: those of `collectives` are all.
     Returns: the step's outputs in order, replicated.
     """
     if report is not None:
         report.program = program.digest()
     builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
+    builder.earlier, builder.everyone = earlier, everyone or collectives
     if batch_statistics == "rank":
         calls, others = own_statistics.find(program)
         builder.override = OwnStatistics(calls)
@@ -100,7 +108,7 @@ def build_step(
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
     for value, tensor, placement in zip(program.inputs, inputs, placements):
-        dims = _input_dims(builder, value, placement)
+        dims = builder.input_dims(value, placement)
         if inputs_are_whole and isinstance(placement, Sharded):
             builder.place_shard_of(value, tensor, placement, dims)
         else:
@@ -113,21 +121,8 @@ def build_step(
     if writes is not None:
         if mirrors is not None:
             mirrors.update(writes, collectives, lambda: everything_before(writes, outputs))
-        commit(writes, collectives, outputs)
+        commit(writes, everyone or collectives, outputs)
     if not keeps_rows:
         return outputs
     local = [builder.local(value) if builder.placement(value) == Sharded(0) else None for value in program.outputs]
     return [replicated if shard is None else shard for shard, replicated in zip(local, outputs)]
-
-
-def _input_dims(builder: Builder, value: Value, placement: Placement) -> Dims | None:
-    if value.rank is None:
-        return None
-    builder.extents.named[value.key] = value
-    dims = [
-        Dim(extent) if extent is not None else Dim.unknown("extent", value.key, axis)
-        for axis, extent in enumerate(value.shape.as_list())
-    ]
-    if isinstance(placement, Sharded):
-        dims[placement.axis] = builder.extent(placement)
-    return tuple(dims)

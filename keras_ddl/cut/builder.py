@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import first_rank, opaque
+from keras_ddl.cut import earlier_axis, first_rank, opaque
 from keras_ddl.cut.both_placements import BothPlacements
 from keras_ddl.cut.collectives import COMBINED_DTYPES
 from keras_ddl.cut.context import Context
@@ -130,6 +130,9 @@ class Builder(Context):
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
     def _apply(self, node: Node) -> PlacedOutputs:
+        kind = self.earlier_kind(node)
+        if kind is not None:
+            return earlier_axis.make(self, node, kind)
         reason = node.reason_to_keep()
         if reason is not None and node.type not in (*first_rank.FUNCTIONS, *first_rank.EFFECTS):
             return self._both.also_sharded(node, opaque.make(self, node, reason))

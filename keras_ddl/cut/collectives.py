@@ -7,10 +7,12 @@ from hashlib import blake2b
 from typing import Protocol
 
 from keras_ddl import ops
+from keras_ddl.communicator import Communicator
 from keras_ddl.compat.tensorflow import set_numbers, tf
-from keras_ddl.cut.program import Value
+from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.weight_gradients import is_weight_gradient
 
+GATHER = "gather"
 # What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
@@ -22,6 +24,9 @@ class Collectives(Protocol):
 
     rank: int
     size: int
+
+    def kind_of(self, node: Node) -> str | None:
+        """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
@@ -53,6 +58,7 @@ class StepCollectives:
         scope: begins every name.
         plan: groups tensors, as `Collectives.buckets` does.
         compression: of the gradients of weights whose shapes are `weights`, or None; see `ops.all_reduce_n`.
+        comm: of the axis of a mesh; None: all ranks of the job. `rank` and `size` are those in it.
         feedback: begins the keys under which their rounding errors are kept; those of programs that reduce the same
             gradients in the same order, such as a last batch of fewer rows, may be one.
     """
@@ -64,6 +70,7 @@ class StepCollectives:
         size: int,
         plan: Callable[[Sequence[int], Sequence[str]], list[list[int]]],
         *,
+        comm: Communicator | None = None,
         compression: str | None = None,
         weights: Collection[tuple[int, ...]] = (),
         feedback: str = "",
@@ -72,6 +79,7 @@ class StepCollectives:
         self.size = size
         self._scope = scope
         self._plan = plan
+        self._comm = comm
         self._compression = compression
         self._weights = weights
         self._feedback = feedback
@@ -85,7 +93,12 @@ class StepCollectives:
             compression, feedback = self._compression, f"{self._feedback}/{self._compressed}"
             self._compressed += 1
         result = ops.all_reduce_n(
-            tensors, op=op, name=f"{self._scope}/{name}", compression=compression, feedback=feedback
+            tensors,
+            op=op,
+            name=f"{self._scope}/{name}",
+            compression=compression,
+            feedback=feedback,
+            comm=self._comm,
         )
         if tf.compat.v1.get_default_graph() is self._graph:
             for each in result:
@@ -95,19 +108,24 @@ class StepCollectives:
                     )
         return result
 
+    def kind_of(self, node: Node) -> str | None:
+        if node.type == "DdlAllReduceN":
+            return node.attr("reduction", bytes).decode()
+        return GATHER if node.type == "DdlAllGather" else None
+
     def compresses(self, value: Value, op: str) -> bool:
         return self._compression is not None and op == "sum" and is_weight_gradient(value, self._weights)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return ops.all_gather(tensor, name=f"{self._scope}/{name}")
+        return ops.all_gather(tensor, name=f"{self._scope}/{name}", comm=self._comm)
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return ops.reduce_scatter(tensor, name=f"{self._scope}/{name}")
+        return ops.reduce_scatter(tensor, name=f"{self._scope}/{name}", comm=self._comm)
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         target, rows = (self.rank + offset) % self.size, tf.shape(tensor, tf.int64)[0]
         splits = tf.one_hot(target, self.size, rows, tf.zeros_like(rows), dtype=tf.int64)
-        return ops.all_to_all(tensor, splits, name=f"{self._scope}/{name}")[0]
+        return ops.all_to_all(tensor, splits, name=f"{self._scope}/{name}", comm=self._comm)[0]
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)

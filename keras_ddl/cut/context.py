@@ -7,15 +7,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import create_op, tf
 from keras_ddl.cut import attributes
 from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.contents import AbstractValue
-from keras_ddl.cut.dims import if_certain
+from keras_ddl.cut.dims import Dim, certain, if_certain
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.local_shapes import no_dependencies
 from keras_ddl.cut.placed_values import PlacedValues
-from keras_ddl.cut.placements import REPLICATED, PlacedTensor
+from keras_ddl.cut.placements import REPLICATED, PlacedTensor, Sharded
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.writes import Writes
@@ -57,7 +58,29 @@ class Context(PlacedValues):
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._made: dict[Hashable, _Made] = {}  # by what equal operations have in common
+        self._read_before: dict[tuple[Node, Value], tf.Tensor] = {}
         self._last: list[tf.Operation] = []  # what the node being built consists of
+
+    # ---- variables
+
+    def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
+        """Returns, gathered, what a variable that is held sharded contains when the node being built begins, which is
+        the loop around `node`, which reads it: there is no collective in a loop. COLLECTIVE.
+
+        Raises: ConfigError: the loop does more with the variable than read it.
+        """
+        assert self.node is not None
+        key = self.node, handle
+        if key not in self._read_before:
+            placement = self.placement(handle)
+            assert isinstance(placement, Sharded)
+            dtype = node.attr("dtype", tf.DType)
+            tensor = tf.raw_ops.ReadVariableOp(resource=self.local(handle), dtype=dtype)
+            value = self.new_value(node, node.outputs[0].tensor, tensor, placement)
+            shape = certain(tf_compat.variable_shape(handle.tensor))
+            self.extents.set_dims(value, tuple(map(Dim, shape.as_list())))
+            self._read_before[key] = self.replicated(value)
+        return self._read_before[key]
 
     # ---- graphs inside of operations
 
@@ -118,9 +141,12 @@ class Context(PlacedValues):
         operation = node.operation
         known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
         device = attributes.device_of_made(node.device)
+        graph = tf.compat.v1.get_default_graph()
+        if self.everyone is None:  # what is built is to be cut again, which looks into functions
+            tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
             made = create_op(
-                tf.compat.v1.get_default_graph(),
+                graph,
                 operation.type,
                 list(inputs),
                 [each.dtype for each in operation.outputs],

@@ -27,14 +27,15 @@ def broadcast(b: Context, dtype: tf.DType, shape: tf.TensorShape, tensor: tf.Ten
 
     It is a gather of which rank 0 gives all entries.
     """
-    is_first = b.collectives.rank == 0
+    assert b.everyone is not None
+    is_first = b.everyone.rank == 0
     known = shape.as_list() if shape.is_fully_defined() else None
     if known is None:  # only rank 0 knows
         mine = tf.shape(tensor) if is_first else tf.zeros([0], tf.int32)
-        known = b.collectives.gather(mine, b.next_name("shape"))
+        known = b.everyone.gather(mine, b.next_name("shape"))
     numeric = tf.uint8 if dtype == tf.bool else dtype
     entries = tf.cast(tf.reshape(tensor, [-1]), numeric) if is_first else tf.zeros([0], numeric)
-    entries = b.collectives.gather(entries, b.next_name("from_rank_0"))
+    entries = b.everyone.gather(entries, b.next_name("from_rank_0"))
     result = tf.cast(tf.reshape(entries, known), dtype)
     result.set_shape(shape)
     return result

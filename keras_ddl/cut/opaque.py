@@ -18,7 +18,7 @@ def make(b: Context, node: Node, reason: str) -> list[PlacedTensor]:
     Where it draws random numbers all ranks run it, and continue with rank 0's results: compiled by XLA, draws follow
     from the number of compiled functions that a process has run before, which need not be the same on all ranks.
     """
-    draws = draws_numbers(node)
+    draws = b.everyone is not None and draws_numbers(node)
     if draws:
         kind = f"An operation {reason} that draws random numbers draws those of rank 0"
         first_rank.check_sendable(b, node, kind, "Leave out what it asks for, or draw outside of it.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import flat_shards, redistribute
 from keras_ddl.cut.collectives import COMBINED_DTYPES, Collectives
-from keras_ddl.cut.dims import Uncertain, Unknown, certain, if_certain
+from keras_ddl.cut.dims import Dim, Uncertain, Unknown, certain, if_certain
 from keras_ddl.cut.extents import Dims, Extents
 from keras_ddl.cut.local_shapes import LocalShapes, no_dependencies
 from keras_ddl.cut.placements import (
@@ -46,6 +46,12 @@ class PlacedValues(LocalShapes):
         collectives: sums and gathers.
         report: records every collective.
         scope: prefix of the names of collectives; the same on all ranks.
+    Attributes:
+        everyone: collectives of all ranks of the mesh, the first of which alone runs what the host computes. None: the
+            step will be cut along another axis, and that is left to the last cut.
+        earlier: collectives of the axis along which the program was cut before; None: it is the step of one process.
+        rows_by_extent: whether an axis that is as long as the batch may be taken for one of its rows. Not where the
+            rows are the ranks of a model axis.
     """
 
     program: Program
@@ -55,6 +61,9 @@ class PlacedValues(LocalShapes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.everyone: Collectives | None = self.collectives
+        self.earlier: Collectives | None = None
+        self.rows_by_extent = True
         self.extents = Extents(self.rows)
         self.requests = Requests(self.collectives, self.report, self.scope)
         self.node: Node | None = None  # which is being built
@@ -117,16 +126,33 @@ class PlacedValues(LocalShapes):
         """Whether this rank's shard of a replicated value can be built without the global tensor."""
         return value in self._materializers
 
+    def earlier_kind(self, node: Node) -> str | None:
+        """Returns which collective of the earlier axis an operation is; None: it is none."""
+        return None if self.earlier is None else self.earlier.kind_of(node)
+
     # ---- placing values
 
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
         """Sets the local tensor and the placement of a placeholder of the program."""
         self._placed[value] = PlacedTensor(tensor, placement)
-        is_variable_in_shards = isinstance(placement, FlatShard) and value.dtype == tf.resource
+        is_variable_in_shards = isinstance(placement, (FlatShard, Sharded)) and value.dtype == tf.resource
         if not isinstance(placement, Replicated) and not is_variable_in_shards:
             self._batch_dependent.add(value)
         if dims is not None:
             self.extents.set_dims(value, dims)
+
+    def input_dims(self, value: Value, placement: Placement) -> Dims | None:
+        """Returns the extents of an argument of the step that has this placement; None: its rank is unknown."""
+        if value.rank is None:
+            return None
+        self.extents.named[value.key] = value
+        dims = [
+            Dim(extent) if extent is not None else Dim.unknown("extent", value.key, axis)
+            for axis, extent in enumerate(value.shape.as_list())
+        ]
+        if isinstance(placement, Sharded):
+            dims[placement.axis] = self.extent(placement)
+        return tuple(dims)
 
     def place_shard_of(self, value: Value, tensor: tf.Tensor, placement: Sharded, dims: Dims | None) -> None:
         """Places this rank's shard of a replicated tensor, which stays available."""
@@ -241,7 +267,7 @@ class PlacedValues(LocalShapes):
                 return flat_shards.partial(self.local(value), self.layout(value), self.collectives.rank)
         tensor = self.replicated(value)
         with no_dependencies():
-            return redistribute.partial(tensor, self.collectives.rank)
+            return redistribute.partial(tensor, self.collectives.rank, is_cut_again=self.everyone is None)
 
     def _shard(self, value: Value, placement: Sharded | TensorList) -> tf.Tensor:
         shard = if_certain(self._materialized, value, placement)
@@ -283,6 +309,8 @@ class PlacedValues(LocalShapes):
                 )
             self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
+        if isinstance(placement, Sharded) and value.dtype == tf.resource:
+            raise self.refusal_of_sharded(self.node)
         assert not isinstance(placement, Replicated)
         with no_dependencies():
             if value in self._replicators:
@@ -290,6 +318,14 @@ class PlacedValues(LocalShapes):
             result = self._all_gather(value, tensor, placement)
         self.report.gathered(value, self.node)
         return result
+
+    def refusal_of_sharded(self, node: Node | None) -> ConfigError:
+        """Returns the error for an operation that a variable held sharded is no operand of."""
+        return ConfigError(
+            "A variable that is cut along the model axis may only be read, looked up in, assigned and added to in a "
+            f"step, and in a loop that reads it nothing else. Received: {node} (rank {self.collectives.rank} of its "
+            "axis). Leave it out of the layout."
+        )
 
     def _all_gather(self, value: Value, tensor: tf.Tensor, placement: Sharded | TensorList) -> tf.Tensor:
         name = self.next_name("gather")

@@ -61,8 +61,13 @@ def all_gather(
     return tf.reshape(tf.transpose(gathered, back_order), shapes.vector([*front, shapes.extent(placement), *back]))
 
 
-def partial(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns this rank's part of a sum that is a replicated tensor: all of it on the first rank, else zeros."""
+def partial(tensor: tf.Tensor, rank: int, *, is_cut_again: bool = False) -> tf.Tensor:
+    """Returns this rank's part of a sum that is a replicated tensor: all of it on the first rank, else zeros.
+
+    is_cut_again: every rank builds the same operations, because the next cut decides by them.
+    """
+    if is_cut_again:
+        return tf.where(tf.constant(rank == 0), tensor, tf.zeros_like(tensor))
     return tensor if rank == 0 else tf.zeros_like(tensor)
 
 

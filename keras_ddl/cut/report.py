@@ -48,16 +48,22 @@ class Report:
     commits: bool = False  # whether one collective more ends the step; see writes.py
     copies: Counter[str] = field(default_factory=Counter)  # why variables are copied before they are written
     lasting: Counter[str] = field(default_factory=Counter)  # types of operations that are not undone
+    axis: str = ""  # of a mesh, along which these collectives are
+    earlier: Report | None = None  # of the axis along which the step was cut before
     _intended: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are replicated on purpose
 
     def digest(self) -> bytes:
         """Returns what must be the same on all ranks: the traced step, and the collectives in their order."""
         moved = [(each.kind, each.bytes, len(each.values), each.reason) for each in self.entries]
+        if self.earlier is not None:
+            moved += [(each.kind, each.bytes, len(each.values), each.reason) for each in self.earlier.entries]
         return hashlib.sha256(self.program + repr((moved, self.own_statistics)).encode()).digest()
 
     def text(self) -> str:
-        """Returns a table of the collectives of a step."""
-        lines = [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  for"]
+        """Returns a table of the collectives of a step; on a mesh one for each axis."""
+        lines = [] if self.earlier is None else [self.earlier.text(), ""]
+        lines += [f"along the {self.axis}"] if self.axis else []
+        lines += [f"{'collective':<14}{'bytes':>14}  {'tensors':>7}  for"]
         for each in self.entries:
             unknown = "not known" if each.kind == FROM_RANK_0 else "varies"
             size = unknown if each.bytes is None else f"{each.bytes:,}"

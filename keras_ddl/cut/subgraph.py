@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Unknown, if_certain
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.placements import FlatShard, Partial, Pending, Placement, Replicated, Sharded, TensorList
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.program import Node, Return, Value
 from keras_ddl.cut.report import Report
+from keras_ddl.cut.variable_ops import READ
 
 
 class CollectiveInLoop(Exception):
@@ -39,6 +39,9 @@ class NoCollectives:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+
+    def kind_of(self, node: Node) -> str | None:
+        return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         raise CollectiveInLoop(name)
@@ -86,13 +89,15 @@ class SubgraphBuilder(Builder):
         scope = parent.scope_of(node, label)
         seed = zlib.crc32(f"{parent.seed}/{scope}".encode())
         self.parent = parent
-        collectives: Collectives = parent.collectives
+        collectives, everyone = parent.collectives, parent.everyone
         if is_loop and not parent.in_loop:
             collectives = NoCollectives(collectives.rank, collectives.size)
+            everyone = None if everyone is None else NoCollectives(everyone.rank, everyone.size)
         program = parent.program_of(node, graph, label)
         super().__init__(
             program=program, batch=parent.batch, collectives=collectives, report=Report(), seed=seed, scope=scope
         )
+        self.everyone, self.earlier, self.rows_by_extent = everyone, parent.earlier, parent.rows_by_extent
         self.programs, self.decisions = parent.programs, parent.decisions
         self.in_loop = is_loop or parent.in_loop
         self.is_trial = is_trial or parent.is_trial
@@ -119,7 +124,7 @@ class SubgraphBuilder(Builder):
         placement = known.placement
         self.set_abstract(value, known)
         dims = merged(value, known.dims)
-        if isinstance(placement, Sharded) and dims is not None:
+        if isinstance(placement, Sharded) and dims is not None and value.dtype != tf.resource:
             dims = (*dims[: placement.axis], self.extent(placement), *dims[placement.axis + 1 :])
         self.place(value, tensor, placement, dims)
 
@@ -151,6 +156,15 @@ class SubgraphBuilder(Builder):
         if isinstance(placement, FlatShard):
             return isinstance(source, Partial) and lender.dtype != tf.resource
         return isinstance(placement, TensorList) or isinstance(placement, Sharded) and isinstance(source, Replicated)
+
+    def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
+        lender = self._lender(handle)
+        if not self.in_loop or lender is None:
+            return super().read_before_loop(handle, node)
+        if any(each.type != READ and not isinstance(each, Return) for each in self.program.readers(handle)):
+            raise self.refusal_of_sharded(node)
+        with self._outside():
+            return self.parent.read_before_loop(lender, node)
 
     def has_replicated(self, value: Value) -> bool:
         lender = self._lender(value)

@@ -45,7 +45,8 @@ class Writes:
         self._late: list[tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]] = []  # operands, and what builds it
         self._deferred: set[Node] = set()
         # They may read and write variables of which the graph shows nothing.
-        self._hosts = [node.position for node in values.program.nodes if _has_host_function(node.operation)]
+        operations = [each for each in values.program.nodes if values.earlier_kind(each) is None]
+        self._hosts = [each.position for each in operations if _has_host_function(each.operation)]
         self._early: dict[Hashable, str] = {}  # why, by handle
         self._plan()
         self.saved = self.snapshots.close()

@@ -18,6 +18,8 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
+from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
@@ -71,6 +73,9 @@ class Strategy(tf.distribute.Strategy):
             and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
         min_ranks: in a job that goes on when ranks are lost (`keras-ddl run --min-np`): with how many at least fit goes
             on. With fewer it raises RankLostError, as it does in other jobs.
+        layout_map: a keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`): which
+            variables are cut along which axis of theirs, by the ranks of the mesh's second axis. Each rank has its
+            slices of them, also of what optimizers keep for them; the results are those of one process (docs/mesh.md).
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
@@ -97,6 +102,7 @@ class Strategy(tf.distribute.Strategy):
         compression: str | None = None,
         shard_optimizer: bool = False,
         min_ranks: int = 1,
+        layout_map: keras.distribution.LayoutMap | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -112,8 +118,9 @@ class Strategy(tf.distribute.Strategy):
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        settings = Settings(*chosen, compression, shard_optimizer, min_ranks)
+        settings = Settings(*chosen, compression, shard_optimizer, min_ranks, layout_map)
         check_settings(settings, topology.rank)
+        layout = None if layout_map is None else Layout(layout_map, topology.size, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
@@ -122,9 +129,16 @@ class Strategy(tf.distribute.Strategy):
         self.job = agree_on_job(settings, topology, device)
         if self.is_several:
             self.saves = SaveRecords(self.job.token, self.rank)
-            keras_patches.install(shards=self.job.shards_from_elements is not None)
+            self.job.mesh = None if layout is None else ranks.make(layout, topology)
+            keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
+        if self.job.goes_on and self.job.mesh is not None:
+            raise ConfigError(
+                "A job with a layout_map ends when a rank is lost: no other rank has its slices. Received: layout_map "
+                f"under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them out; with --restarts the job "
+                "begins again."
+            )
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
@@ -196,6 +210,11 @@ class Strategy(tf.distribute.Strategy):
             execution = execution_of(fn) if self.size > 1 else None
             if execution is not None:  # a step of Keras means the same whoever calls it
                 return self.keras_steps.run(execution, fn, args, kwargs or {})
+            if self.job.mesh is not None:
+                raise ConfigError(
+                    "strategy.run calls a function on each rank as it is, and a rank has slices of the variables that "
+                    f"a layout_map cuts. Received: {fn!r} (rank {self.rank}). Use fit or strategy.function."
+                )
             return super().run(fn, args, kwargs, options)
 
     def function(
@@ -289,6 +308,23 @@ class Strategy(tf.distribute.Strategy):
                 f"{owner!r} ({type(owner).__name__}) on rank {self.rank}. Pass the model that trains."
             )
         return gathered_slots.gathered(gathered_slots.slots_of(owner))
+
+    def whole_model(self, model: keras.Model) -> Any:
+        """Returns a context in which all variables of a model and of its optimizers can be read and saved, complete, on
+        every rank, also those that a layout_map cuts, and those in shards. COLLECTIVE when it begins.
+
+            with strategy.whole_model(model):
+                model.save("model.keras")
+
+        Raises: ConfigError: `model` is none.
+        Cost: one all_gather of each variable that is cut or in shards, and memory for all of them inside.
+        """
+        if not isinstance(model, keras.Model):
+            raise ConfigError(
+                f"whole_model needs a model. Received: {model!r} ({type(model).__name__}) on rank {self.rank}. Pass "
+                "the model that trains; for an optimizer there is whole_optimizer."
+            )
+        return gathered_slots.gathered(gathered_slots.slots_of(model))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.

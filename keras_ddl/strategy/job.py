@@ -10,8 +10,10 @@ from typing import Any
 from keras_ddl import communicator, config
 from keras_ddl.communicator import history
 from keras_ddl.communicator.requests import COMPRESSIONS
+from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
+from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
 
 
@@ -27,6 +29,7 @@ class Settings:
     compression: str | None
     shard_optimizer: bool
     min_ranks: int
+    layout_map: Any = None
 
 
 @dataclass(eq=False)
@@ -43,6 +46,7 @@ class Job:
         drift_check_fraction: of training time, which comparing weights may take.
         goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
         epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
+        mesh: data and model ranks, where a layout cuts variables; None: all ranks are data ranks.
     """
 
     rank: int
@@ -56,6 +60,12 @@ class Job:
     goes_on: bool = False
     epoch: int = 0
     mirror_offset: int = 0
+    mesh: Mesh | None = None
+
+    @property
+    def accumulates_parts(self) -> bool:
+        """Whether ranks may accumulate gradients of their own rows over several steps, and sum them later."""
+        return not self.goes_on and self.mesh is None
 
 
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
@@ -91,7 +101,21 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "batch_statistics": (_one_of("global", "rank"), "'global' or 'rank'", "'global'"),
     "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
     "shard_optimizer": (lambda value: isinstance(value, bool), "True or False", "False"),
+    "layout_map": (
+        lambda value: value is None or isinstance(value, keras.distribution.LayoutMap),
+        "a keras.distribution.LayoutMap",
+        "variables that every rank has in full",
+    ),
     "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
+}
+
+
+# What else a Strategy with a layout_map does not take yet.
+_WITH_LAYOUT: dict[str, Any] = {
+    "compression": None,
+    "shard_optimizer": False,
+    "batch_statistics": "global",
+    "gather_predictions": "all",
 }
 
 
@@ -110,3 +134,10 @@ def check_settings(settings: Settings, rank: int) -> None:
             f"reduce-scatter. Received: compression={settings.compression!r} and shard_optimizer=True (rank "
             f"{rank}). Leave one of them out."
         )
+    for name, alone in _WITH_LAYOUT.items() if settings.layout_map is not None else ():
+        value = getattr(settings, name)
+        if value != alone:
+            raise ConfigError(
+                f"Strategy: with a layout_map, {name} must be {alone!r}. Received: {name}={value!r} (rank {rank}). "
+                "Leave one of them out."
+            )

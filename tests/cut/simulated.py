@@ -10,8 +10,9 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
+from keras_ddl.cut.collectives import GATHER
 from keras_ddl.cut.flat_shards import Layout
-from keras_ddl.cut.program import Value
+from keras_ddl.cut.program import Node, Value
 
 # A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
@@ -61,13 +62,22 @@ class SimulatedCollectives:
         self.exchange = exchange
         self.rank = rank
         self.size = exchange.size
+        self._kinds: dict[bytes, str] = {}  # by the token with which TensorFlow finds a Python function
+
+    def kind_of(self, node: Node) -> str | None:
+        return self._kinds.get(node.attr("token", bytes)) if node.type == "PyFunc" else None
+
+    def _known(self, results: list[tf.Tensor], kind: str) -> list[tf.Tensor]:
+        self._kinds[results[0].op.get_attr("token")] = kind
+        return results
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             everyone = self.exchange.meet(name, self.rank, arrays)
             return [_COMBINE[op](list(each)) for each in zip(*everyone)]
 
-        return tf.nest.flatten(tf.numpy_function(run, list(tensors), [each.dtype for each in tensors]))
+        results = tf.nest.flatten(tf.numpy_function(run, list(tensors), [each.dtype for each in tensors]))
+        return self._known(results, op)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         def run(array: np.ndarray) -> np.ndarray:
@@ -75,7 +85,7 @@ class SimulatedCollectives:
 
         results = tf.numpy_function(run, [tensor], tensor.dtype)
         results.set_shape([None, *tensor.shape.as_list()[1:]])
-        return results
+        return self._known([results], GATHER)[0]
 
     def compresses(self, value: Value, op: str) -> bool:
         return False

@@ -131,7 +131,7 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
     plain, with_shards, _, built_later = results[0]
     rows = listed()
     assert short(plain) == set(rows["the first Strategy"])
-    assert short(with_shards) - short(plain) == set(rows["the first that shards optimizers"])
+    assert short(with_shards) - short(plain) == set(rows["the first that shards optimizers or has a layout"])
     assert {name for _, _, fitted, _ in results for name in fitted} == set(rows["a fit: methods of single objects"])
     assert set(built_later) == set(rows["a fit that resumes inside an epoch: methods of single objects"])
     inside = [name for name in plain if any(f".{each}." in name for each in _UNTOUCHED)]

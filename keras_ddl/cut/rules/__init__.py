@@ -1,7 +1,18 @@
 """The rules, one file a topic, and those of operations with a spec; importing this registers them (registry.py)."""
 
 from keras_ddl.cut import factors, propagation, registry, specs  # noqa: F401  (they register)
-from keras_ddl.cut.rules import branches, host, indexing, lists, loops, random, shapes, slices, variables  # noqa: F401
+from keras_ddl.cut.rules import (  # noqa: F401
+    branches,
+    host,
+    indexing,
+    lists,
+    loops,
+    random,
+    shapes,
+    slices,
+    tables,
+    variables,
+)
 
 for _type, _spec in factors.specs().items():
     if registry.rule_of(_type) is None:

@@ -1,4 +1,8 @@
-"""What the host computes, and what is no function of its inputs: run once, by rank 0, as by one process."""
+"""What the host computes, and what is no function of its inputs: run once, by rank 0, as by one process.
+
+On a mesh, that is the first of all its ranks, and the last cut sees to it: the others leave these operations as they
+are (Context.everyone).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,20 @@ from keras_ddl.cut.registry import rule
 def _effect(b: Context, node: Node) -> PlacedOutputs:
     """Only rank 0 prints and writes; what it writes is replicated."""
     inputs = b.all_replicated(node.inputs)
-    if b.collectives.rank == 0:
+    if b.everyone is None or b.everyone.rank == 0:
         b.make(node, inputs)
     return []
 
 
 def _function(b: Context, node: Node) -> PlacedOutputs:
     """Rank 0's results go to all: the program's function is called once, and may do what it likes."""
+    if b.everyone is None:
+        return b.make_replicated(node)
     first_rank.check_sendable(
         b, node, "A host function in a step runs on rank 0", "Return numbers, or call it outside the step."
     )
     inputs = b.all_replicated(node.inputs)
-    outputs = b.make(node, inputs) if b.collectives.rank == 0 else [None] * len(node.outputs)
+    outputs = b.make(node, inputs) if b.everyone.rank == 0 else [None] * len(node.outputs)
     if outputs:
         b.report.from_rank_0(node, first_rank.messages(node.outputs))
     pairs = zip(node.outputs, outputs)

@@ -11,7 +11,7 @@ from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD, SCATTER_SUB
+from keras_ddl.cut.variable_ops import ASSIGN_ADD, ASSIGN_SUB, SCATTER_ADD
 
 _FEWER_BYTES = "gradients of a table's rows, fewer bytes than the table"
 _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
@@ -19,8 +19,16 @@ _USUAL_BYTES = 4 << 20  # of the rows of a batch, where its extents are open
 
 @rule("UnsortedSegmentSum")
 def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
-    """Each rank adds up its own rows by index, which gives parts; the rows are gathered where that is fewer bytes."""
+    """Each rank adds up its own rows by index, which gives parts; the rows are gathered where that is fewer bytes.
+
+    Of rows that are sharded along their width, each rank adds up its own width of all of them.
+    """
     data, ids, count = node.inputs
+    width = b.placement(data)
+    if isinstance(width, Sharded) and ids.rank is not None and width.axis >= ids.rank:
+        b.all_replicated([ids, count])
+        tensors = [b.local(data), b.replicated(ids), b.replicated(count)]
+        return [(b.make(node, tensors)[0], width.at(width.axis - ids.rank + 1))]
     placement, dims = _sharding_of(b, ids, data), b.dims(data)
     if placement is None or not isinstance(b.placement(count), Replicated):
         return None
@@ -31,9 +39,8 @@ def segment_sum(b: Context, node: Node) -> PlacedOutputs | None:
     return [(b.make(node, [b.sharded(data, placement), b.sharded(ids, placement), b.replicated(count)])[0], PARTIAL)]
 
 
-@rule(SCATTER_ADD, SCATTER_SUB)
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
-    """Adds rows to those of a variable: as a table of sums, which ranks sum, where that is fewer bytes."""
+    """Adds rows to those of a replicated variable: as a table of sums, which ranks sum, where that is fewer bytes."""
     variable, indices, updates = node.inputs
     placement, shape = _sharding_of(b, indices, updates), tf_compat.variable_shape(variable.tensor)
     dims, at = b.dims(updates), b.dims(indices)

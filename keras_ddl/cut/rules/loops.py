@@ -149,7 +149,7 @@ class _Loop:
 
         Returns: whether any is.
         """
-        if self._has_assumed_sharded:
+        if self._has_assumed_sharded or not self.b.rows_by_extent:
             return False
         self._has_assumed_sharded = True
         before = dict(self.assumed)

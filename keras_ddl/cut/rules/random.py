@@ -36,7 +36,8 @@ def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
         return None
     # As many as the batch has rows: for each of them, so what follows is computed of the rank's rows only.
     placement = Sharded(0, ONE, dims[0].divided_by(b.rows) or ONE)
-    if dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement):
+    is_of_rows = dims[0] == b.rows or b.rows.number is None and b.can_shard(value, placement)
+    if b.rows_by_extent and is_of_rows:
         shard = if_certain(_shard, b, node, placement)
         if shard is not None:
             b.register_replicator(value, lambda: b.make_replicated(node)[0].tensor)

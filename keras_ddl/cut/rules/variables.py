@@ -1,13 +1,15 @@
-"""Variables are replicated.
-
-A variable in which gradients are accumulated between updates may be partial instead: then its handle is, and so is what
+"""Variables are replicated, unless the ranks hold them otherwise. Then the handle has their placement, and so has what
 is read from it and assigned to it.
+
+Partial: gradients are accumulated in it between updates. Sharded: along the model axis of a mesh.
 """
 
 from __future__ import annotations
 
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.placements import PARTIAL, PlacedOutputs
+from keras_ddl.cut.dims import certain
+from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.variable_ops import ASSIGNS, READ
@@ -15,13 +17,31 @@ from keras_ddl.cut.variable_ops import ASSIGNS, READ
 
 @rule(READ)
 def read(b: Context, node: Node) -> PlacedOutputs:
-    return [(b.make(node, [b.local(node.inputs[0])])[0], PARTIAL)]
+    handle = node.inputs[0]
+    if b.in_loop and isinstance(b.placement(handle), Sharded):
+        return [(b.read_before_loop(handle, node), REPLICATED)]
+    return [(b.make(node, [b.local(handle)])[0], b.placement(handle))]
 
 
 @rule(*ASSIGNS)
 def assign(b: Context, node: Node) -> PlacedOutputs | None:
     variable, value = node.inputs
-    if b.placement(variable) != PARTIAL:
+    placement = b.placement(variable)
+    if isinstance(placement, Replicated):
         return None
-    b.make(node, [b.local(variable), b.partial(value)])
+    b.make(node, [b.local(variable), b.redistributed(value, placement)])
     return []
+
+
+@rule("VariableShape")
+def shape(b: Context, node: Node) -> PlacedOutputs | None:
+    handle = node.inputs[0]
+    if not isinstance(b.placement(handle), Sharded):
+        return None
+    known = certain(tf_compat.variable_shape(handle.tensor))
+    return [(b.vector(known.as_list(), node.outputs[0].dtype), REPLICATED)]
+
+
+@rule("VarIsInitializedOp")
+def is_initialized(b: Context, node: Node) -> PlacedOutputs | None:
+    return [(b.make(node, [b.local(node.inputs[0])])[0], REPLICATED)]

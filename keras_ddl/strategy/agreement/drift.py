@@ -156,7 +156,8 @@ def _digest(sums: Sequence[int]) -> int:
 
 def _weights(model: Any) -> list[Any]:
     """The weights, also of layers that are frozen, and the single numbers of the optimizers, as the learning rate."""
-    variables = models.weights_made_trainable(model)
+    weights = models.weights_made_trainable(model)
+    variables = {key: v for key, v in weights.items() if sharded_slots.sharded_variable(v) is None}
     variables.update({id(v): v for v in _state_of_optimizers(model) if math.prod(v.shape) == 1})
     return list(variables.values())
 

@@ -86,7 +86,7 @@ class MidEpochSaves:
             [bool(some) for some in (self._savers(), self._savers(within=True))],
             name=agreement.name_of(model, "saves_within_epochs"),
         )
-        has_slots = job.shards_from_elements is not None
+        has_slots = job.shards_from_elements is not None or job.mesh is not None
         self._has_slots = saves and has_slots
         self._is_on = within and (models.accumulates(model) or has_slots)
 

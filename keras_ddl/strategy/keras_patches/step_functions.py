@@ -172,7 +172,7 @@ class IteratorFunction(_KerasFunction):
         return self._execute(self._execution(kind, UNKNOWN, is_single=True), batch)
 
     def _execution_on(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
-        in_parts = self._step == "train_step" and fits.of(self._model) is not None and not self._job.goes_on
+        in_parts = self._step == "train_step" and fits.of(self._model) is not None and self._job.accumulates_parts
         if in_parts:
             accumulation.begin_step(self._model, self._job.rank)
         if iterator not in self._by_iterator:

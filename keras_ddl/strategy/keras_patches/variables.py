@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl.compat.optimizers import averaged_weights
+from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.variable_origin import of_keras
 
@@ -16,7 +17,7 @@ from keras_ddl.strategy.variable_origin import of_keras
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, which is none of the program's own (distribute_loop/variables.py)."""
     with of_keras():
-        return original(variable, value)
+        return original(variable, laid_out.initial_value(variable, value))
 
 
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
@@ -29,7 +30,7 @@ def add_variable_from_reference(
     original: Callable[..., Any], self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
 ) -> Any:
     """Shards a slot from the moment it is made: no rank ever has all slots in full."""
-    with sharded_slots.creating_slot(self, reference_variable, name):
+    with laid_out.following(reference_variable), sharded_slots.creating_slot(self, reference_variable, name):
         variable = original(self, reference_variable, name=name, initializer=initializer)
     sharded_slots.shard_slot(self, reference_variable, variable, name, initializer)
     return variable

@@ -25,9 +25,12 @@ def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
 
 
 def slots_of(owner: Any) -> list[ShardedVariable]:
-    """Returns the slots in shards of a model's optimizers, or of an optimizer."""
+    """Returns the slots in shards of a model's optimizers, or of an optimizer; of a model also the variables that a
+    layout cuts.
+    """
     is_one = isinstance(owner, keras.optimizers.Optimizer)
     variables = [v for each in ([owner] if is_one else models.optimizers_of(owner)) for v in each.variables]
+    variables += [] if is_one else owner.variables
     return slots_in({id(each): each for each in variables}.values())
 
 
@@ -56,7 +59,7 @@ def _gather(slot: ShardedVariable) -> tf.Tensor:
         if slot.is_complete:
             return slot.read_value()
         with ops.translate_errors():
-            return tf.reshape(ops.all_gather(slot.chunk.read_value(), name=_name(slot, "gathered")), slot.shape)
+            return slot.all_gathered(_name(slot, "gathered"))
 
     def make() -> tf.Tensor:
         # Made again when a rank is lost, of other chunks.

@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
+from keras_ddl.cut import Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
@@ -66,7 +68,7 @@ class Share:
         generation: how often the slot had been shared out anew; OF_NEWCOMER: the values are no rank's.
     """
 
-    layout: Layout
+    layout: Layout | Slices
     rank: int
     offset: int
     chunk: Any
@@ -77,6 +79,12 @@ class Share:
     def place(self) -> tuple[int, int, int]:
         """The rank, of how many, and the offset of mirrors."""
         return self.rank, self.layout.size, self.offset
+
+    @property
+    def flat(self) -> Layout:
+        """The layout of flat shards, which alone have mirrors."""
+        assert isinstance(self.layout, Layout)
+        return self.layout
 
     def assign(self, value: tf.Tensor) -> None:
         """Takes this rank's share of a complete value."""
@@ -100,8 +108,10 @@ class ShardedVariable(UninitializedVariable):
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
-    def __init__(self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor]) -> None:
-        super().__init__(trainable=False, shape=value.shape, dtype=value.dtype, name=name)
+    def __init__(
+        self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor], *, is_trained: bool = False
+    ) -> None:
+        super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
         self.number, self.initial = _numbering.take(), initial
         self.is_complete = False
         self.next_share: Share | None = None
@@ -112,7 +122,7 @@ class ShardedVariable(UninitializedVariable):
         _slots[id(self.handle)] = self
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Any:
         return self.share.layout
 
     @property
@@ -138,6 +148,10 @@ class ShardedVariable(UninitializedVariable):
             share = Share(layout, job.rank, offset, variable(job.rank, "chunk"), mirror, generation)
             share.assign(value)
             return share
+
+    def all_gathered(self, name: str) -> tf.Tensor:
+        """Returns all entries. COLLECTIVE. `name`: of the collective."""
+        return tf.reshape(ops.all_gather(self.chunk.read_value(), name=name), self.shape)
 
     def take_next_share(self, generation: int) -> None:
         """Stores what it is to store from now on, if that is the share of this generation."""

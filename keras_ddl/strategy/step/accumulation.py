@@ -5,8 +5,8 @@ update. Before the program may look at the accumulators (in a callback, at the e
 parts are summed, and every rank has the total, as one process has. In the next step rank 0 continues from the total and
 the others from zero, so that the update sums the same.
 
-In a job that goes on when a rank is lost, a part would be lost with its rank. There each step sums its gradients over
-ranks, and every rank accumulates the total.
+In a job that goes on when a rank is lost, a part would be lost with its rank; and on a mesh the total is a sum over the
+data ranks alone. There each step sums its gradients over ranks, and every rank accumulates the total.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -20,6 +20,8 @@ from keras_ddl.data.rows import chunk
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
@@ -73,6 +75,12 @@ class CutStep:
         """The number of ranks."""
         return self._job.size
 
+    @property
+    def _row_ranks(self) -> range:
+        """The ranks that compute the rows of this one: on a mesh all those of its model axis."""
+        mesh = self._job.mesh
+        return range(self.rank, self.rank + 1) if mesh is None else mesh.row_ranks()
+
     def tables(self) -> list[str]:
         """Returns a table of the collectives of each trace, under the step's name."""
         lost = self.when_a_rank_is_lost()
@@ -102,6 +110,8 @@ class CutStep:
 
     def when_a_rank_is_lost(self) -> str:
         """Returns a line on what becomes of this step then."""
+        if self._job.mesh is not None:
+            return "when a rank is lost: the job ends, because no other rank has its slices of the variables"
         reason = self.why_not_again()
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
@@ -242,8 +252,13 @@ class CutStep:
             begins_with: what the all_gather that begins the step has gathered, which becomes the first of its plan.
             options: as `cut.build_step` takes them.
         """
-        slots = {id(outer): sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured}
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
+        seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
+        if self._job.mesh is not None:
+            return self._build_on_mesh(
+                self._job.mesh, scope, seed, program, local, placements, batch, report, begins_with, options
+            )
+        slots = {id(outer): sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured}
         collectives = cut.StepCollectives(
             scope,
             self.rank,
@@ -257,9 +272,8 @@ class CutStep:
             collectives.begin_with(begins_with)
         shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
         mirrored = [each for each in shares.values() if each.mirror is not None]
-        mirrors = [cut.Mirror(s.chunk.handle, s.mirror.handle, s.layout, s.chunk.dtype) for s in mirrored]
+        mirrors = [cut.Mirror(s.chunk.handle, s.mirror.handle, s.flat, s.chunk.dtype) for s in mirrored]
         self._snapshots.append(cut.Snapshots())
-        seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
         with tf.device(self._job.device):
             outputs = cut.build_step(
                 program,
@@ -281,19 +295,77 @@ class CutStep:
         self._show(report)
         return outputs
 
+    def _build_on_mesh(
+        self,
+        mesh: Mesh,
+        scope: str,
+        seed: int,
+        program: cut.Program,
+        local: Sequence[tf.Tensor],
+        placements: Sequence[cut.Placement],
+        batch: cut.Batch,
+        report: cut.Report,
+        begins_with: tf.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> list[tf.Tensor]:
+        """Builds as `build` does: cut along the model axis, and then along the batch.
+
+        What differs between batches is the rows that ranks of one model axis share: each has read its own.
+        """
+        mesh.layout.check_effects()
+        everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
+        if begins_with is not None:
+            everyone.begin_with(begins_with)
+        model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
+        data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
+        options = dict(options)
+        if not options.get("inputs_are_whole"):
+            local = [
+                _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
+                for place, (tensor, placement) in enumerate(zip(local, placements))
+            ]
+        options["parts"] = [laid_out.held(each).tensor for each in options.get("parts", ())]
+        self._snapshots.append(cut.Snapshots())
+        with tf.device(self._job.device):
+            report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
+            report.axis = f"batch axis, {mesh.data.size} ranks"
+            of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
+            self._traced.append(of_model)
+            outputs = cut.build_step(
+                cut.Program(of_model.graph),
+                local,
+                placements,
+                batch,
+                data,
+                report=report,
+                seed=seed,
+                snapshots=self._snapshots[-1],
+                earlier=model,
+                everyone=everyone,
+                **options,
+            )
+        everyone.follow_plan()
+        self.reports.append(report)
+        self._show(report)
+        return outputs
+
     def batch_without_rows(self) -> cut.Batch:
-        """Returns the batch of a step whose arguments have no rows, as one row of rank 0's."""
-        return cut.Batch(1, int(self.rank == 0), min(self.rank, 1))
+        """Returns the batch of a step whose arguments have no rows, as one row of the first data rank's."""
+        rank = self.rank if self._job.mesh is None else self._job.mesh.data.rank
+        return cut.Batch(1, int(rank == 0), min(rank, 1))
 
     def batch_of_chunks(self, total: Any) -> cut.Batch:
         """Returns a batch of which each rank has the rows that `data.chunk` says."""
-        first, end = chunk(total, self.rank, self.size)
+        ranks = self._row_ranks
+        first, end = chunk(total, ranks[0], self.size)[0], chunk(total, ranks[-1], self.size)[1]
         return cut.Batch(total, end - first, first)
 
     def batch_of_counts(self, counts: Any, total: int | None = None) -> cut.Batch:
         """Returns a batch with so many rows of each rank: numbers, or a tensor ([ranks] int64) of the step's graph."""
         add = tf.reduce_sum if tf.is_tensor(counts) else sum
-        return cut.Batch(add(counts) if total is None else total, counts[self.rank], add(counts[: self.rank]))
+        ranks = self._row_ranks
+        own = counts[self.rank] if len(ranks) == 1 else add(counts[ranks[0] : ranks[-1] + 1])
+        return cut.Batch(add(counts) if total is None else total, own, add(counts[: ranks[0]]))
 
     def _plan(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         """Groups what is summed into buckets. `sizes`: bytes, in the order in which they become ready."""
@@ -359,6 +431,12 @@ def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
     numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
     if numeric:
         ops.broadcast_variables(numeric, root=root)
+
+
+def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
+    """Returns a gathered argument, of which it is known how many rows it has if that of the batch is."""
+    tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
+    return tensor
 
 
 class Outputs:

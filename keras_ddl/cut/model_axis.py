@@ -1,0 +1,104 @@
+"""Cuts a step along the model axis of a mesh: what starts sharded is not an argument but a variable.
+
+The model axis is a batch of as many rows as it has ranks, of which every rank has one. A kernel [d, n] whose n columns
+are shared out among them is then Sharded(axis=1, unit=n / ranks): its handle is placed so, reading it gives such a
+shard, assigning it takes one, and everything between follows from the specs and rules that cut along the batch.
+
+A mesh is one cut for each of its axes, the model axis first. Its ranks see the whole batch and hold tensors of equal
+shapes, so they decide alike. What one of them does, collectives included, is a program on the whole batch like any
+other, which is cut along the batch next: earlier_axis.py says how its collectives go on. By induction over the axes,
+all ranks together compute what one process does. (PartIR, arXiv 2401.11202, composes one tactic for each axis in the
+same way.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.builder import Builder
+from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.dims import ONE, Dim
+from keras_ddl.cut.placements import REPLICATED, Batch, Placement, Sharded
+from keras_ddl.cut.program import Program
+from keras_ddl.cut.report import Report
+
+_Array = TypeVar("_Array", tf.Tensor, np.ndarray)
+
+
+class HeldVariable(NamedTuple):
+    """What a rank holds of a captured tensor: a tensor (a variable's handle), and its placement along the axis."""
+
+    tensor: tf.Tensor
+    placement: Placement = REPLICATED
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Shares out a variable among ranks: slices of equal extent along one of its axes.
+
+    Attributes: shape: of the global tensor, whose extent along `axis` is a multiple of `size`, the number of ranks.
+    """
+
+    shape: tuple[int, ...]
+    size: int
+    axis: int
+
+    @property
+    def extent(self) -> int:
+        """That of a slice."""
+        assert self.shape[self.axis] % self.size == 0, f"{self.size} ranks cannot share {self} evenly"
+        return self.shape[self.axis] // self.size
+
+    @property
+    def shape_of_slice(self) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], self.extent, *self.shape[self.axis + 1 :])
+
+    @property
+    def placement(self) -> Sharded:
+        return Sharded(self.axis, ONE, Dim(self.extent))
+
+    def cut(self, tensor: _Array, rank: int) -> _Array:
+        """Returns a rank's slice of a global tensor or array."""
+        own = slice(rank * self.extent, (rank + 1) * self.extent)
+        result: _Array = tensor[tuple(own if axis == self.axis else slice(None) for axis in range(len(self.shape)))]
+        return result
+
+
+def cut_along_model(
+    program: Program,
+    collectives: Collectives,
+    held: Callable[[tf.Tensor], HeldVariable],
+    *,
+    report: Report | None = None,
+    seed: int = 0,
+) -> tf.types.experimental.ConcreteFunction:
+    """Returns what this rank of the model axis does in a step, as a function of the step's arguments.
+
+    It never runs. Its graph is a program on the whole batch, to be cut by `build_step` with `earlier=collectives`. The
+    caller keeps it alive as long as what is built from it.
+
+    Args:
+        program: the step traced on the global batch.
+        collectives: of the model axis.
+        held: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
+        report, seed: as of `build_step`.
+    """
+
+    def step(*arguments: tf.Tensor) -> list[tf.Tensor]:
+        batch = Batch(collectives.size, 1, collectives.rank)
+        builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
+        builder.everyone, builder.rows_by_extent = None, False
+        for value, outer in program.captured:
+            builder.place(value, *held(outer))
+        for value, tensor in zip(program.inputs, arguments):
+            builder.place(value, tensor, REPLICATED, builder.input_dims(value, REPLICATED))
+        builder.build()
+        return [builder.replicated(value) for value in program.outputs]
+
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in program.inputs]
+    return tf.function(step, autograph=False).get_concrete_function(*specs)

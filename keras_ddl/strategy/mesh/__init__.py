@@ -1,0 +1,38 @@
+"""A mesh of data and model ranks, `Strategy(layout_map=...)`, with Keras's DeviceMesh, LayoutMap and TensorLayout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.compat.keras import keras
+from keras_ddl.errors import ConfigError
+
+
+def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model")) -> Any:
+    """Returns a keras.distribution.DeviceMesh whose devices are the ranks of the job.
+
+        mesh = keras_ddl.device_mesh((2, 2))
+        layout_map = keras.distribution.LayoutMap(mesh)
+        layout_map[".*dense.*kernel"] = (None, "model")
+        strategy = keras_ddl.Strategy(layout_map=layout_map)
+
+    Calls `keras_ddl.init`, if the program has not. The last axis is of consecutive ranks, which launchers place on one
+    host: make it the model axis.
+
+    Args:
+        shape: the extent of each axis; their product is the number of ranks.
+        axis_names: of the axes. The first shares out the batch, as in keras.distribution.ModelParallel.
+    Raises: ConfigError: the product is not the number of ranks, or there are not as many names as extents.
+    """
+    topology = communicator.init()
+    shape, axis_names = tuple(shape), tuple(axis_names)
+    if len(shape) != len(axis_names) or math.prod(shape) != topology.size:
+        raise ConfigError(
+            "device_mesh: the product of the extents must equal the number of ranks, and every axis needs a name. "
+            f"Received: shape={shape!r}, axis_names={axis_names!r} with {topology.size} ranks (rank {topology.rank}). "
+            f"Start {math.prod(shape)} ranks, or choose another shape."
+        )
+    return keras.distribution.DeviceMesh(shape, axis_names, devices=[f"rank:{each}" for each in range(topology.size)])

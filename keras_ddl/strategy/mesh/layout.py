@@ -1,0 +1,113 @@
+"""Reads a keras.distribution.LayoutMap: which axis of which variable is cut along the model axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl.communicator import stack_position
+from keras_ddl.compat.keras import keras
+from keras_ddl.errors import ConfigError
+
+
+class Layout:
+    """A layout of variables over a mesh with a batch axis and a model axis.
+
+    Keys are looked up as Keras does for the version that is installed: a key that is the path of a variable, else a
+    regular expression that matches it, at most one.
+
+    Args:
+        layout_map: a keras.distribution.LayoutMap. size, rank: of this job, for checks and messages.
+    Attributes:
+        data_size, model_size: the extents of the axes. model_axis: the name of the second; None: there is only one.
+    Raises: ConfigError: the mesh is none of this job.
+    """
+
+    def __init__(self, layout_map: Any, size: int, rank: int) -> None:
+        self._map, self._rank = layout_map, rank
+        mesh = layout_map.device_mesh
+        if not isinstance(mesh, keras.distribution.DeviceMesh):
+            raise self._error("a LayoutMap needs a DeviceMesh", f"device_mesh={mesh!r}", "Use keras_ddl.device_mesh.")
+        names, shape = tuple(mesh.axis_names), tuple(mesh.shape)
+        if math.prod(shape) != size:
+            raise self._error(
+                f"the mesh must have as many devices as there are ranks ({size})",
+                f"shape={shape!r}, {math.prod(shape)} devices",
+                "Make it with keras_ddl.device_mesh, or start another number of ranks.",
+            )
+        if len(names) > 2:
+            raise self._error(
+                "a mesh has two axes: the first shares out the batch, the second cuts variables",
+                f"axis_names={names!r}",
+                "Leave one of them out.",
+            )
+        self._batch_axis, self.data_size = names[0], int(shape[0])
+        self.model_axis: str | None = names[1] if len(names) > 1 else None
+        self.model_size = int(shape[1]) if len(names) > 1 else 1
+        self._unmatched = list(layout_map)
+
+    def axis_of(self, path: str, shape: Sequence[int | None]) -> int | None:
+        """Returns the axis of a variable that is cut along the model axis; None: every rank has all of it.
+
+        Raises: ConfigError: several keys match; the layout is of another number of axes, or does not divide.
+        """
+        try:
+            layout = self._map[path]
+        except ValueError as error:
+            raise self._error(
+                "one key at most may match the path of a variable", str(error), "Make the keys more precise."
+            ) from error
+        self._unmatched = [key for key in self._unmatched if not self._has(key, path)]
+        if layout is None:
+            return None
+        axes = tuple(layout.axes)
+        if len(axes) != len(shape):
+            raise self._error(
+                "a layout names the axis of the mesh, or None, for each axis of the variable",
+                f"{axes!r} for {path!r} of shape {tuple(shape)}",
+                "Give it as many entries as the variable has axes.",
+            )
+        if self.model_axis not in axes or self.model_size == 1:
+            return None
+        axis = axes.index(self.model_axis)
+        extent = shape[axis]
+        if not extent or extent % self.model_size:
+            raise self._error(
+                f"the model axis, of {self.model_size} ranks, must divide the axis of a variable that it cuts",
+                f"{axes!r} for {path!r} of shape {tuple(shape)}: {extent} is not divided",
+                "Choose another extent, cut another axis, or leave this variable out.",
+            )
+        return axis
+
+    def check_effects(self) -> None:
+        """Warns, once and on rank 0, of keys that have matched no variable so far.
+
+        Raises: ConfigError: none has.
+        """
+        if self._unmatched and len(self._unmatched) == len(self._map):
+            raise self._error(
+                "keys match the paths of variables that are made under strategy.scope()",
+                f"{self._unmatched}, which match none",
+                "Print the paths: `for each in model.variables: print(each.path)`.",
+            )
+        if self._unmatched and self._rank == 0:
+            stack_position.warn(f"layout_map: these keys match no variable, and have no effect: {self._unmatched}.")
+        self._unmatched = []
+
+    def along_batch(self) -> list[str]:
+        """Returns the keys that also cut variables along the batch axis: along it, every rank has all of them."""
+        return [key for key, layout in self._map.items() if self._batch_axis in layout.axes]
+
+    def _has(self, key: str, path: str) -> bool:
+        alone = keras.distribution.LayoutMap(None)
+        alone[key] = ()
+        return key == path or alone[path] is not None
+
+    def describe(self) -> list[str]:
+        """Returns what must be equal on all ranks: the mesh, and each key with its layout."""
+        mesh = f"mesh {self.data_size} x {self.model_size}, axes {self._batch_axis}, {self.model_axis}"
+        return [mesh, *(f"{key}: {tuple(layout.axes)}" for key, layout in self._map.items())]
+
+    def _error(self, rule: str, received: str, remedy: str) -> ConfigError:
+        return ConfigError(f"layout_map: {rule}. Received: {received} (rank {self._rank}). {remedy}")

@@ -1,0 +1,73 @@
+"""The ranks of a job as a mesh: the place of this one, and a communicator for each axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keras_ddl import communicator
+from keras_ddl.communicator import Communicator, stack_position
+from keras_ddl.communicator.comparison import require_equal_lists
+from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Rank r of the job has the data position r // model_size, and the model position r % model_size.
+
+    Attributes:
+        layout: of variables over it.
+        data, model: communicators of the ranks that differ from this one along the batch axis, or the model axis, only.
+    """
+
+    layout: Layout
+    data: Communicator
+    model: Communicator
+
+    def row_ranks(self) -> range:
+        """Returns the ranks of the job that share the rows of this one: those of its model axis."""
+        first = self.data.rank * self.model.size
+        return range(first, first + self.model.size)
+
+
+def make(layout: Layout, topology: Topology) -> Mesh | None:
+    """Returns the mesh of a job; None where nothing is cut along a model axis. COLLECTIVE.
+
+    Raises: RankMismatchError: the layouts of the ranks differ.
+    """
+    if topology.size == 1:
+        return None
+    require_equal_lists(
+        layout.describe(),
+        "keras_ddl/layout_map",
+        "All ranks must have the same mesh and layout_map, with the keys in the same order.",
+        "Make it the same way on every rank.",
+        entry="entry",
+    )
+    if topology.rank == 0:
+        _warn(layout, topology)
+    if layout.model_size == 1:
+        return None
+    data_position, model_position = divmod(topology.rank, layout.model_size)
+    model = communicator.split(data_position, model_position, name="model axis")
+    data = communicator.split(model_position, data_position, name="batch axis")
+    assert model is not None and data is not None
+    return Mesh(layout, data, model)
+
+
+def _warn(layout: Layout, topology: Topology) -> None:
+    """Warns of what a mesh costs, or does not do, other than a reader of the layout may expect."""
+    keys = layout.along_batch()
+    if keys:
+        stack_position.warn(
+            f"layout_map: variables are not cut along the batch axis: every data rank keeps its own copy of {keys}. "
+            "That is the same result, with more memory."
+        )
+    size = layout.model_size
+    hosts = topology.hosts
+    apart = next((r for r in range(0, topology.size, size) if len(set(hosts[r : r + size])) > 1), None)
+    if apart is not None:
+        stack_position.warn(
+            f"The ranks of a model axis exchange activations several times a step, and lie on several hosts: ranks "
+            f"{apart} to {apart + size - 1} do. Start a multiple of {size} ranks on each host."
+        )

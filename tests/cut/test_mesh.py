@@ -1,0 +1,308 @@
+"""Steps cut along the model axis of a mesh, and then along the batch, equal one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cut.layouts import TRANSFORMER, Rules, axes, transformer
+from cut.mesh import Mesh, Position
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+
+layers = keras.layers
+RNG = np.random.default_rng(4)
+X = RNG.normal(size=(7, 5))
+Loss = Callable[[Any, Any], Any]
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def mesh_of(
+    model: keras.Model,
+    optimizer: Any,
+    loss: Loss,
+    batch: Sequence[np.ndarray],
+    shape: Position,
+    rules: Rules,
+    **options: Any,
+) -> Mesh:
+    """Returns a training step of a model on a mesh."""
+    optimizer.build(model.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = loss(y, model(x, training=True))
+            scaled = optimizer.scale_loss(result)
+        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return result
+
+    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
+    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)
+
+
+def tokens(rows: int = 7, length: int = 5) -> list[np.ndarray]:
+    return [RNG.integers(0, 16, (rows, length)).astype("int32") for _ in range(2)]
+
+
+def transformer_on(shape: Position, rules: Rules = TRANSFORMER, *, blocks: int = 1, **options: Any) -> Mesh:
+    keras.utils.set_random_seed(5)
+    optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return mesh_of(transformer(blocks=blocks), optimizer, loss, tokens(), shape, rules, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((1, 2), {}),
+        ((2, 2), {"counts": [4, 3]}),
+        pytest.param((2, 4), {"counts": [7, 0]}, marks=pytest.mark.long),
+        pytest.param((3, 2), {"static": False}, marks=pytest.mark.long),
+    ],
+)
+def test_a_transformer_on_a_mesh_equals_one_process(shape, options):
+    mesh = transformer_on(shape, **options).check(*tokens(), steps=2)
+    assert [kind for kind, _ in mesh.moved()["model"]] == ["sum"] * 5  # four of the block; squares of gradients
+    assert {kind for kind, _ in mesh.moved()["data"]} == {"sum"}
+
+
+def test_a_block_has_two_sums_forward_and_two_backward():
+    one, three = (transformer_on((1, 2), blocks=n).moved()["model"] for n in (1, 3))
+    assert {kind for kind, _ in three} == {"sum"}  # no activation is gathered
+    assert len(three) - len(one) == 2 * 4
+
+
+def dense(features: int = 8) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    up, down = layers.Dense(features, "tanh", name="up"), layers.Dense(3, name="down")
+    return keras.Sequential([keras.Input((5,)), up, down])
+
+
+PAIR: Rules = {"up/kernel": 1, "up/bias": 0, "down/kernel": 0}
+
+
+def dense_on(optimizer: Any, shape: Position = (2, 2), rules: Rules = PAIR, **options: Any) -> Mesh:
+    batch = [X, RNG.normal(size=(7, 3))]
+    return mesh_of(dense(), optimizer, keras.losses.MeanSquaredError(), batch, shape, rules, **options)
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "all": lambda: keras.optimizers.Adam(
+        1e-2,
+        amsgrad=True,
+        global_clipnorm=0.1,
+        weight_decay=0.1,
+        use_ema=True,
+        ema_overwrite_frequency=3,
+        gradient_accumulation_steps=2,
+    ),
+    "clipnorm": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, clipnorm=0.1),
+    "adafactor": lambda: keras.optimizers.Adafactor(1e-2),  # with slots of other shapes than their weight
+    "rmsprop": lambda: keras.optimizers.RMSprop(1e-2, momentum=0.5, centered=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(1e-2),
+    "adadelta": lambda: keras.optimizers.Adadelta(1e-1),
+    "adamax": lambda: keras.optimizers.Adamax(1e-2),
+    "nadam": lambda: keras.optimizers.Nadam(1e-2),
+    "ftrl": lambda: keras.optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1),
+    "lion": lambda: keras.optimizers.Lion(1e-2),
+    "lamb": lambda: keras.optimizers.Lamb(1e-2),
+    "muon": lambda: keras.optimizers.Muon(1e-2),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(1e-2), initial_scale=64.0, dynamic_growth_steps=2
+    ),
+}
+QUICK = ("all", "adafactor")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
+)
+def test_optimizers_with_weights_cut_along_the_model_axis_equal_one_process(name):
+    dense_on(OPTIMIZERS[name]()).check(X, RNG.normal(size=(7, 3)), steps=4)
+
+
+def test_slots_that_follow_their_weight_move_nothing():
+    assert dense_on(keras.optimizers.Adam(1e-2), (1, 2)).moved()["model"] == [("sum", 1)]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_table_is_cut_along_its_rows_or_its_width(axis):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([
+        keras.Input((4,), dtype="int32"), layers.Embedding(6, 4, name="table"), layers.Flatten(), layers.Dense(2),
+    ])  # fmt: skip
+    x, y = RNG.integers(0, 6, (7, 4)).astype("int32"), RNG.normal(size=(7, 2))
+    optimizer, loss = keras.optimizers.Adam(1e-2), keras.losses.MeanSquaredError()
+    mesh_of(model, optimizer, loss, [x, y], (2, 2), {"table": axis}).check(x, y)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_are_looked_up_in_a_variable_and_scattered_into_it(axis):
+    table, other = tf.Variable(RNG.normal(size=(6, 4))), tf.Variable(RNG.normal(size=(6, 4)))
+    x, places = RNG.normal(size=(7, 4)), RNG.integers(0, 6, (7,))
+
+    def step(x: Any, places: Any) -> Any:
+        rows = tf.nn.embedding_lookup(table, places)
+        with tf.control_dependencies([rows]):
+            table.scatter_sub(tf.IndexedSlices(0.1 * x, places))
+            other.scatter_add(tf.IndexedSlices(rows[:, ::-1], places))
+            other.scatter_update(tf.IndexedSlices(tf.ones([1, 4], tf.float64), tf.constant([3])))
+        return tf.reduce_sum(rows * x, 1), tf.shape(other)
+
+    layout = {id(table): axis, id(other): axis}
+    Mesh(step, [x, places], (2, 2), [table, other], layout).check(x, places)
+
+
+def test_a_row_that_a_cut_table_does_not_have_is_an_error():
+    table = tf.Variable(RNG.normal(size=(6, 4)))
+    places = np.array([0, 6])
+    mesh = Mesh(lambda at: tf.nn.embedding_lookup(table, at), [places], (1, 2), [table], {id(table): 0})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+        mesh(places)
+
+
+def test_halves_are_computed_as_in_one_process():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), dynamic_growth_steps=2)
+        dense_on(optimizer).check(X, RNG.normal(size=(7, 3)), tolerance=3e-3)
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def test_a_loop_gathers_what_it_reads_of_cut_weights():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3, 4)), layers.LSTM(4, name="lstm"), layers.Dense(2)])
+    x, y = RNG.normal(size=(5, 3, 4)), RNG.normal(size=(5, 2))
+    optimizer, loss = keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.MeanSquaredError()
+    mesh = mesh_of(model, optimizer, loss, [x, y], (2, 2), {"lstm.*kernel": 1, "lstm.*bias": 0}).check(x, y)
+    assert mesh.moved()["model"] == [("gather", 1)] * 3
+    assert {kind for kind, _ in mesh.moved()["data"]} == {"sum"}  # its rows are cut as ever
+
+
+def test_parts_that_a_loop_adds_up_are_those_of_one_axis():
+    weight = tf.Variable(RNG.normal(size=(4, 3)))
+
+    def step(x: Any) -> Any:
+        read, squares = weight.read_value(), tf.reduce_sum(tf.square(x[:, :4]), 0)
+        start = tf.reduce_sum(tf.square(x[:, :3]), 0)  # a part of a sum over the batch
+        return tf.while_loop(
+            lambda i, _: i < 3, lambda i, total: (i + 1, total * 0.5 + tf.tensordot(squares, read, 1)), (0, start)
+        )[1]
+
+    Mesh(step, [X], (2, 2), [weight], {id(weight): 0}).check(X)
+
+
+def test_a_loop_that_writes_a_cut_weight_is_refused():
+    weight = tf.Variable(np.ones((4, 2)))
+
+    def step(x: Any) -> Any:
+        return tf.while_loop(lambda i: i < 3, lambda i: (weight.assign_add(weight), i + 1)[1:], (0,))
+
+    with pytest.raises(ConfigError, match="Leave it out of the layout"):
+        Mesh(step, [X], (1, 2), [weight], {id(weight): 0})
+
+
+def test_other_operations_on_a_cut_weight_are_refused():
+    weight = tf.Variable(np.ones((4, 5)))
+
+    def step(x: Any) -> Any:
+        weight.scatter_nd_add([[0]], x[:1])
+        return tf.constant(0)
+
+    with pytest.raises(ConfigError, match="ResourceScatterNdAdd"):
+        Mesh(step, [X], (1, 2), [weight], {id(weight): 0})
+
+
+def test_the_first_rank_of_the_mesh_alone_calls_host_functions():
+    weight = tf.Variable(RNG.normal(size=(5, 4)))
+    calls: list[float] = []
+
+    def called(total: np.ndarray) -> np.ndarray:
+        calls.append(float(total))
+        return np.float64(total + len(calls))
+
+    def step(x: Any) -> Any:
+        total = tf.numpy_function(called, [tf.reduce_sum(x @ weight)], tf.float64)
+        total.set_shape([])
+        tf.print("total", total, output_stream="file:///dev/null")
+        weight.assign_add(total * tf.ones_like(weight))
+        return total
+
+    mesh = Mesh(step, [X], (2, 2), [weight], {id(weight): 1})
+    results = mesh(X)
+    assert len(calls) == 1
+    assert {float(outputs[0]) for outputs in results.values()} == {calls[0] + 1}
+
+
+def test_collectives_of_the_model_axis_in_a_branch_go_on():
+    weight = tf.Variable(RNG.normal(size=(5, 4)))
+
+    def step(x: Any) -> Any:
+        hidden = tf.tanh(x @ weight)
+        total = tf.reduce_sum(hidden)
+        squares = tf.cond(total > 0.0, lambda: tf.reduce_sum(hidden**2, 1), lambda: tf.sort(hidden, 1)[:, 0])
+        tf.cond(total > 0.0, lambda: weight.assign(weight * 0.9), lambda: weight.assign(tf.reverse(weight, [1])))
+        return squares, total
+
+    for sign in (1.0, -1.0):
+        Mesh(step, [X], (2, 2), [weight], {id(weight): 1}).check(sign * X, steps=2)
+
+
+def test_a_step_that_fails_is_written_on_no_rank():
+    mesh = dense_on(keras.optimizers.Adam(1e-2))
+    before = {at: {key: each.numpy() for key, each in copies.items()} for at, copies in mesh.copies.items()}
+    mesh.everyone.breaks = "commit"
+    with pytest.raises(tf.errors.OpError, match="a rank was lost"):
+        mesh(X, RNG.normal(size=(7, 3)))
+    for at, copies in mesh.copies.items():
+        for key, each in copies.items():
+            np.testing.assert_array_equal(each.numpy(), before[at][key])
+
+
+NETWORKS: Mapping[str, Callable[[], keras.Model]] = {
+    "normalized": lambda: keras.Sequential([
+        keras.Input((6,)), layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.Dense(4),
+        layers.LayerNormalization(), layers.Dense(2),
+    ]),
+    "convolutional": lambda: keras.Sequential([
+        keras.Input((6,)), layers.Reshape((3, 2, 1)), layers.Conv2D(4, 2, padding="same", activation="relu"),
+        layers.Conv2D(2, 2, padding="same"), layers.GlobalAveragePooling2D(), layers.Dense(2),
+    ]),
+    "recurrent": lambda: keras.Sequential([
+        keras.Input((6,)), layers.Reshape((3, 2)), layers.GRU(4), layers.Dropout(0.3, seed=1), layers.Dense(2),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("normalized", 0)] + [pytest.param(name, n, marks=pytest.mark.long) for name in NETWORKS for n in range(1, 9)],
+)
+def test_any_layout_equals_one_process(name, seed):
+    draw = np.random.default_rng(seed)
+    keras.utils.set_random_seed(seed)
+    model, optimizer = NETWORKS[name](), keras.optimizers.Adam(1e-2, clipnorm=0.3)
+    optimizer.build(model.trainable_variables)
+    every = [each.value for each in model.variables + optimizer.variables]
+    layout = {}
+    for each in every:
+        possible = [axis for axis, extent in enumerate(each.shape) if extent % 2 == 0]
+        if possible and draw.random() < 0.7:
+            layout[id(each)] = int(draw.choice(possible))
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        optimizer.apply(tape.gradient(result, model.trainable_variables), model.trainable_variables)
+        return result
+
+    batch = [RNG.normal(size=(7, 6)), RNG.normal(size=(7, 2))]
+    Mesh(step, batch, (2, 2), every, layout).check(*batch)

@@ -1,0 +1,189 @@
+"""Strategy(layout_map=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cut.layouts import transformer
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.shards import gathered_slots
+from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
+
+LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
+LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
+LAYOUT[".*attention.*(query|key|value)/bias"] = ("model", None)
+LAYOUT[".*attention.*attention_output/kernel"] = ("model", None, None)
+LAYOUT[".*(up0|dense_wide)/kernel"] = (None, "model")
+LAYOUT[".*(up0|dense_wide)/bias"] = ("model",)
+LAYOUT[".*(down0|dense_narrow)/kernel"] = ("model", None)
+STRATEGY = keras_ddl.Strategy(layout_map=LAYOUT, drift_check_percent=100)
+
+TOKENS, LABELS = (np.random.default_rng(3).integers(0, 16, (23, 5)).astype("int32") for _ in range(2))
+
+
+def dense() -> keras.Model:
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh", name="dense_wide")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden), name="dense_model")
+
+
+def compiled(strategy: Any, make: Any = dense, optimizer: Any = None, loss: Any = "mse", **more: Any) -> keras.Model:
+    set_precision("float64")
+    keras.utils.set_random_seed(11)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = make()
+        model.compile(optimizer() if optimizer else keras.optimizers.Adam(1e-2), loss, jit_compile=False, **more)
+    return model
+
+
+def assert_equal(model: keras.Model, one: keras.Model) -> None:
+    with STRATEGY.whole_model(model):
+        mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
+    theirs = [each.numpy() for each in [*one.variables, *one.optimizer.variables]]
+    for value, expected in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+
+
+def check_fit_and_evaluate_equal_one_process():
+    model, one = compiled(STRATEGY), compiled(None)
+    for each in (model, one):
+        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    np.testing.assert_allclose(
+        model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
+    )
+    assert_equal(model, one)
+    table = STRATEGY.explain(model)
+    assert "along the model axis, 2 ranks" in table and f"along the batch axis, {SIZE // 2} ranks" in table, table
+
+
+@long
+def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
+    def trained(strategy: Any) -> tuple[keras.Model, list[Any]]:
+        set_precision("float64")  # of the loss, too
+        adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model = compiled(strategy, lambda: transformer(blocks=1), adam, loss, metrics=["accuracy"])
+        options = {"batch_size": 7, "verbose": 0}
+        history = model.fit(TOKENS, LABELS, epochs=1, validation_data=(TOKENS, LABELS), **options).history
+        return model, [*history.values(), model.predict(TOKENS[:9], **options)]
+
+    (model, mine), (one, expected) = trained(STRATEGY), trained(None)
+    for values, others in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(values, others, rtol=0, atol=1e-12)
+    assert_equal(model, one)
+    table = STRATEGY.explain(model)
+    of_training = table[: table.index("test_step")]
+    along_model = of_training[: of_training.index("along the batch axis")]
+    assert "along the model axis, 2 ranks" in along_model and "gather" not in along_model, table
+    cut = gathered_slots.slots_of(model)
+    assert len(cut) == 10 * 3, cut  # weights, and two slots of each
+    assert all(np.prod(each.chunk.shape) * 2 == np.prod(each.shape) for each in cut)
+
+
+@long
+def check_a_training_is_resumed_from_what_rank_0_has_written():
+    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
+
+    def fit(strategy: Any, epochs: int, *callbacks: Any) -> keras.Model:
+        model = compiled(strategy)
+        model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options)
+        return model
+
+    with shared_folder() as path:
+        for epochs in (1, 2):
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
+            model = fit(STRATEGY, epochs, save)
+        assert_equal(model, fit(None, 2))
+
+
+@long
+def check_a_model_is_saved_complete_and_loaded():
+    model, one = compiled(STRATEGY), compiled(None)
+    for each in (model, one):
+        each.fit(X, Y, batch_size=10, verbose=0)
+    with shared_folder() as folder:
+        path = f"{folder}/model.keras"
+        with STRATEGY.whole_model(model):
+            model.save(path)
+        keras_ddl.barrier()
+        loaded = keras.models.load_model(path)
+        for mine, expected in zip(loaded.get_weights(), one.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+        again = compiled(STRATEGY)
+        again.load_weights(path)
+        np.testing.assert_allclose(
+            again.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
+        )
+
+
+def check_a_step_of_the_program_equals_one_process():
+    def step_of(model: keras.Model) -> Any:
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            trained = model.trainable_variables
+            model.optimizer.apply(tape.gradient(loss, [each.value for each in trained]), trained)
+            return loss
+
+        return step
+
+    model, one = compiled(STRATEGY), compiled(None)
+    cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
+    for begin in (0, 11, 22):
+        batch = X[begin : begin + 11], Y[begin : begin + 11]
+        np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
+    assert_equal(model, one)
+    assert "along the model axis" in cut.explain()
+
+
+def check_what_is_cut_is_refused_outside_of_steps():
+    model = compiled(STRATEGY)
+    assert any(isinstance(each.value, LaidOutVariable) for each in model.variables)
+    refused = [
+        model.get_weights,
+        lambda: model(X[:3]),
+        lambda: STRATEGY.run(lambda: 1),
+        lambda: model.predict_on_batch(X[:3]),
+    ]
+    for each in refused:
+        with pytest.raises(ConfigError, match="layout_map"):
+            each()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a read in a graph"):
+        tf.function(lambda: tf.add_n([tf.nn.l2_loss(each.value) for each in model.variables]))()
+    eager = compiled(STRATEGY, run_eagerly=True)
+    with pytest.raises(ConfigError, match="run_eagerly=True"):
+        eager.fit(X, Y, batch_size=10, verbose=0)
+
+
+def check_keys_that_match_nothing_are_told():
+    other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
+    other["nothing"] = ("model",)
+    strategy = keras_ddl.Strategy(layout_map=other)
+    set_precision("float64")
+    with strategy.scope():
+        model = dense_model()
+        model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match="match none"):
+        model.fit(X, Y, batch_size=10, verbose=0)
+
+
+@long
+def check_train_on_batch_and_accumulated_gradients_equal_one_process():
+    make = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3, use_ema=True)  # noqa: E731
+    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
+    for each in (model, one):
+        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    assert_equal(model, one)
+    model, one = compiled(STRATEGY), compiled(None)
+    for _ in range(2):
+        one.train_on_batch(X[:40], Y[:40])
+        model.train_on_batch(X[:40][RANK::SIZE], Y[:40][RANK::SIZE])
+    assert_equal(model, one)
+    assert everyone(1) == [1] * SIZE
