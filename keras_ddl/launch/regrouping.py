@@ -100,16 +100,22 @@ class Regrouping:
         elif is_last or is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
             self._is_ending |= not link.outcome.done
             return False
-        elif self.spares:
-            spare = self.spares.pop(0)
-            self._say(f"rank {spare}, a spare, starts, to take the place of rank {rank}.")
+        else:
+            self._replace(rank)
         self.answer()
         return True
+
+    def _replace(self, rank: int) -> None:
+        if self.spares:
+            spare = self.spares.pop(0)
+            self._say(f"rank {spare}, a spare, starts, to take the place of rank {rank}.")
 
     def _leave_out(self, rank: int, is_stopping: bool) -> None:
         outcome = self._links[rank].outcome
         if not is_stopping and not outcome.survived and rank not in self.spares:
             self._say(f"rank {rank} has not joined the others, who go on ({outcome.describe()}).")
+            if outcome.is_lost:
+                self._replace(rank)
         if rank in self.spares:
             self.spares.remove(rank)
         outcome.survived = True

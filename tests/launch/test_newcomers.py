@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from keras_ddl.launch.membership import Membership
+from keras_ddl.launch.outcome import RankOutcome
+from keras_ddl.launch.regrouping import Regrouping
 
 NEWCOMER = 2
 Event = tuple[str, int]
@@ -123,3 +127,22 @@ def test_a_newcomer_that_nobody_names_waits() -> None:
     for rank in (0, 1):
         membership.ask(rank, 1, 0.0, [NEWCOMER])
     assert membership.advance() == (0, 1, NEWCOMER)
+
+
+def test_a_spare_that_is_lost_before_it_has_joined_is_replaced_by_the_next() -> None:
+    said: list[str] = []
+
+    def link(rank: int) -> Any:
+        ways = {"send": lambda *_: None, "stop": lambda *_: None, "signal": lambda *_: None}
+        return SimpleNamespace(outcome=RankOutcome(rank), over=False, is_missing=False, channel=None, **ways)
+
+    links = [link(rank) for rank in range(5)]
+    regrouping = Regrouping(links, 2, 1, 10.0, said.append)
+    for rank, status in ((1, -9), (2, -9), (3, 1)):
+        links[rank].over, links[rank].outcome.status = True, status
+        assert regrouping.goes_on_without(links[rank], is_stopping=False)
+    assert [line for line in said if "a spare" in line] == [
+        "rank 2, a spare, starts, to take the place of rank 1.",
+        "rank 3, a spare, starts, to take the place of rank 2.",
+    ], "what has ended by itself would do so again"
+    assert regrouping.spares == [4]
