@@ -123,6 +123,7 @@ def check_a_model_is_saved_complete_and_loaded():
         )
 
 
+@long
 def check_a_step_of_the_program_equals_one_process():
     def step_of(model: keras.Model) -> Any:
         def step(x: Any, y: Any) -> Any:
