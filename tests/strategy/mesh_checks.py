@@ -176,6 +176,21 @@ def check_keys_that_match_nothing_are_told():
 
 
 @long
+def check_data_whose_length_is_not_known_ends_as_in_one_process():
+    def dataset() -> Any:
+        rows = tf.data.Dataset.from_generator(
+            lambda: zip(X, Y), output_signature=(tf.TensorSpec(6, tf.float64), tf.TensorSpec(2, tf.float64))
+        )
+        return rows.batch(10)
+
+    make = lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.5)  # noqa: E731  (which decays before it has a batch)
+    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
+    for each in (model, one):
+        each.fit(dataset(), epochs=2, verbose=0)
+    assert_equal(model, one)
+
+
+@long
 def check_train_on_batch_and_accumulated_gradients_equal_one_process():
     make = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3, use_ema=True)  # noqa: E731
     model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
