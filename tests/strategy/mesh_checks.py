@@ -176,6 +176,23 @@ def check_keys_that_match_nothing_are_told():
 
 
 @long
+def check_callbacks_of_keras_save_what_one_process_would_have():
+    model, one = compiled(STRATEGY), compiled(None)
+    with shared_folder() as folder:
+        for each, name in ((model, "mesh"), (one, f"one_{RANK}")):
+            path = f"{folder}/{name}.keras"
+            save = keras.callbacks.ModelCheckpoint(path, verbose=0)
+            backup = keras.callbacks.BackupAndRestore(f"{folder}/backup_{name}")
+            each.fit(X, Y, batch_size=10, epochs=2, verbose=0, shuffle=False, callbacks=[save, backup])
+        keras_ddl.barrier()
+        loaded, expected = (keras.models.load_model(f"{folder}/{each}.keras") for each in ("mesh", f"one_{RANK}"))
+    for mine, theirs in zip(loaded.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    for mine, theirs in zip(loaded.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=0, atol=1e-12)
+
+
+@long
 def check_data_whose_length_is_not_known_ends_as_in_one_process():
     def dataset() -> Any:
         rows = tf.data.Dataset.from_generator(
