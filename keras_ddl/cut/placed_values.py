@@ -73,7 +73,7 @@ class PlacedValues(LocalShapes):
         self._materializers: dict[Value, Materializer] = {}
         self._replicators: dict[Value, Callable[[], tf.Tensor]] = {}
         self._batch_dependent: set[Value] = set()
-        self._sums_of_rules: dict[Node, Value] = {}
+        self._parts_of_rules: dict[Node, dict[str, Value]] = {}  # by name
         self._names = 0
 
     # ---- what is known of a value
@@ -351,10 +351,22 @@ class PlacedValues(LocalShapes):
 
         part: builds this rank's part; called once.
         """
-        if node not in self._sums_of_rules:
-            tensor = part()
-            self._sums_of_rules[node] = self.new_value(node, tensor, tensor, PARTIAL)
-        return self.replicated(self._sums_of_rules[node])
+        return self.combined_over_ranks(node, {"sum": part})["sum"]
+
+    def combined_over_ranks(
+        self, node: Node, parts: Mapping[str, Callable[[], tf.Tensor]], op: str = "sum"
+    ) -> dict[str, tf.Tensor]:
+        """Returns what ranks' parts combine to, by name: no values of the program, for the rule of `node`.
+
+        parts: each builds this rank's part; called once. Raises: Pending, when all of them are requested.
+        """
+        values = self._parts_of_rules.setdefault(node, {})
+        for name, part in parts.items():
+            if name not in values:
+                tensor = part()
+                values[name] = self.new_value(node, tensor, tensor, Partial(op))
+        tensors = self.all_replicated([values[name] for name in parts])
+        return dict(zip(parts, tensors))
 
     def next_name(self, kind: str) -> str:
         """Returns a name for a collective. Ranks count alike; what Keras names may differ between them."""

@@ -19,8 +19,17 @@ from keras_ddl.cut.program import Node, Program
 from keras_ddl.cut.report import Report
 
 
-def writes_without_batch(graph: tf.Graph, collectives: Collectives) -> Callable[[], None] | None:
-    """Returns a function that writes what a traced step writes without its arguments; None: it writes nothing."""
+def writes_without_batch(
+    graph: tf.Graph,
+    collectives: Collectives,
+    *,
+    earlier: Collectives | None = None,
+    everyone: Collectives | None = None,
+) -> Callable[[], None] | None:
+    """Returns a function that writes what a traced step writes without its arguments; None: it writes nothing.
+
+    earlier, everyone: as of `build_step`, where the step was cut along the model axis.
+    """
     program = Program(graph)
     dependent = {value.node for value in program.inputs}
     for node in program.nodes:
@@ -34,6 +43,7 @@ def writes_without_batch(graph: tf.Graph, collectives: Collectives) -> Callable[
     def write() -> None:
         batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))
         builder = Builder(program=program, batch=batch, collectives=collectives, report=Report())
+        builder.earlier, builder.everyone = earlier, everyone or collectives
         for value, outer in program.captured:
             builder.place(value, outer, REPLICATED)
         builder.build()

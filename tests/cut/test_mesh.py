@@ -78,6 +78,28 @@ def test_a_block_has_two_sums_forward_and_two_backward():
     assert len(three) - len(one) == 2 * 4
 
 
+VOCABULARY: Rules = {**TRANSFORMER, "table": 0, "head/kernel": 1, "head/bias": 0}
+
+
+def test_a_vocabulary_is_cut_without_gathering_rows_or_logits():
+    mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3]).check(*tokens(), steps=2)
+    kinds = [kind for kind, _ in mesh.moved()["model"]]
+    assert "gather" not in kinds and kinds.count("max") == 1, mesh.moved()
+    assert not mesh.model_reports[0, 0].replicated
+
+
+@pytest.mark.parametrize("label", [-1, 16])
+def test_a_label_outside_of_a_cut_vocabulary_is_an_error(label):
+    weight = tf.Variable(RNG.normal(size=(5, 16)))
+    labels = np.array([3, label, 0], np.int32)
+
+    def step(x: Any, y: Any) -> Any:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ weight)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        Mesh(step, [X[:3], labels], (1, 2), [weight], {id(weight): 1})(X[:3], labels)
+
+
 def dense(features: int = 8) -> keras.Model:
     keras.utils.set_random_seed(1)
     up, down = layers.Dense(features, "tanh", name="up"), layers.Dense(3, name="down")

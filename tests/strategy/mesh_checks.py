@@ -123,6 +123,7 @@ def check_a_model_is_saved_complete_and_loaded():
         )
 
 
+@long
 def check_a_step_of_the_program_equals_one_process():
     def step_of(model: keras.Model) -> Any:
         def step(x: Any, y: Any) -> Any:
@@ -172,6 +173,38 @@ def check_keys_that_match_nothing_are_told():
         model.compile("sgd", "mse")
     with pytest.raises(ConfigError, match="match none"):
         model.fit(X, Y, batch_size=10, verbose=0)
+
+
+@long
+def check_callbacks_of_keras_save_what_one_process_would_have():
+    model, one = compiled(STRATEGY), compiled(None)
+    with shared_folder() as folder:
+        for each, name in ((model, "mesh"), (one, f"one_{RANK}")):
+            path = f"{folder}/{name}.keras"
+            save = keras.callbacks.ModelCheckpoint(path, verbose=0)
+            backup = keras.callbacks.BackupAndRestore(f"{folder}/backup_{name}")
+            each.fit(X, Y, batch_size=10, epochs=2, verbose=0, shuffle=False, callbacks=[save, backup])
+        keras_ddl.barrier()
+        loaded, expected = (keras.models.load_model(f"{folder}/{each}.keras") for each in ("mesh", f"one_{RANK}"))
+    for mine, theirs in zip(loaded.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    for mine, theirs in zip(loaded.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=0, atol=1e-12)
+
+
+@long
+def check_data_whose_length_is_not_known_ends_as_in_one_process():
+    def dataset() -> Any:
+        rows = tf.data.Dataset.from_generator(
+            lambda: zip(X, Y), output_signature=(tf.TensorSpec(6, tf.float64), tf.TensorSpec(2, tf.float64))
+        )
+        return rows.batch(10)
+
+    make = lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.5)  # noqa: E731  (which decays before it has a batch)
+    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
+    for each in (model, one):
+        each.fit(dataset(), epochs=2, verbose=0)
+    assert_equal(model, one)
 
 
 @long

@@ -1,13 +1,15 @@
-"""Look-ups in a variable that is held sharded, and rows scattered into it: tables of embeddings on the model axis."""
+"""Tables and vocabularies that are cut along the model axis: look-ups, rows that are scattered, cross entropies."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.placements import PARTIAL, PlacedOutputs, Sharded
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
 from keras_ddl.cut.program import Node
-from keras_ddl.cut.propagation import propagate
+from keras_ddl.cut.propagation import propagate, sharded_only
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.rules import indexing
 from keras_ddl.cut.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
@@ -22,16 +24,86 @@ def look_up(b: Context, node: Node) -> PlacedOutputs | None:
         return propagate(b, node)
     if node.attr("batch_dims", int) or indices.rank is None:
         return None
-    at = b.replicated(indices)
     if placement.axis:
+        at = b.replicated(indices)
         return [(b.make(node, [b.local(table), at])[0], placement.at(indices.rank + placement.axis - 1))]
-    if not node.outputs[0].dtype.is_floating:  # integers and booleans of other ranks are no parts of a sum
+    return _own_rows_of(b, node, placement, lambda place: [b.local(table), place])
+
+
+@rule("GatherV2")
+def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
+    """In what was read of a table that is cut along its rows, each rank gives those that it has."""
+    table, indices, axis = node.inputs
+    placement = b.placement(table)
+    is_cut = isinstance(placement, Sharded) and placement.axis == 0 and not b.rows_by_extent
+    if not is_cut or node.attr("batch_dims", int) or b.extents.constants(axis) != [0] or indices.rank is None:
+        return propagate(b, node)
+    assert isinstance(placement, Sharded)
+    return _own_rows_of(b, node, placement, lambda place: [b.local(table), place, b.replicated(axis)])
+
+
+def _own_rows_of(
+    b: Context, node: Node, placement: Sharded, operands: Callable[[tf.Tensor], list[tf.Tensor]]
+) -> PlacedOutputs | None:
+    """Builds a look-up in a table that is cut along its rows: of other ranks' rows, zeros.
+
+    operands: given the places of rows in this rank's slice, returns those of the operation.
+    """
+    indices, output = node.inputs[1], node.outputs[0]
+    if not output.dtype.is_floating or indices.rank is None:  # integers and booleans of other ranks are no parts
         return None
-    mine, place = _own_rows(b, placement, at)
-    rows = b.make(node, [b.local(table), place])[0]
+    mine, place = _own_rows(b, placement, b.replicated(indices))
+    rows = b.make(node, operands(place))[0]
     for _ in range(rows.shape.rank - indices.rank):
         mine = mine[..., tf.newaxis]
     return [(tf.where(mine, rows, tf.zeros([], rows.dtype)), PARTIAL)]
+
+
+@rule("UnsortedSegmentSum", of_replicated=True)
+def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
+    """The gradient of a table that is cut along its rows: a rank adds up those that it has."""
+    if b.rows_by_extent:
+        return None
+    made = b.make_replicated(node)
+    data, ids, _ = node.inputs
+
+    def materializer(placement: Sharded) -> tf.Tensor:
+        if placement.axis or placement.blocks != 1:
+            raise Uncertain
+        first, count = _own_range(b, placement)
+        at = b.replicated(ids)
+        mine = (at >= first) & (at < first + count)
+        # Negative ones are left out, and one that is too large is an error, as in one process.
+        too_large = tf.constant(count, at.dtype)
+        place = tf.where(mine, at - first, tf.where(at < count * b.batch.total, tf.constant(-1, at.dtype), too_large))
+        return b.make(node, [b.replicated(data), place, tf.constant(count, node.inputs[2].dtype)])[0]
+
+    if not node.after:
+        b.register_materializer(node.outputs[0], sharded_only(materializer))
+    return made
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits")
+def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
+    """Of logits that are cut along the vocabulary: three numbers of each row are combined, and no logits gathered."""
+    logits, labels = node.inputs
+    placement = b.placement(logits)
+    if not isinstance(placement, Sharded) or placement.axis != 1 or b.rows_by_extent:
+        return propagate(b, node)
+    own, at = b.local(logits), b.replicated(labels)
+    top = b.combined_over_ranks(node, {"top": lambda: tf.reduce_max(own, 1)}, "max")["top"]
+    mine, place = _own_rows(b, placement, at)
+    below = own - top[:, tf.newaxis]
+    powers = tf.exp(below)
+
+    def of_label() -> tf.Tensor:
+        return tf.where(mine, tf.gather(below, place, axis=1, batch_dims=1), tf.zeros([], own.dtype))
+
+    sums = b.combined_over_ranks(node, {"powers": lambda: tf.reduce_sum(powers, 1), "label": of_label})
+    outside = tf.constant(-1, place.dtype)
+    hot = tf.one_hot(tf.where(mine, place, outside), own.shape[1], dtype=own.dtype)
+    loss = tf.math.log(sums["powers"]) - sums["label"]
+    return [(loss, REPLICATED), (powers / sums["powers"][:, tf.newaxis] - hot, placement)]
 
 
 @rule(SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE)

@@ -226,12 +226,22 @@ class CutStep:
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
         """Runs what one process runs of a traced step whose batch never comes, because the data has ended."""
         if id(concrete) not in self._without_batch:
-            collectives = cut.StepCollectives(f"{self.scope}/end", self.rank, self.size, self._plan)
-            self._without_batch[id(concrete)] = cut.writes_without_batch(concrete.graph, collectives)
+            self._without_batch[id(concrete)] = self._writes_without_batch(concrete)
         write = self._without_batch[id(concrete)]
         if write is not None:
             with as_one_process():
                 write()
+
+    def _writes_without_batch(self, concrete: ConcreteFunction) -> Callable[[], None] | None:
+        scope, mesh = f"{self.scope}/end", self._job.mesh
+        everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
+        if mesh is None:
+            return cut.writes_without_batch(concrete.graph, everyone)
+        model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
+        data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
+        of_model = cut.cut_along_model(cut.Program(concrete.graph), model, laid_out.held)
+        self._traced.append(of_model)
+        return cut.writes_without_batch(of_model.graph, data, earlier=model, everyone=everyone)
 
     def build(
         self,
