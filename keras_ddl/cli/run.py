@@ -170,6 +170,8 @@ def command(
         return 0
     if job.why_it_ends is not None:
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
+    if hostfile is not None and job.why_it_stays is not None:
+        click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
     return run_job(job, **attempts)
 
 

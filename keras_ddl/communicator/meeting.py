@@ -11,7 +11,7 @@ from keras_ddl.communicator.membership import Membership
 from keras_ddl.communicator.native_library import Transport
 from keras_ddl.errors import ConfigError, RankLostError, RankMismatchError
 from keras_ddl.topology import Topology, make_topology, tf_config
-from keras_ddl.topology.launcher import Launcher, allocation_size, host_key
+from keras_ddl.topology.launcher import Launcher, allocation_size, host_key, local_place
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -65,11 +65,16 @@ def without_mpi(launcher: Launcher, mode: str, members: Membership) -> tuple[Top
         raise
 
 
-def beside(membership: Membership, launcher: Launcher) -> Topology:
-    """Returns, for a newcomer, the place that it has in the script: of as many ranks as there were at first."""
+def beside(launcher: Launcher) -> Topology:
+    """Returns, for a newcomer, the place that it has in the script: of as many ranks as there were at first, which are
+    2 or more, with the local rank that the launcher has chosen; never rank 0, which writes.
+    """
     error_report.install(launcher.rank, host.abort)
     size = launcher.size or 1
-    return make_topology(min(len(membership.members), size - 1), [host_key()] * size, "p")
+    local_rank, local_size = local_place()
+    here = max(1, min(local_size, size))
+    rank = size - here + min(local_rank, here - 1)
+    return make_topology(rank or size - 1, ["another host"] * (size - here) + [host_key()] * here, "p")
 
 
 def refuse_mpi() -> None:

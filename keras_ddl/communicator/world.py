@@ -86,7 +86,7 @@ def init(mode: str | None = None) -> Topology:
             own_board = board.of_process()
             if launcher.is_spare and own_board is not None:
                 _state.membership = membership.start()
-                place = meeting.beside(_state.membership, launcher)
+                place = meeting.beside(launcher)
                 history.begin(history.Replay(own_board))
             else:
                 # After shutdown, those that were left before are there again.

@@ -71,8 +71,9 @@ class ChangingHosts:
             return  # it has left, or was given up
         if rank in self._regrouping.membership.members:
             self._is_ending |= not outcome.is_lost
-        elif not outcome.is_lost:  # what one cannot do, no other could
+        elif not outcome.is_lost and self.plan.takes_newcomers:  # what one cannot do, no other could
             self.plan.takes_newcomers = False
+            self._job.say(f"no other ranks are started before {self._name} changes.")
         if self.plan.is_exhausted(host) and host not in self._given_up:
             self._given_up.add(host)
             self._job.say(f"host {host} gets no other rank: {MAX_LOSSES} of its ranks were lost.")
@@ -96,6 +97,12 @@ class ChangingHosts:
         for rank in [rank for rank, until in self._expected.items() if time.monotonic() > until]:
             self._lose_host(self.plan.host_of(rank), f"it has not connected within {self._patience:g} s")
 
+    def refuse(self, rank: int, why: str) -> None:
+        """The host of a newcomer, which has just connected, cannot have ranks of the job."""
+        if (host := self.plan.host_of(rank)) is not None:
+            self.plan.lose_host(host)
+        self.give_up(rank, why)
+
     def give_up(self, rank: int, why: str) -> None:
         """Ends a spare or newcomer."""
         link = self._job.links[rank]
@@ -104,6 +111,8 @@ class ChangingHosts:
         self._job.say(f"rank {rank} ends before it has joined: {why}.")
         link.outcome.survived = True
         link.stop(signal.SIGKILL, 0.0)
+        if link.channel is not None and not link.started:
+            link.channel.close()  # its wrapper ends
         if link.is_missing:
             link.lose()
             self._job.count(link)
@@ -112,7 +121,8 @@ class ChangingHosts:
         for _ in ranks:
             self._job.add_link()
         self._expected.update(dict.fromkeys(ranks, time.monotonic() + self._patience))
-        message = {"host": name, "first": ranks[0], "count": len(ranks)}
+        local_ranks, local_size = self.plan.local_places(ranks)
+        message = {"host": name, "first": ranks[0], "local_ranks": local_ranks, "local_size": local_size}
         self._job.tell_starter(json.dumps(message).encode() + b"\n")
         what = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         self._job.say(f"{what} on host {name}: started, to join the others.")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from keras_ddl import config
 from keras_ddl.launch.finding import Finding, Severity
 
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel", "tf-nightly-cpu")
@@ -58,6 +59,7 @@ def facts() -> dict[str, Any]:
         "Keras": version("keras"),
         "Python": ".".join(map(str, sys.version_info[:3])),
         "shm": free_shared_memory(),
+        "has_rack": config.get("RACK") is not None,
         "clock": time.time(),
     }
 

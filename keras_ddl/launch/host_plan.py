@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from keras_ddl.launch.mpirun import Host
+from keras_ddl.topology.mirrors import mirror_offset
 
 MAX_LOSSES = 3  # of a host that still takes processes in place of lost ones
 
@@ -24,6 +25,7 @@ class HostPlan:
         self._slots = {host.name: host.slots for host in hosts}
         names = [host.name for host in hosts for _ in range(host.slots)][: num_ranks + spares]
         self._host_of = dict(enumerate(names))  # of living processes
+        self._local_rank_of = {rank: names[:rank].count(name) for rank, name in enumerate(names)}
         self.spares = set(range(num_ranks, num_ranks + spares))  # of them, those that wait
         self._min_ranks, self._max_ranks = min_ranks, max_ranks
         self._gone: set[str] = set()  # hosts that were lost, or where nothing could be started
@@ -39,6 +41,10 @@ class HostPlan:
     def host_of(self, rank: int) -> str | None:
         """Returns the host of a process that lives; None: it does not."""
         return self._host_of.get(rank)
+
+    def local_places(self, ranks: Sequence[int]) -> tuple[list[int], int]:
+        """Returns the local rank of each process, and how many there may be on its host."""
+        return [self._local_rank_of[rank] for rank in ranks], self._slots[self._host_of[ranks[0]]]
 
     def change(self, hosts: Iterable[Host]) -> None:
         """The file names these hosts now."""
@@ -72,26 +78,27 @@ class HostPlan:
     def surplus(self, members: Iterable[int]) -> list[int]:
         """Returns the members of the job that the file has no room for, as many as may leave together.
 
-        Those of one host at a time, and one rank at a time where there is no other host: so the state that is in
-        shards has a mirror on a rank that stays.
+        members: by rank. Of a rank whose state in shards is on another one, too, only one of the two leaves at a time.
         """
         members = [rank for rank in members if rank in self._host_of]
-        by_host: dict[str, list[int]] = {}
-        for rank in members:
-            by_host.setdefault(self._host_of[rank], []).append(rank)
-        for name, ranks in by_host.items():
-            surplus = ranks[self._slots.get(name, 0) :][: max(0, len(members) - self._min_ranks)]
-            if surplus:
-                return surplus if len(by_host) > 1 else surplus[-1:]
-        return []
+        names = [self._host_of[rank] for rank in members]
+        offset = mirror_offset([names.index(name) for name in names])
+        left, surplus = Counter(self._slots), set[int]()
+        for place, (rank, name) in enumerate(zip(members, names)):
+            left[name] -= 1
+            around = {members[(place + each) % len(members)] for each in (offset, -offset)}
+            if left[name] < 0 and not surplus & around and len(surplus) < len(members) - self._min_ranks:
+                surplus.add(rank)
+        return sorted(surplus)
 
     def needless(self, members: Iterable[int]) -> list[int]:
         """Returns the spares and newcomers, no members yet, that the file has no room for."""
         left, needless = Counter(self._slots), []
-        others = self._host_of.keys() - set(members)
-        for rank, name in self._host_of.items():  # members first: they have the lower numbers
-            left[name] -= 1
-            if left[name] < 0 and rank in others:
+        for rank in members:
+            left[self._host_of.get(rank, "")] -= 1
+        for rank in sorted(self._host_of.keys() - set(members)):
+            left[self._host_of[rank]] -= 1
+            if left[self._host_of[rank]] < 0:
                 needless.append(rank)
         return needless
 
@@ -109,7 +116,10 @@ class HostPlan:
             ranks = list(range(first, first + max(0, min(slots - used[name], missing))))
             if ranks:
                 started.append((name, ranks))
-                self._host_of.update(dict.fromkeys(ranks, name))
+                for rank in ranks:
+                    taken = {self._local_rank_of[each] for each, where in self._host_of.items() if where == name}
+                    self._local_rank_of[rank] = next(each for each in range(slots + 1) if each not in taken)
+                    self._host_of[rank] = name
                 first += len(ranks)
                 missing -= len(ranks)
         return started

@@ -34,12 +34,13 @@ READY = b"keras-ddl: host_ranks has started\n"
 
 @dataclass(frozen=True)
 class Part:
-    """The processes of this host: `count` of them, numbered from `first` on; from `size` on they are spares and
-    newcomers. `directory`: of their sockets.
+    """The processes of this host, one for each of `local_ranks`, numbered from `first` on; from `size` on they are
+    spares and newcomers. `local_size`: ranks on this host. `directory`: of the sockets.
     """
 
     first: int
-    count: int
+    local_ranks: list[int]
+    local_size: int
     size: int
     hosts: int
     directory: Path
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
     numbers = dict(zip(argv[:end:2], map(int, argv[1:end:2])))
     size, spares = numbers["-np"], numbers.get("--spares", 0)
     directory = Path(Address.parse(config.get("LAUNCHER") or "").path).parent
-    return _run(Part(0, size + spares, size, 1, directory, argv[end + 1 :]))
+    return _run(Part(0, list(range(size + spares)), size, size, 1, directory, argv[end + 1 :]))
 
 
 def _read_part(line: bytes) -> Part:
@@ -71,20 +72,20 @@ def _read_part(line: bytes) -> Part:
     directory = Path(tempfile.gettempdir()) / message["folder"]
     for folder in (directory.parent, directory):
         folder.mkdir(mode=0o700, exist_ok=True)
-    return Part(message["first"], message["count"], message["size"], message["hosts"], directory, message["program"])
+    parts = {name: message[name] for name in ("first", "local_ranks", "local_size", "size", "hosts", "program")}
+    return Part(**parts, directory=directory)
 
 
 def _run(part: Part) -> int:
     own = os.getpid()
     running: set[int] = set()
-    local_size = min(part.count, max(1, part.size - part.first))
-    for local_rank in range(part.count):
+    for number, local_rank in enumerate(part.local_ranks, part.first):
         child = os.fork()
         if child == 0:
-            rank = f"{part.first + local_rank}/{part.size}/{part.hosts}@{part.directory}"
+            rank = f"{number}/{part.size}/{part.hosts}@{part.directory}"
             os.environ[config.VARIABLES["HOST_RANK"].environment_name] = rank
             os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = str(local_rank)
-            os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(local_size)
+            os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(part.local_size)
             os._exit(_run_wrapper(part.program, own))
         running.add(child)
 

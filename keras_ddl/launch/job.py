@@ -128,6 +128,13 @@ class Job:
         )
 
     @property
+    def why_it_stays(self) -> str | None:
+        """Why the job goes on, and does not follow the host file that names `hosts`; None: it does, or has none."""
+        if self.min_ranks is None or self.mpirun is not None or self.num_ranks > 1:
+            return None
+        return "a job that begins with one rank takes no others: it does not follow the host file."
+
+    @property
     def starter(self) -> str:
         """The program that starts the ranks, for messages."""
         if self.mpirun is None:
@@ -242,7 +249,7 @@ def make(
         grace=grace,
         min_ranks=min_ranks,
         spares=spares,
-        hostfile=None if by_mpirun or not goes_on else hostfile,
+        hostfile=None if by_mpirun or not goes_on or num_ranks == 1 else hostfile,
         **rest,  # type: ignore[arg-type]
     )
 

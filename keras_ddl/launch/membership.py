@@ -25,7 +25,7 @@ class Membership:
             ask, after the first has asked. epoch: the first one; -1 where the ranks also ask who is there at first.
 
     Attributes:
-        epoch: counts memberships. members: of this epoch, in ascending order, whether or not they have been lost since.
+        epoch: counts memberships. members: of this epoch, the oldest first, whether or not they have been lost since.
     """
 
     def __init__(self, ranks: Iterable[int], min_members: int, patience: float, epoch: int = 0) -> None:
@@ -109,8 +109,11 @@ class Membership:
         self.epoch += 1
         is_between = self._admitting == self._asking
         admitted = self._joining & self._admitted if is_between else set()
-        staying = self._asking - self._leaving if is_between else self._asking
-        self.members = tuple(sorted((staying or self._asking) | admitted))
+        # Where one was lost, those that were to leave may be needed: they leave another time.
+        may_leave = is_between and self._asking == set(self.members)
+        staying = (self._asking - self._leaving if may_leave else self._asking) or self._asking
+        # The oldest stay first: rank 0 must be one that has the state.
+        self.members = (*(rank for rank in self.members if rank in staying), *sorted(admitted))
         self._joining -= admitted
         for some in (self._asking, self._admitting, self._admitted):
             some.clear()

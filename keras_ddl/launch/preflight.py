@@ -58,8 +58,10 @@ class Preflight:
 
     def problem_of(self, rank: int) -> str | None:
         """Returns why a newcomer's host cannot have ranks of the job; None: it can."""
-        first = min(self._facts)
-        findings = host_facts.compare([self._facts[first], self._facts[rank]])
+        others, own = self._facts[min(self._facts)], self._facts[rank]
+        findings = host_facts.compare([others, own])
+        if others["has_rack"] != own["has_rack"]:
+            return f"KERAS_DDL_RACK must be set on all hosts or on none; {own['host']} is not like the others"
         return "; ".join(_line(each) for each in findings if each.severity is Severity.ERROR) or None
 
     def problems(self) -> str | None:

@@ -243,6 +243,8 @@ class RankProcess:
         job_dir.mkdir(mode=0o700, exist_ok=True)
         self._run_dir = job_dir / f"rank-{self.rank}"
         self._run_dir.mkdir(mode=0o700)
+        if (joined := config.get("HOST_RANK")) is not None:  # the last rank before may just have removed it
+            Path(joined[2]).mkdir(mode=0o700, exist_ok=True)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
         if welcome["kept"]:
             self._job_dir = Path(tempfile.gettempdir()) / welcome["kept"]

@@ -3,7 +3,7 @@
     python -P -m keras_ddl.launch.remote_ranks --hosts h0:2,h1:2 -np 3 --spares 1 -- python train.py
 
 Spares take the slots behind the ranks. With --more, what is to be started later comes as lines on stdin:
-{"host": "h2", "first": 4, "count": 2}.
+{"host": "h2", "first": 4, "local_ranks": [0, 1], "local_size": 2}.
 
 It takes mpirun's place. A host that is lost later takes nothing with it: the ranks of the others belong to processes of
 their own hosts, and the launcher, to which every rank is connected, decides what goes on. What host_ranks must know is
@@ -85,9 +85,10 @@ class _Running:
             "program": list(program),
         }
 
-    def start(self, host: str, first: int, count: int, *, may_fail: bool) -> None:
-        """Starts ranks. `may_fail`: the others do without them."""
-        self.hosts.append(_OnHost(host, {**self._common, "first": first, "count": count}, may_fail=may_fail))
+    def start(self, host: str, first: int, local_ranks: Sequence[int], local_size: int, *, may_fail: bool) -> None:
+        """Starts processes. local_size: how many there may be on this host. may_fail: the others do without them."""
+        message = {"first": first, "local_ranks": local_ranks, "local_size": local_size}
+        self.hosts.append(_OnHost(host, {**self._common, **message}, may_fail=may_fail))
 
     def pass_on(self, host: _OnHost) -> bool:
         """Passes output of a host on. Returns False if the job cannot start."""
@@ -101,7 +102,7 @@ class _Running:
             return True
         why = f"{'host_ranks' if _is_here(host.name) else config.get('SSH')} ended with status {ended}"
         if host.may_fail:
-            os.write(1, NOT_STARTED + f"{host.name} {why}\n".encode())
+            os.write(1, b"\n" + NOT_STARTED + f"{host.name} {why}\n".encode())
         else:
             print(f"The ranks of host {host.name} could not be started: {why}.")
         return host.may_fail
@@ -121,7 +122,8 @@ def main(argv: list[str]) -> int:
     running = _Running(size, len(counts) + takes_more, argv[end + 1 :])
     first = 0
     for name, count in counts.items():
-        running.start(name, first, count, may_fail=False)
+        ranks = min(count, size - first) if first < size else count
+        running.start(name, first, list(range(count)), ranks, may_fail=False)
         first += count
     orders = b""
     while running.hosts:

@@ -21,7 +21,7 @@ from keras_ddl.launch.host_watch import HostWatch
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
 from keras_ddl.launch.mpirun import Host
-from keras_ddl.launch.outcome import RESTART_STATUS
+from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.placement import Placement, host_of_rank
 from keras_ddl.launch.supervisor import Supervisor
@@ -70,6 +70,7 @@ class RestartLoop:
         self._restart_requested = False  # the ranks exited because of that
         self._began = self._attempt_began = time.monotonic()
         self._hosts: tuple[Host, ...] = ()  # of this attempt
+        self._num_ranks = job.num_ranks
         self._restart_reason = ""  # why the next attempt begins
         self._early_failure: tuple[int, str] | None = None
         self._will_restart = False
@@ -119,7 +120,7 @@ class RestartLoop:
             self._failures += not self._restart_requested
 
     def _attempt(self, job: Job, signals: tuple[signal.Signals, ...]) -> JobResult:
-        self._attempt_began, self._will_restart = time.monotonic(), False
+        self._attempt_began, self._will_restart, self._num_ranks = time.monotonic(), False, job.num_ranks
         supervisor = Supervisor(
             job, self._screen, stdin=self._stdin, terminals=self._terminals, will_restart=self._decide_restart
         )
@@ -147,11 +148,14 @@ class RestartLoop:
         output_dir = job.output_dir
         if output_dir is not None and number:
             output_dir /= f"restart-{number}"
+        room = sum(host.slots for host in hosts) - num_ranks if hosts else job.spares
         return dataclasses.replace(
             job,
             id=new_id(),
             num_ranks=num_ranks,
+            spares=min(job.spares, room),
             hosts=hosts,
+            hostfile=job.hostfile if num_ranks > 1 else None,
             environment={**job.environment, "KERAS_DDL_RESTART": str(number)},
             output_dir=output_dir,
             seconds_spent=time.monotonic() - self._began,
@@ -180,7 +184,7 @@ class RestartLoop:
             return f"not started again: exit status {first.status} means that the command cannot work."
         if self._failures == self._limit:
             return f"not started again: this was restart {self._failures} of {self._limit}."
-        if not all(outcome.host for outcome in result.outcomes):
+        if not all(outcome.host for outcome in result.outcomes[: self._num_ranks]):
             return "" if self._attempt_number == 0 else None
         early = self._early_failure
         self._early_failure = None
@@ -197,7 +201,7 @@ class RestartLoop:
         self._restart_reason = f"{result.starter} ended" if first is None else f"rank {first.rank}: {first.describe()}"
         if result.asks_to_restart:
             self._restart_reason = f"the ranks ended with status {RESTART_STATUS}"
-        self._placement.lost |= _lost_hosts(self._hosts, result)
+        self._placement.lost |= _lost_hosts(self._hosts, result.outcomes[: self._num_ranks])
         return None
 
     # ---- between attempts ----------------------------------------------------------------------------------------
@@ -273,10 +277,10 @@ class RestartLoop:
         self._screen.write_lines("err", text.encode())
 
 
-def _lost_hosts(hosts: Sequence[Host], result: JobResult) -> set[str]:
+def _lost_hosts(hosts: Sequence[Host], outcomes: Sequence[RankOutcome]) -> set[str]:
     """Returns the hosts of which no rank has reported its end, if ranks of other hosts have."""
     reported: dict[str, bool] = {}
-    for outcome in result.outcomes:
+    for outcome in outcomes:
         host = host_of_rank(hosts, outcome.rank)
         if host is not None:
             reported[host] = reported.get(host, False) or outcome.status is not None

@@ -191,7 +191,7 @@ class Supervisor:
                 self._result.timed_out = True
                 self.say(f"the job did not end within {self._job.timeout:g} s and is being stopped.")
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
-            first = self.links[: self._job.num_ranks]
+            first = self.links[: self._job.num_ranks + self._job.spares]
             if not self._stopping and now - began > START_SECONDS and any(each.is_missing for each in first):
                 self._stop_ranks(signal.SIGTERM, _GRACE_SECONDS)
             if self._hosts_changed and all(link.started for link in self.links):
@@ -305,7 +305,7 @@ class Supervisor:
                 link.start()
             else:
                 assert self.changing is not None  # nobody else comes so late
-                self.changing.give_up(link.outcome.rank, problem)
+                self.changing.refuse(link.outcome.rank, problem)
         elif is_last:
             self._refusal = self._refusal or self._preflight.problems()
             for each in self.links if self._refusal is None else ():

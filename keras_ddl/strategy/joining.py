@@ -96,7 +96,10 @@ class Newcomer(Joining):
         while True:
             if replay.ask_to_join(_FIT):
                 raise CallHasEnded
-            topology = communicator.join_others(replay.board.has_answer)
+            try:
+                topology = communicator.join_others(replay.board.has_answer)
+            except Exception as error:  # the launcher may count it as one of the ranks already
+                give_up(error)
             if topology is not None:
                 break
         replay.board.forget("join")

@@ -176,7 +176,7 @@ class Survival:
                 if too_few is not None:
                     raise too_few
                 if reason is not None:
-                    raise with_reason(RankLostError("found when newcomers were to join"), reason)
+                    raise with_reason(RankLostError("found when ranks were to join or to leave"), reason)
                 return all(each.finished in (None, self._finished) for each in reports)
 
     def receive(self, meet: Callable[[], Topology]) -> None:

@@ -58,6 +58,12 @@ def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     return None
 
 
+def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Returns the local rank that the launcher has chosen for a process, and how many ranks there are on its host."""
+    rank, size = (_integer(environ, f"OMPI_COMM_WORLD_LOCAL_{each}") for each in ("RANK", "SIZE"))
+    return rank or 0, size or 1
+
+
 def allocation_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """Returns the number of tasks of the Slurm allocation around a process without a launcher; None outside of one.
 

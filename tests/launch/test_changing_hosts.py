@@ -35,7 +35,8 @@ class Job:
 
     def add_link(self) -> None:
         outcome = RankOutcome(len(self.links))
-        self.links.append(SimpleNamespace(outcome=outcome, is_missing=True, stop=lambda *_: None, lose=lambda: None))
+        ways = {"stop": lambda *_: None, "lose": lambda: None}
+        self.links.append(SimpleNamespace(outcome=outcome, is_missing=True, channel=None, started=False, **ways))
 
     def count(self, link: Any) -> None:
         self.hosts.ended(link.outcome)
@@ -60,7 +61,7 @@ def job() -> Job:
 
 def test_ranks_are_started_and_asked_to_leave(job: Job) -> None:
     job.change("a:1,b:2")
-    assert job.started == [{"host": "b", "first": 2, "count": 2}] and job.leaving == [1]
+    assert job.started == [{"host": "b", "first": 2, "local_ranks": [0, 1], "local_size": 2}] and job.leaving == [1]
     assert job.said == ["hosts has changed: a:1,b:2.", "ranks 2 to 3 on host b: started, to join the others."]
     job.hosts.tick()
     assert len(job.started) == 1
@@ -99,6 +100,17 @@ def test_no_other_newcomer_is_started_after_one_has_failed(job: Job) -> None:
     assert len(job.started) == 1
     job.change("a:2,b:1,c:1")
     assert len(job.started) == 3
+
+
+def test_the_wrapper_of_a_newcomer_whose_host_is_refused_is_left_alone_and_so_is_the_host(job: Job) -> None:
+    job.change("a:2,b:1")
+    job.links[2].is_missing, closed = False, []
+    job.links[2].channel = SimpleNamespace(close=lambda: closed.append(2))
+    job.hosts.refuse(2, "versions of Keras")
+    assert closed == [2] and job.said[-1] == "rank 2 ends before it has joined: versions of Keras."
+    job.count(job.links[2])
+    job.hosts.tick()
+    assert len(job.started) == 1
 
 
 def test_nothing_is_started_while_the_job_ends(job: Job) -> None:

@@ -90,13 +90,28 @@ def test_a_spare_takes_a_slot_and_no_more_are_started_than_ranks_are_missing() -
         ("a:2,b:2", "a:2", 3, [2]),
         ("a:2,b:2", "a:2", 4, []),
         ("a:2,b:2", "c:4", 1, [0, 1]),
-        ("a:4", "a:2", 1, [3]),
+        ("a:3,b:1", "b:1", 1, [0, 2]),  # the mirror of 0 is on 1, and that of 2 on 3
+        ("a:4", "a:2", 1, [2]),
     ],
 )
 def test_ranks_leave_that_the_file_has_no_room_for(hosts: str, after: str, least: int, surplus: list[int]) -> None:
     made = plan(hosts, 4, least=least)
     made.change(parse_hosts(after))
     assert made.surplus(range(4)) == surplus
+
+
+def test_a_process_that_takes_the_place_of_another_gets_its_local_rank() -> None:
+    made = plan("a:3", 3)
+    made.end(1, is_lost=True, has_reported=True)
+    assert made.start(3) == [("a", [3])] and made.local_places([3]) == ([1], 3)
+
+
+def test_a_spare_takes_no_slot_before_members_do() -> None:
+    made = plan("a:2,b:1", 2, spares=1)  # rank 2, a spare, is on b
+    made.end(0, is_lost=True, has_reported=True)
+    assert made.start(3) == [("a", [3])]
+    made.change(parse_hosts("a:2"))
+    assert made.needless([1, 3]) == [2]
 
 
 def test_spares_and_newcomers_that_the_file_has_no_room_for() -> None:

@@ -61,7 +61,7 @@ class Job:
         self.answer()
 
     def answer(self) -> None:
-        asked = dict(self.asking)
+        asked, self.before = dict(self.asking), self.membership.members
         all_admit = bool(asked) and None not in asked.values()
         is_named = all_admit and self.is_named and NEWCOMER in self.living
         members = self.membership.advance()
@@ -70,13 +70,14 @@ class Job:
             assert not everybody or (is_named and not self.is_joining), "nobody is missing, and nobody is answered"
             assert not everybody or self.membership.missing() == [NEWCOMER]
             return
-        staying = (asked.keys() - self.leaving if all_admit else asked.keys()) or asked.keys()
+        all_left = asked.keys() == set(self.before)
+        staying = (asked.keys() - self.leaving if all_admit and all_left else asked.keys()) or asked.keys()
         assert set(members) == {*staying, *([NEWCOMER] if is_named else [])}
         for rank in asked.keys() - staying:
             self.living.discard(rank)
             self.membership.end(rank, is_lost=False)
         assert not is_named or self.is_joining, "it would not come"
-        assert list(members) == sorted(members), "newcomers are numbered last"
+        assert is_named <= (members[-1] == NEWCOMER), "newcomers come last"
         self.known = dict.fromkeys(members, self.membership.epoch)
         self.asking.clear()
         self.is_named = False
@@ -127,6 +128,29 @@ def test_a_newcomer_that_nobody_names_waits() -> None:
     for rank in (0, 1):
         membership.ask(rank, 1, 0.0, [NEWCOMER])
     assert membership.advance() == (0, 1, NEWCOMER)
+
+
+def test_who_has_joined_first_is_rank_0() -> None:
+    membership = Membership(range(2), 1, 10.0)
+    for newcomer in (3, 2):
+        epoch, members = membership.epoch, membership.members
+        membership.join(newcomer)
+        for rank in members:
+            membership.ask(rank, epoch, 0.0, [newcomer])
+        membership.advance()
+    assert membership.members == (0, 1, 3, 2)
+
+
+def test_nobody_leaves_when_another_one_is_lost() -> None:
+    membership = Membership(range(4), 2, 10.0)
+    membership.leave([2, 3])
+    membership.end(1)
+    for rank in (0, 2, 3):
+        membership.ask(rank, 0, 0.0, [])
+    assert membership.advance() == (0, 2, 3)
+    for rank in (0, 2, 3):
+        membership.ask(rank, 1, 0.0, [])
+    assert membership.advance() == (0,)
 
 
 def test_a_spare_that_is_lost_before_it_has_joined_is_replaced_by_the_next() -> None:
