@@ -289,6 +289,31 @@ def test_a_step_that_fails_is_written_on_no_rank():
             np.testing.assert_array_equal(each.numpy(), before[at][key])
 
 
+def images(pool: Callable[..., keras.Layer]) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([
+        keras.Input((6, 6, 2)), layers.Conv2D(4, 3, padding="same", name="wide", use_bias=False),
+        layers.BatchNormalization(), layers.ReLU(), pool(2, 1), layers.Conv2D(3, 2, 2, name="narrow"),
+        layers.GlobalAveragePooling2D(), layers.Dense(2),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pool", "rules"),
+    [
+        (layers.MaxPooling2D, {"wide/kernel": 3, "narrow/kernel": 2}),
+        pytest.param(layers.AveragePooling2D, {"wide/kernel": 3}, marks=pytest.mark.long),
+        pytest.param(layers.MaxPooling2D, {"wide/kernel": 2, "narrow/kernel": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_convolutions_are_cut_along_their_channels(pool, rules):
+    x, y = RNG.normal(size=(5, 6, 6, 2)), RNG.normal(size=(5, 2))
+    optimizer, loss = keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.MeanSquaredError()
+    mesh = mesh_of(images(pool), optimizer, loss, [x, y], (2, 2), rules).check(x, y)
+    gathered = [each for each in mesh.model_reports[0, 0].entries if each.kind == "gather"]
+    assert all(each.reason.startswith(("Assign", "Sub")) for each in gathered), gathered  # of weights, no images
+
+
 NETWORKS: Mapping[str, Callable[[], keras.Model]] = {
     "normalized": lambda: keras.Sequential([
         keras.Input((6,)), layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.Dense(4),
