@@ -36,6 +36,7 @@ class Context(PlacedValues):
         is_trial: built only to learn the placements of its outputs.
         waits_outside: whether a collective of the graph around this one is to come.
         before: the operations that the node being built runs after.
+        built_from: the operations of the program, by the names of those that were built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
     """
 
@@ -51,6 +52,7 @@ class Context(PlacedValues):
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}
+        self.built_from: dict[str, tf.Operation] = {}
         self._read_before: dict[tuple[Node, Value], tf.Tensor] = {}
         self._last: list[tf.Operation] = []  # what the node being built consists of
 
@@ -141,6 +143,8 @@ class Context(PlacedValues):
                 attrs=known,
                 name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
             )
+        if self.everyone is None:
+            self.built_from[made.name] = node.traced
         self._last.append(made)  # also from materializers, which run while another node is built: it waits for them
         return list(made.outputs)
 
