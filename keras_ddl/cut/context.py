@@ -42,6 +42,7 @@ class Context(PlacedValues):
         is_trial: built only to learn the placements of its outputs.
         waits_outside: whether a collective of the graph around this one is to come.
         before: the operations that the node being built runs after.
+        built_from: the operations of the program, by the names of those that were built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
     """
 
@@ -58,6 +59,7 @@ class Context(PlacedValues):
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._made: dict[Hashable, _Made] = {}  # by what equal operations have in common
+        self.built_from: dict[str, tf.Operation] = {}
         self._read_before: dict[tuple[Node, Value], tf.Tensor] = {}
         self._last: list[tf.Operation] = []  # what the node being built consists of
 
@@ -153,6 +155,8 @@ class Context(PlacedValues):
                 attrs=known,
                 name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
             )
+        if self.everyone is None:
+            self.built_from[made.name] = node.traced
         self._last.append(made)  # also from materializers, which run while another node is built: it waits for them
         if key is not None:
             self._made[key] = _Made(made, inputs)

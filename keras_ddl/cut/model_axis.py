@@ -30,6 +30,22 @@ from keras_ddl.cut.report import Report
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
 
 
+class ModelStep(NamedTuple):
+    """What one rank of the model axis does in a step.
+
+    Attributes:
+        function: of the step's arguments. It never runs; what is built from its graph needs it alive.
+        traced: the operations of the step, by the names of those in that graph.
+    """
+
+    function: tf.types.experimental.ConcreteFunction
+    traced: dict[str, tf.Operation]
+
+    def program(self) -> Program:
+        """Returns it as a program on the whole batch, to be cut along the batch."""
+        return Program(self.function.graph, traced=self.traced)
+
+
 class HeldVariable(NamedTuple):
     """What a rank holds of a captured tensor: a tensor (a variable's handle), and its placement along the axis."""
 
@@ -76,11 +92,8 @@ def cut_along_model(
     *,
     report: Report | None = None,
     seed: int = 0,
-) -> tf.types.experimental.ConcreteFunction:
-    """Returns what this rank of the model axis does in a step, as a function of the step's arguments.
-
-    It never runs. Its graph is a program on the whole batch, to be cut by `build_step` with `earlier=collectives`. The
-    caller keeps it alive as long as what is built from it.
+) -> ModelStep:
+    """Returns what this rank of the model axis does in a step, to be cut by `build_step` with `earlier=collectives`.
 
     Args:
         program: the step traced on the global batch.
@@ -88,6 +101,8 @@ def cut_along_model(
         held: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
         report, seed: as of `build_step`.
     """
+
+    traced: dict[str, tf.Operation] = {}
 
     def step(*arguments: tf.Tensor) -> list[tf.Tensor]:
         batch = Batch(collectives.size, 1, collectives.rank)
@@ -98,7 +113,8 @@ def cut_along_model(
         for value, tensor in zip(program.inputs, arguments):
             builder.place(value, tensor, REPLICATED, builder.input_dims(value, REPLICATED))
         builder.build()
+        traced.update(builder.built_from)
         return [builder.replicated(value) for value in program.outputs]
 
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in program.inputs]
-    return tf.function(step, autograph=False).get_concrete_function(*specs)
+    return ModelStep(tf.function(step, autograph=False).get_concrete_function(*specs), traced)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -78,19 +78,20 @@ class Node:
 
     Attributes:
         inputs: the values it reads, in order. outputs: those it makes.
+        traced: the operation that the program made, of which `operation` is a part if the step was cut before.
         after: nodes that must have run before, as control dependencies say.
         is_pure: it does nothing but compute its outputs from its inputs, whenever it runs.
         position: in an order in which all can run. depth: nodes that must run one after the other until it can.
         device: on which the program makes it; "": any.
     """
 
-    __slots__ = ("type", "operation", "inputs", "outputs", "after", "key", "position", "depth", "device", "is_pure",
-                 "_definition", "_attributes_of_made", "_attributes_key", "_reason_to_keep")  # fmt: skip
+    __slots__ = ("type", "operation", "traced", "inputs", "outputs", "after", "key", "position", "depth", "device",
+                 "is_pure", "_definition", "_attributes_of_made", "_attributes_key", "_reason_to_keep")  # fmt: skip
 
     def __init__(
         self, operation: tf.Operation, inputs: list[Value], after: list[Node], prefix: str, device: str = ""
     ) -> None:
-        self.operation = operation
+        self.operation = self.traced = operation
         self.type: str = operation.type
         self.device = attributes.device_within(device, operation.device)
         self.is_pure = not after and not tf_compat.is_stateful(operation)
@@ -171,8 +172,11 @@ class Return(Node):
 
 
 class Program:
-    """A traced function as nodes in an order in which they can run. `prefix`: begins the key of every node.
+    """A traced function as nodes in an order in which they can run.
 
+    Args:
+        prefix: begins the key of every node.
+        traced: of a step that was cut before: the operations that the program made, by the names of those in `graph`.
     Attributes:
         nodes: what the outputs and side effects need, no more.
         inputs: one value for each argument. captured: values with the outer tensor that each stands for.
@@ -180,7 +184,7 @@ class Program:
         outputs: one value for each of the function's outputs. effects: nodes that must run though nothing reads them.
     """
 
-    def __init__(self, graph: tf.Graph, prefix: str = "") -> None:
+    def __init__(self, graph: tf.Graph, prefix: str = "", traced: Mapping[str, tf.Operation] | None = None) -> None:
         inner = _Inlining(prefix, list(graph.inputs), None, graph)
         self.placeholders = inner.arguments
         outers = {internal.name: external for external, internal in graph.captures}
@@ -190,6 +194,9 @@ class Program:
         self.outputs = [inner.value(each) for each in graph.outputs]
         self.effects = [node for each in inner.in_order(graph.control_outputs) for node in inner.nodes_of(each)]
         self._index()
+        if traced is not None:
+            for node in self.nodes:
+                node.traced = traced.get(node.operation.name, node.operation)
 
     def keep_only(self, effects: Sequence[Node]) -> None:
         """Leaves of the program what these nodes need, without outputs."""

@@ -188,4 +188,4 @@ def _bytes_of_few_rows(value: Value) -> int:
 
 def line_of(node: Node) -> str:
     """Returns where the program made an operation: "train.py:12"; "" if it is not known."""
-    return user_line(node.operation.traceback) or ""
+    return user_line(node.traced.traceback) or ""

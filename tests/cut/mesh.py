@@ -107,7 +107,7 @@ class Mesh:
 
         def step(total: tf.Tensor, offset: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> Any:
             return build_step(
-                Program(self._cut[at].graph),
+                self._cut[at].program(),
                 local,
                 [Sharded(0)] * len(local),
                 Batch(rows, count, first) if self.static else Batch(total, mine, offset),
@@ -166,7 +166,7 @@ class Mesh:
             expected = self.expected(*arguments)
             for outputs in self(*arguments).values():
                 for mine, one in zip(outputs, expected, strict=True):
-                    np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)
+                    np.testing.assert_allclose(mine, one, rtol=tolerance, atol=tolerance)
         for reports in (self.model_reports, self.data_reports):
             entries = [
                 [(each.kind, each.values, each.reason) for each in report.entries] for report in reports.values()
@@ -175,7 +175,9 @@ class Mesh:
         for variable in self._by_handle.values():
             for data_rank in range(self.shape[0]):
                 held = self.complete(variable, data_rank)
-                np.testing.assert_allclose(held, variable.numpy(), rtol=0, atol=tolerance, err_msg=variable.name)
+                np.testing.assert_allclose(
+                    held, variable.numpy(), rtol=tolerance, atol=tolerance, err_msg=variable.name
+                )
         return self
 
     def moved(self) -> dict[str, list[tuple[str, int]]]:

@@ -149,6 +149,13 @@ def test_optimizers_with_weights_cut_along_the_model_axis_equal_one_process(name
     dense_on(OPTIMIZERS[name]()).check(X, RNG.normal(size=(7, 3)), steps=4)
 
 
+def test_reports_name_the_lines_of_the_program_for_each_axis():
+    mesh = dense_on(keras.optimizers.SGD(1e-2))
+    mesh(X, RNG.normal(size=(7, 3)))
+    for report in (mesh.model_reports[0, 0], mesh.data_reports[0, 0]):
+        assert report.entries and all(each.line.startswith("tests/cut/test_mesh.py:") for each in report.entries)
+
+
 def test_slots_that_follow_their_weight_move_nothing():
     assert dense_on(keras.optimizers.Adam(1e-2), (1, 2)).moved()["model"] == [("sum", 1)]
 
@@ -243,7 +250,7 @@ def test_other_operations_on_a_cut_weight_are_refused():
         Mesh(step, [X], (1, 2), [weight], {id(weight): 0})
 
 
-def test_the_first_rank_of_the_mesh_alone_calls_host_functions():
+def test_the_first_rank_of_the_mesh_alone_calls_host_functions(tmp_path):
     weight = tf.Variable(RNG.normal(size=(5, 4)))
     calls: list[float] = []
 
@@ -254,13 +261,13 @@ def test_the_first_rank_of_the_mesh_alone_calls_host_functions():
     def step(x: Any) -> Any:
         total = tf.numpy_function(called, [tf.reduce_sum(x @ weight)], tf.float64)
         total.set_shape([])
-        tf.print("total", total, output_stream="file:///dev/null")
+        tf.print("total", total, output_stream=f"file://{tmp_path}/printed")
         weight.assign_add(total * tf.ones_like(weight))
         return total
 
     mesh = Mesh(step, [X], (2, 2), [weight], {id(weight): 1})
     results = mesh(X)
-    assert len(calls) == 1
+    assert len(calls) == 1 and len((tmp_path / "printed").read_text().splitlines()) == 1
     assert {float(outputs[0]) for outputs in results.values()} == {calls[0] + 1}
 
 
@@ -287,6 +294,31 @@ def test_a_step_that_fails_is_written_on_no_rank():
     for at, copies in mesh.copies.items():
         for key, each in copies.items():
             np.testing.assert_array_equal(each.numpy(), before[at][key])
+
+
+def images(pool: Callable[..., keras.Layer]) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([
+        keras.Input((6, 6, 2)), layers.Conv2D(4, 3, padding="same", name="wide", use_bias=False),
+        layers.BatchNormalization(), layers.ReLU(), pool(2, 1), layers.Conv2D(3, 2, 2, name="narrow"),
+        layers.GlobalAveragePooling2D(), layers.Dense(2),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pool", "rules"),
+    [
+        (layers.MaxPooling2D, {"wide/kernel": 3, "narrow/kernel": 2}),
+        pytest.param(layers.AveragePooling2D, {"wide/kernel": 3}, marks=pytest.mark.long),
+        pytest.param(layers.MaxPooling2D, {"wide/kernel": 2, "narrow/kernel": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_convolutions_are_cut_along_their_channels(pool, rules):
+    x, y = RNG.normal(size=(5, 6, 6, 2)), RNG.normal(size=(5, 2))
+    optimizer, loss = keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.MeanSquaredError()
+    mesh = mesh_of(images(pool), optimizer, loss, [x, y], (2, 2), rules).check(x, y)
+    gathered = [each for each in mesh.model_reports[0, 0].entries if each.kind == "gather"]
+    assert all(each.reason.startswith(("Assign", "Sub")) for each in gathered), gathered  # of weights, no images
 
 
 NETWORKS: Mapping[str, Callable[[], keras.Model]] = {

@@ -1,5 +1,7 @@
 """Reading a keras.distribution.LayoutMap, and what of it is refused; no ranks."""
 
+import math
+
 import keras
 import pytest
 
@@ -10,7 +12,7 @@ from keras_ddl.strategy.mesh.layout import Layout
 
 def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):
     """Returns a LayoutMap; `layouts`: by pattern."""
-    devices = [f"rank:{each}" for each in range(shape[0] * (shape[1] if len(shape) > 1 else 1))]
+    devices = [f"rank:{each}" for each in range(math.prod(shape))]
     result = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, names, devices=devices))
     for pattern, axes in layouts.items():
         result[pattern] = axes
@@ -55,6 +57,7 @@ def test_a_model_axis_of_one_rank_cuts_nothing():
     [
         (layout_map(), 3, r"as many devices as there are ranks \(3\)"),
         (keras.distribution.LayoutMap(None), 1, "needs a DeviceMesh"),
+        (layout_map((2, 2, 2), ("batch", "model", "more")), 8, "a mesh has two axes"),
     ],
 )
 def test_a_mesh_of_another_job_is_refused(mesh, size, message):

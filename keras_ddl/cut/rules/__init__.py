@@ -3,6 +3,7 @@
 from keras_ddl.cut import factors, propagation, registry, specs  # noqa: F401  (they register)
 from keras_ddl.cut.rules import (  # noqa: F401
     branches,
+    channels,
     host,
     indexing,
     lists,

@@ -240,8 +240,8 @@ class CutStep:
         model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
         data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
         of_model = cut.cut_along_model(cut.Program(concrete.graph), model, laid_out.held)
-        self._traced.append(of_model)
-        return cut.writes_without_batch(of_model.graph, data, earlier=model, everyone=everyone)
+        self._traced.append(of_model.function)
+        return cut.writes_without_batch(of_model.function.graph, data, earlier=model, everyone=everyone)
 
     def build(
         self,
@@ -340,9 +340,9 @@ class CutStep:
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
             report.axis = f"batch axis, {mesh.data.size} ranks"
             of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
-            self._traced.append(of_model)
+            self._traced.append(of_model.function)
             outputs = cut.build_step(
-                cut.Program(of_model.graph),
+                of_model.program(),
                 local,
                 placements,
                 batch,
