@@ -133,7 +133,7 @@ class Survival:
                         )
                     each.renew(place)
             self._finished = 0
-            communicator.prepare_plans()
+            _prepare_plans()
 
     def _finish(self, variables: Callable[[], list[Any]], returned: Any) -> None:
         self._finished = self.finished() + 1
@@ -299,14 +299,14 @@ class Survival:
         self._epoch = communicator.epoch()
         for each in strategies:
             each.renew(topology)
-        communicator.prepare_plans()
+        _prepare_plans()
         return self._exchange(mine)
 
     def _renew(self, topology: Topology) -> None:
         self._place, self._epoch = topology, communicator.epoch()
         for each in one_per_job.alive():
             each.renew(topology)
-        communicator.prepare_plans()
+        _prepare_plans()
 
     def _exchange(self, mine: Report) -> list[Report]:
         return communicator.all_gather_object(mine, name="keras_ddl/survival/finished")
@@ -345,6 +345,14 @@ class Survival:
             if caller is not None:
                 caller.cut_step.complete()  # of variables in shards no other rank has this one's
             self._finish(variables, tf.nest.map_structure(_received, returned))
+
+
+def _prepare_plans() -> None:
+    """Raises: RankLostError: another one is lost, or stands still, meanwhile: the engine does not say which."""
+    try:
+        communicator.prepare_plans()
+    except CollectiveError as error:
+        raise RankLostError(str(error)) from None
 
 
 class _Sent:

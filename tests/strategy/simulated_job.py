@@ -23,7 +23,7 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.communicator import Communicator, binding
 from keras_ddl.communicator.membership import Membership
-from keras_ddl.errors import DeadlineError, RankLostError
+from keras_ddl.errors import CollectiveError, DeadlineError, RankLostError
 from keras_ddl.launch import control, regrouping
 from keras_ddl.strategy import survival
 from keras_ddl.strategy.step.failing_together import Caller
@@ -68,7 +68,10 @@ class Engine:
         return self._rank.pause(("wait", self._world, key))
 
     def add_lane(self) -> None:
-        self.all_gather_bytes(b"", "lane")
+        try:
+            self.all_gather_bytes(b"", "lane")
+        except (RankLostError, DeadlineError) as error:
+            raise CollectiveError(str(error)) from None  # the engine does not say which
 
     def barrier(self, match: str) -> None:
         self.all_gather_bytes(b"", match)

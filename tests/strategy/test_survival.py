@@ -38,7 +38,7 @@ def of_ranks(
 ) -> tuple[Ended, list[list]]:
     command = ["run", "-np", str(ranks), "--min-np", "1", *options, "python", program, *arguments]
     ended = run(command, tmp_path, env=env)
-    assert ended.status == 0, ended
+    assert ended.status == 0, str(ended)
     return ended, printed(ended)
 
 
