@@ -99,6 +99,9 @@ class Survival:
             raise error
         if self.joining is not None:
             self.joining.look()
+        if caller is None:  # a call within hooks: standbys take what was to be written before it for written
+            for each in trainer_calls.followers():
+                each.flush()
         with setting(_in_call, True):
             self._follow()
             while True:

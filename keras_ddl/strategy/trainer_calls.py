@@ -34,6 +34,9 @@ class Follower(Protocol):
         have finished may not have been.
         """
 
+    def flush(self) -> None:
+        """Writes what rank 0 has in memory, and another one would take for written."""
+
     def compare(self) -> None:
         """Compares the weights of all ranks, while a model trains. COLLECTIVE."""
 

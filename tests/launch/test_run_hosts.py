@@ -20,6 +20,14 @@ exec unshare --uts bash -c 'hostname "$0"; exec bash -c "$*"' "$host" "$@"
 """
 
 
+def write_agent(folder: Path) -> str:
+    """Writes what takes ssh's place; returns its path."""
+    path = folder / "agent"
+    path.write_text(AGENT)
+    path.chmod(0o755)
+    return str(path)
+
+
 def can_make_hosts() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(["unshare", "--uts", "true"]).returncode == 0
 
@@ -33,10 +41,7 @@ pytestmark = [
 
 @pytest.fixture
 def on_hosts(tmp_path: Path) -> list[str]:
-    agent = tmp_path / "agent"
-    agent.write_text(AGENT)
-    agent.chmod(0o755)
-    return ["run", "--hosts", "h0:2,h1:2", "--mpi-arg", f"--prtemca plm_ssh_agent {agent}"]
+    return ["run", "--hosts", "h0:2,h1:2", "--mpi-arg", f"--prtemca plm_ssh_agent {write_agent(tmp_path)}"]
 
 
 def test_run_hosts_gives_every_rank_the_environment_and_shows_its_output(on_hosts: list[str], tmp_path: Path):

@@ -19,7 +19,7 @@ from harness.emulated_hosts import Hosts, emulated_hosts
 from keras_ddl.launch.regrouping import doors
 from launch.launching import Ended, Started, eventually, processes, run, write_program
 from launch.test_regroup import PROGRAM, left
-from launch.test_run_hosts import AGENT, can_make_hosts, kill_host
+from launch.test_run_hosts import can_make_hosts, kill_host, write_agent
 
 pytestmark = [
     pytest.mark.parallel,
@@ -33,10 +33,7 @@ SLOW = PROGRAM.replace("end(step)\n", "end(step); time.sleep(0.02); step == 5 an
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
     """In place of ssh: hosts by name, on one network."""
-    path = tmp_path / "agent"
-    path.write_text(AGENT)
-    path.chmod(0o755)
-    return str(path)
+    return write_agent(tmp_path)
 
 
 def arguments(tmp_path: Path, least: int, plan: dict[int, list], program: str = PROGRAM) -> list[str]:

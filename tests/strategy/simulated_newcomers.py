@@ -125,6 +125,9 @@ class Callbacks:
     def become_first(self, *, may_lack_last: bool) -> None:
         """Nothing is written."""
 
+    def flush(self) -> None:
+        """Nothing is written."""
+
     def compare(self) -> None:
         """Compares the weights of all ranks. COLLECTIVE."""
         state = self.model.rank.state.value

@@ -109,11 +109,12 @@ def train(tmp_path: Path, *plan: str, ranks: int = 3) -> Ended:
     return ended
 
 
-def check(tmp_path: Path, one: Path, *plan: str, absent: tuple[int, ...] = ()) -> Ended:
+def check(tmp_path: Path, one: Path, *plan: str, absent: tuple[int, ...] = (), twice: tuple[int, ...] = ()) -> Ended:
+    """twice: epochs whose first line may be shown twice."""
     ended = train(tmp_path, *plan)
     check_equal(tmp_path / "written", one, absent)
     for epoch in (1, 2, 3):
-        assert ended.out.count(f"Epoch {epoch}/3\n") == 1, ended
+        assert 1 <= ended.out.count(f"Epoch {epoch}/3\n") <= 1 + (epoch in twice), ended
     assert "[1]" not in ended.out, ended
     return ended
 
@@ -130,7 +131,10 @@ def test_rank_0_is_killed_in_the_middle_of_a_step(tmp_path: Path, of_one_process
     + ["epoch_end:1", "epoch_begin:2", "epoch_end:2", "train_end:15"],
 )
 def test_rank_0_is_killed_in_a_hook(place: str, hook: str, tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, f"{place}-{hook}:0")
+    # Right after the end of that epoch its checkpoint is still being written, in the background.
+    twice = (3,) if f"{place}-{hook}" == "last-epoch_begin:2" else ()  # the bar has begun
+    is_written = f"{place}-{hook}" not in ("last-epoch_end:1", "first-epoch_begin:2", "last-epoch_begin:2")
+    check(tmp_path, of_one_process, f"{place}-{hook}:0", absent=() if is_written else (10,), twice=twice)
 
 
 @pytest.mark.long

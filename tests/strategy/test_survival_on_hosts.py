@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.launching import Started
-from launch.test_run_hosts import AGENT, can_make_hosts
+from launch.test_run_hosts import AGENT, can_make_hosts, write_agent
 from strategy.test_survival import PROGRAM, check, check_ended
 
 EPOCHS = 60
@@ -24,10 +24,7 @@ pytestmark = [
 
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
-    path = tmp_path / "agent"
-    path.write_text(AGENT)
-    path.chmod(0o755)
-    return str(path)
+    return write_agent(tmp_path)
 
 
 def across_hosts(tmp_path: Path, agent: str, hosts: str, model: str, where: str, killed: str) -> None:

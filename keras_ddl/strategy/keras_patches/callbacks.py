@@ -96,9 +96,7 @@ class CallbackList(_KerasList):
     on_batch_end = _hook("on_batch_end")
     on_test_batch_begin = _hook("on_test_batch_begin")
     on_predict_batch_begin = _hook("on_predict_batch_begin")
-    on_test_end = _hook(
-        "on_test_end", lambda self: self._flush_points(), before=lambda self: self._finish_step("test_end")
-    )
+    on_test_end = _hook("on_test_end", lambda self: self.flush(), before=lambda self: self._finish_step("test_end"))
     on_predict_end = _hook("on_predict_end", before=lambda self: self._finish_step("predict_end"))
     # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
     on_test_begin = _hook("on_test_begin", lambda self: self._agree_who_may_stop("test"))
@@ -181,7 +179,7 @@ class CallbackList(_KerasList):
             for saves in self._model_saves:
                 saves.become_first()
 
-    def _flush_points(self, within_epoch: bool = False) -> None:
+    def flush(self, within_epoch: bool = False) -> None:
         """Where a job goes on without rank 0, what TensorBoard has in memory must not be lost with it."""
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
@@ -267,7 +265,7 @@ class CallbackList(_KerasList):
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
-        self._flush_points()
+        self.flush()
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()
@@ -295,7 +293,7 @@ class CallbackList(_KerasList):
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
         with of_one_rank(), readable:
             super().on_train_batch_end(batch, logs)
-        self._flush_points(within_epoch=True)
+        self.flush(within_epoch=True)
         self._drift.after_batch()
         if may_stop:
             self._agree_to_stop_training()
