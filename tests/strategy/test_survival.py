@@ -147,7 +147,7 @@ def test_all_but_one_are_killed_one_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("data", ["dataset", "sequence", "generator", "several"])
 def test_rank_0_is_killed(data: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", data, "step", "0:6")
+    check(tmp_path, "mlp", data, "step", "0:7")
 
 
 DRIFTED = """
