@@ -11,7 +11,8 @@ from keras_ddl.communicator import Communicator
 from keras_ddl.errors import RankLostError
 from keras_ddl.strategy import Strategy, fits, replayed_calls, survival
 from strategy import simulated_newcomers
-from strategy.simulated_job import Killed, Rank, this_rank
+from strategy.simulated_engine import Killed
+from strategy.simulated_job import Rank, this_rank
 
 PRIME = 1_000_003
 ROWS = 7

@@ -21,7 +21,8 @@ from keras_ddl.communicator.membership import Membership
 from keras_ddl.strategy import admission, fits, joining, joining_state, replayed_calls, survival
 from keras_ddl.strategy.step import failing_together
 from keras_ddl.topology import make_topology
-from strategy.simulated_job import Killed, Rank, World, broadcast, open_world, this_rank
+from strategy.simulated_engine import Killed, World
+from strategy.simulated_job import Rank, broadcast, open_world, this_rank
 
 
 class Board:

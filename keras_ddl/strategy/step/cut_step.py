@@ -13,22 +13,20 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 from keras_ddl import config, cut, ops
-from keras_ddl.communicator import stack_position
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
-from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step import notices
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
 ALONE = "1 rank: nothing moves between ranks."
-_LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
 _steps = itertools.count()
 # Against what keeps a state of its own, by the beginning of its type.
 _REMEDIES = {
@@ -198,7 +196,7 @@ class CutStep:
         self.traces += 1
         with as_one_process(), tracing_for(self._job):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
-        self._refuse_collectives(concrete)
+        notices.refuse_collectives(self.name, self.rank, concrete)
         variables = self._remember(concrete, parts())
         if not is_alone:
             _agree_on_variables(variables)
@@ -386,46 +384,16 @@ class CutStep:
         return [[last - i for i in bucket] for bucket in plan]
 
     def warn_of_kernels_that_begin_anew(self, concrete: ConcreteFunction) -> None:
-        """Warns where a trace is built into a second graph of this rank, for batches that come in another form: kernels
-        that store the state of their random numbers begin anew there, and go on in one process.
-        """
-        drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
-        if drawing is not None and self.rank == 0:
-            stack_position.warn(
-                f"{self.name}: {drawing} keeps its random state in its kernel. This batch comes in a different form "
-                "than earlier ones (say, a PyDataset after arrays), so the step was built again and that state "
-                "restarted: its numbers are not those of one process. Draw with keras.random and a SeedGenerator, or "
-                "pass all data in one form."
-            )
-
-    def _refuse_collectives(self, concrete: ConcreteFunction) -> None:
-        own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
-        if own is not None:
-            raise ConfigError(
-                f"{self.name}: this step sees the global batch, as one process does: there is nothing left to reduce "
-                f"or gather in it. Received: {own} (rank {self.rank}). Leave the collective out, or use it in a loop "
-                "of strategy.run."
-            )
+        """As in notices.py, on rank 0."""
+        if self.rank == 0:
+            notices.warn_of_kernels_that_begin_anew(self.name, concrete)
 
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
-        if self.rank != 0:
-            return
-        if config.get("EXPLAIN_STEP"):
-            print(self.tables()[-1], flush=True)
-        for name, reason in report.kept_of_batch():
-            stack_position.warn(
-                f"{self.name}: {name} is {reason}, and is replicated: every rank computes all of it. That is correct, "
-                "but no faster than in one process."
-            )
-        for each in report.large_gathers(_LARGE):
-            open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
-            size = open_size if each.bytes is None else f"{each.bytes:,} bytes"
-            stack_position.warn(
-                f"{self.name}: {size} are gathered in each step, because {each.reason}"
-                + (f" ({each.line})" if each.line else "")
-                + ". That is correct, but slower than necessary."
-            )
+        if self.rank == 0:
+            if config.get("EXPLAIN_STEP"):
+                print(self.tables()[-1], flush=True)
+            notices.warn_of_what_is_slow(self.name, report)
 
 
 def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
@@ -461,9 +429,3 @@ class Outputs:
         rest = iter(tensors)
         leaves = [next(rest) if tf.is_tensor(each) else each for each in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
-
-
-def _nodes(concrete: ConcreteFunction) -> list[Any]:
-    """Returns the nodes of a traced step, those of the functions that it calls included."""
-    traced = concrete.graph.as_graph_def()
-    return [*traced.node, *(node for function in traced.library.function for node in function.node_def)]

@@ -1,0 +1,59 @@
+"""What is said of a step that was just traced: what it moves, what is slow in it, and what it cannot have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl import cut
+from keras_ddl.communicator import stack_position
+from keras_ddl.errors import ConfigError
+
+_LARGE = 1 << 20  # bytes gathered in a step that are worth a warning
+
+
+def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
+    """Warns where a trace is built into a second graph of this rank, for batches that come in another form: kernels
+    that store the state of their random numbers begin anew there, and go on in one process.
+    """
+    drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
+    if drawing is not None:
+        stack_position.warn(
+            f"{name}: {drawing} keeps its random state in its kernel. This batch comes in a different form "
+            "than earlier ones (say, a PyDataset after arrays), so the step was built again and that state "
+            "restarted: its numbers are not those of one process. Draw with keras.random and a SeedGenerator, or "
+            "pass all data in one form."
+        )
+
+
+def refuse_collectives(name: str, rank: int, concrete: Any) -> None:
+    """Raises: ConfigError: the step has collectives of its own."""
+    own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
+    if own is not None:
+        raise ConfigError(
+            f"{name}: this step sees the global batch, as one process does: there is nothing left to reduce "
+            f"or gather in it. Received: {own} (rank {rank}). Leave the collective out, or use it in a loop "
+            "of strategy.run."
+        )
+
+
+def warn_of_what_is_slow(name: str, report: cut.Report) -> None:
+    """Warns of what every rank computes in full, and of large gathers."""
+    for operation, reason in report.kept_of_batch():
+        stack_position.warn(
+            f"{name}: {operation} is {reason}, and is replicated: every rank computes all of it. That is correct, "
+            "but no faster than in one process."
+        )
+    for each in report.large_gathers(_LARGE):
+        open_size = f"at least {each.of_few_rows:,} bytes (of {cut.FEW_ROWS} rows)"
+        size = open_size if each.bytes is None else f"{each.bytes:,} bytes"
+        stack_position.warn(
+            f"{name}: {size} are gathered in each step, because {each.reason}"
+            + (f" ({each.line})" if each.line else "")
+            + ". That is correct, but slower than necessary."
+        )
+
+
+def _nodes(concrete: Any) -> list[Any]:
+    """Returns the nodes of a traced step, those of the functions that it calls included."""
+    traced = concrete.graph.as_graph_def()
+    return [*traced.node, *(node for function in traced.library.function for node in function.node_def)]
