@@ -78,8 +78,6 @@ def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
 
 def stops_inside(np_, first):
     """Rank `first` stops for a while in the middle of an all-reduce; then the last one for too long."""
-    import threading
-
     import numpy as np
 
     import keras_ddl
@@ -88,14 +86,17 @@ def stops_inside(np_, first):
     keras_ddl.init()
     rank = keras_ddl.rank()
     pids = keras_ddl.all_gather_object(os.getpid())
-    # So large that all ranks are inside the first all-reduce when the victim stops.
+    # So large that all ranks are inside the first all-reduce when the victim stops; the names are agreed on before.
     data = np.ones(48 << 20, np.float32)
+    communicator.all_reduce_array(data, out=data, name="data")
     for victim, seconds in ((first, 2.5), (np_ - 1, 7)):
+        if rank == victim:  # another process stops it: its own threads may be late on a busy machine
+            script = f"read go; sleep 0.03; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+            stopping = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE)
         keras_ddl.barrier()
         if rank == victim:
-            resume = f"sleep {seconds}; kill -CONT {os.getpid()}"
-            stop = lambda: (subprocess.Popen(["sh", "-c", resume]), os.kill(os.getpid(), 19))  # noqa: E731, B023
-            threading.Timer(0.03, stop).start()
+            stopping.stdin.write(b"go\n")
+            stopping.stdin.close()
         try:
             for _ in range(3):
                 communicator.all_reduce_array(data, out=data, name="data")
