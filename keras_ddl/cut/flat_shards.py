@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,15 @@ from keras_ddl.cut.program import Node, Value
 from keras_ddl.errors import ConfigError
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
+
+
+class Runs(NamedTuple):
+    """Entries in the flat order of a tensor: `number` runs of `length` entries, each `stride` after the one before."""
+
+    first: int
+    length: int
+    stride: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,11 @@ class Layout:
         """Returns (first, number of) entries of a rank."""
         first, count = self.rows_of(rank)
         return first * self.unit, count * self.unit
+
+    def runs(self, rank: int) -> Runs:
+        """Returns where a rank's entries lie in the flat order of the global tensor."""
+        first, count = self.chunk(rank)
+        return Runs(first, count, count, 1)
 
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's chunk of a global tensor or array, as a vector."""
