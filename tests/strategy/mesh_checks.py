@@ -53,8 +53,13 @@ def assert_equal(model: keras.Model, one: keras.Model) -> None:
 
 def check_fit_and_evaluate_equal_one_process():
     model, one = compiled(STRATEGY), compiled(None)
+    mesh = STRATEGY.job.mesh
+    before = mesh.data.native().count()
     for each in (model, one):
         each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    of_batch, of_model = mesh.data.native().count(), mesh.model.native().count()
+    assert of_batch["coordinated"] == before["coordinated"] and of_batch["planned"] > 0, of_batch
+    assert of_model["planned"] > 0 == of_model["fell_back"] == of_batch["fell_back"], of_model
     np.testing.assert_allclose(
         model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
     )

@@ -52,6 +52,8 @@ def make(layout: Layout, topology: Topology) -> Mesh | None:
     model = communicator.split(data_position, model_position, name="model axis")
     data = communicator.split(model_position, data_position, name="batch axis")
     assert model is not None and data is not None
+    for axis in (model, data):
+        axis.native().add_lane()
     return Mesh(layout, data, model)
 
 

@@ -352,7 +352,8 @@ class CutStep:
                 everyone=everyone,
                 **options,
             )
-        everyone.follow_plan()
+        for each in (everyone, model, data):
+            each.follow_plan()
         self.reports.append(report)
         self._show(report)
         return outputs
