@@ -11,7 +11,7 @@ from cut.layouts import transformer
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, DriftError
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
@@ -147,6 +147,18 @@ def check_a_step_of_the_program_equals_one_process():
         np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
     assert_equal(model, one)
     assert "along the model axis" in cut.explain()
+
+
+def check_a_slice_that_differs_from_its_copies_is_reported():
+    model = compiled(STRATEGY)
+    kernel = model.get_layer("dense_wide").kernel
+
+    def change(*_: Any) -> None:
+        if RANK == SIZE - 1:
+            kernel.value.chunk.assign_add(tf.one_hot([0] * 6, 4, 1e-9, 0.0, dtype=tf.float64))
+
+    with pytest.raises(DriftError, match=rf"dense_wide.*kernel on rank {SIZE - 1} differs from rank 1; .*6 of 24"):
+        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=change)])
 
 
 def check_what_is_cut_is_refused_outside_of_steps():

@@ -23,7 +23,7 @@ from keras_ddl.cut import HeldVariable, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
@@ -152,6 +152,14 @@ def laid_out_of_handle(handle: Any) -> LaidOutVariable | None:
     """Returns the LaidOutVariable with this resource handle; None for all other tensors."""
     variable = sharded_variable_of_handle(handle)
     return variable if isinstance(variable, LaidOutVariable) else None
+
+
+def slice_of(variable: Any) -> tf.Variable | None:
+    """Returns this rank's slice of a keras.Variable that a layout cuts; the ranks of its model position have the same.
+    None: no layout cuts it.
+    """
+    cut = sharded_variable(variable)
+    return cut.chunk if isinstance(cut, LaidOutVariable) else None
 
 
 def held(outer: tf.Tensor) -> HeldVariable:
