@@ -80,9 +80,10 @@ class CutStep:
         return range(self.rank, self.rank + 1) if mesh is None else mesh.row_ranks()
 
     def tables(self) -> list[str]:
-        """Returns a table of the collectives of each trace, under the step's name."""
+        """Returns a table of the collectives of each trace, under the step's name; one of those that are equal."""
         lost = self.when_a_rank_is_lost()
-        return [f"{self.name}, one step:\n{report.text()}\n{lost}" for report in self.reports]
+        texts = dict.fromkeys(report.text() for report in self.reports)
+        return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
         """Returns why the ranks that are left cannot make this step again when one is lost: rule, what was received,
@@ -332,11 +333,13 @@ class CutStep:
                 _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
                 for place, (tensor, placement) in enumerate(zip(local, placements))
             ]
+        if mesh.data.size == 1:  # nothing is shared out along the batch
+            placements = [cut.REPLICATED] * len(placements)
         options["parts"] = [laid_out.held(each).tensor for each in options.get("parts", ())]
         self._snapshots.append(cut.Snapshots())
         with tf.device(self._job.device):
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
-            report.axis = f"batch axis, {mesh.data.size} ranks"
+            report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
             of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
             self._traced.append(of_model.function)
             outputs = cut.build_step(
@@ -392,7 +395,8 @@ class CutStep:
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
         if self.rank == 0:
-            if config.get("EXPLAIN_STEP"):
+            is_new = report.text() not in (each.text() for each in self.reports if each is not report)
+            if is_new and config.get("EXPLAIN_STEP"):
                 print(self.tables()[-1], flush=True)
             notices.warn_of_what_is_slow(self.name, report)
 
