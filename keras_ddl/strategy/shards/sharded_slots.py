@@ -197,10 +197,14 @@ class ShardedVariable(UninitializedVariable):
         if _deferring.get():
             self.restored = value
         else:
-            self.assignments = (self.assignments[0] + 1, checksum(value.numpy()))
+            self.note_assignment(value.numpy())
         if self.gathered is not None:
             self.gathered = value
         return self
+
+    def note_assignment(self, content: np.ndarray) -> None:
+        """Counts an assignment outside of steps. `content`: tells what was assigned, the same on all ranks."""
+        self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_complete and not _in_traced_step():
@@ -241,6 +245,11 @@ def _in_traced_step() -> bool:
 def deferring_restored_values() -> AbstractContextManager[None]:
     """Returns a context in which one rank may restore slots for all; `gathered_slots.scatter_restored` sends them."""
     return setting(_deferring, True)
+
+
+def is_deferring() -> bool:
+    """Whether this is inside `deferring_restored_values`."""
+    return _deferring.get()
 
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
