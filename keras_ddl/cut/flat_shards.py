@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,15 @@ from keras_ddl.errors import ConfigError
 Box: TypeAlias = tuple[tuple[int, int], ...]  # a part of a tensor: (first, extent) along each axis
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
+
+
+class Runs(NamedTuple):
+    """Entries in the flat order of a tensor: `number` runs of `length` entries, each `stride` after the one before."""
+
+    first: int
+    length: int
+    stride: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,11 @@ class Layout:
         """
         first, count = self.chunk(rank)
         return _boxes(self.shape, first, first + count)
+
+    def runs(self, rank: int) -> Runs:
+        """Returns where a rank's entries lie in the flat order of the global tensor."""
+        first, count = self.chunk(rank)
+        return Runs(first, count, count, 1)
 
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's chunk of a global tensor or array, as a vector."""

@@ -12,6 +12,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, DriftError
+from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
@@ -66,6 +67,34 @@ def check_fit_and_evaluate_equal_one_process():
     assert_equal(model, one)
     table = STRATEGY.explain(model)
     assert "along the model axis, 2 ranks" in table and f"along the batch axis, {SIZE // 2} ranks" in table, table
+
+
+def check_each_rank_makes_its_slice_of_what_one_process_draws():
+    def of_the_program(shape: Any, dtype: Any = None) -> Any:
+        return np.arange(np.prod(shape), dtype=dtype)
+
+    def made() -> list[keras.Variable]:
+        kernels = ["glorot_uniform", "he_normal", "random_normal", keras.initializers.Constant(0.3), "orthogonal"]
+        layers = [keras.layers.Dense(12, kernel_initializer=each, name="dense_wide") for each in kernels]
+        layers.append(keras.layers.Dense(12, bias_initializer=of_the_program, name="dense_wide"))
+        for each in layers:
+            each.build((None, 6))
+        return [variable for each in layers for variable in each.variables]
+
+    set_precision("float64")
+    in_full = []
+    send = laid_out.agreement.broadcast_value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laid_out.agreement, "broadcast_value", lambda *args: in_full.append(args) or send(*args))
+        keras.utils.set_random_seed(RANK)  # rank 0's counts
+        with STRATEGY.scope():
+            variables = made()
+    keras.utils.set_random_seed(0)
+    cut = gathered_slots.slots_in(variables)
+    assert len(cut) == 12 and len(in_full) == 2, in_full  # all at once: orthogonal, of_the_program
+    with gathered_slots.gathered(cut):
+        for mine, expected in zip(variables, made(), strict=True):
+            np.testing.assert_array_equal(mine.numpy(), expected.numpy(), err_msg=mine.path)
 
 
 @long

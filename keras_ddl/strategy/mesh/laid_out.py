@@ -5,7 +5,8 @@ memory of its own; beside it this rank's slice. A step that is traced on the glo
 and the cut computes with the slices (cut/model_axis.py). Outside of steps it can be read where it has been gathered
 (shards/gathered_slots.py), and assigned the same on all ranks.
 
-Each is made in full, and sliced before the next is: no rank ever has two of them.
+A rank makes its slice of what one of Keras's initializers draws (first_values.py). What other initializers give is made
+in full, and sliced before the next is: no rank ever has two of them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
-from keras_ddl import ops
+from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
+from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import HeldVariable, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.step import tracing
@@ -36,11 +39,11 @@ class LaidOutVariable(ShardedVariable):
     Attributes: axis: that is cut.
     """
 
-    def __init__(self, value: tf.Tensor, name: str, job: Job, axis: int, *, is_trained: bool) -> None:
+    def __init__(self, value: tf.Tensor | FirstValue, name: str, job: Job, axis: int, *, is_trained: bool) -> None:
         self.axis = axis
         super().__init__(value, name, job, _never, is_trained=is_trained)
 
-    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
         assert job.mesh is not None
         slices = Slices(tuple(value.shape.as_list()), job.mesh.model.size, self.axis)
         with tf.device(job.device):
@@ -111,14 +114,31 @@ def following(reference: Any) -> AbstractContextManager[None]:
     return setting(_reference, reference)
 
 
+def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | None:
+    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: no layout cuts it, or its slices
+    cannot be made alone. COLLECTIVE, where a layout cuts it.
+    """
+    shape, job = models.declared_shape(variable), _job()
+    if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
+        return None
+    with tf.init_scope():
+        axis = _axis_of(job, variable, shape)
+        if axis is None:
+            return None
+        recipe = communicator.broadcast_object(recipe_of(initializer), root=0, name=_name(variable, "first_value"))
+        value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
+        if value is None or not value.is_possible:
+            return None
+        return LaidOutVariable(value, variable.name, job, axis, is_trained=bool(variable.trainable))
+
+
 def initial_value(variable: Any, value: Any) -> Any:
     """Returns what a Keras variable is to be made with: a LaidOutVariable if a layout cuts it, else `value`.
 
     COLLECTIVE, where a layout cuts it. `value`: its first value, or a function that returns it.
     """
-    strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    if job is None or job.mesh is None or isinstance(value, tf.Variable) or not is_of_all_ranks():
+    job = _job()
+    if job is None or isinstance(value, tf.Variable):
         return value
     with tf.init_scope():
         shape = models.declared_shape(variable)
@@ -129,10 +149,21 @@ def initial_value(variable: Any, value: Any) -> Any:
         if axis is None:
             return value
         first = tf.convert_to_tensor(_called(value), variable.dtype)
-        agreed = agreement.broadcast_value(first.numpy(), f"keras_ddl/laid_out/{models.plain_name(variable.path)}")
+        agreed = agreement.broadcast_value(first.numpy(), _name(variable, "laid_out"))
         return LaidOutVariable(
             tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=bool(variable.trainable)
         )
+
+
+def _job() -> Job | None:
+    """Returns the job whose layout counts for a variable that is made now; None: none does."""
+    strategy = keras_compat.scope_strategy()
+    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    return job if job is not None and job.mesh is not None and is_of_all_ranks() else None
+
+
+def _name(variable: Any, collective: str) -> str:
+    return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
 
 
 def _called(value: Any) -> Any:

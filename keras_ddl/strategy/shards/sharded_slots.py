@@ -30,6 +30,7 @@ from keras_ddl.cut import Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.step import tracing
 
@@ -86,11 +87,17 @@ class Share:
         assert isinstance(self.layout, Layout)
         return self.layout
 
-    def assign(self, value: tf.Tensor) -> None:
-        """Takes this rank's share of a complete value."""
-        self.chunk.assign(self.layout.cut(value, self.rank))
+    def assign(self, value: tf.Tensor | FirstValue) -> None:
+        """Takes this rank's share of a complete value, or of one that has yet to be made."""
+        self._assign(self.chunk, value, self.rank)
         if self.mirror is not None:
-            self.mirror.assign(self.layout.cut(value, (self.rank - self.offset) % self.layout.size))
+            self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
+
+    def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
+        is_made = not isinstance(value, FirstValue)
+        variable.assign(
+            self.layout.cut(value, rank) if is_made else value.share(self.layout.runs(rank), variable.shape)
+        )
 
 
 class ShardedVariable(UninitializedVariable):
@@ -109,7 +116,13 @@ class ShardedVariable(UninitializedVariable):
     """
 
     def __init__(
-        self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor], *, is_trained: bool = False
+        self,
+        value: tf.Tensor | FirstValue,
+        name: str,
+        job: Job,
+        initial: Callable[[], tf.Tensor | FirstValue],
+        *,
+        is_trained: bool = False,
     ) -> None:
         super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
         self.number, self.initial = _numbering.take(), initial
@@ -130,11 +143,11 @@ class ShardedVariable(UninitializedVariable):
         """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
-    def begin_anew(self, value: tf.Tensor, job: Job) -> None:
+    def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
         """Stores this rank's share of a complete value, as of a slot that has just been made."""
         self._store(self.share_of(value, job, 0))
 
-    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
         """Returns what this rank stores of a complete value, with the ranks that a job has now."""
         layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
 
