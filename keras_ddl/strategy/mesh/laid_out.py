@@ -10,6 +10,8 @@ Each is made in full, and sliced before the next is: no rank ever has two of the
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -23,10 +25,11 @@ from keras_ddl.cut import HeldVariable, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
+_made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
 _reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=None)
 
 
@@ -133,6 +136,31 @@ def initial_value(variable: Any, value: Any) -> Any:
         return LaidOutVariable(
             tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=bool(variable.trainable)
         )
+
+
+def note_made(variable: Any) -> None:
+    """Remembers a Keras variable that was just made outside of scopes and steps, to be named if a layout cuts it."""
+    if keras_compat.scope_strategy() is None and tracing.job_of_step() is None:
+        inner = models.inner_variable(variable)
+        if inner is not None:
+            _made_outside[id(inner.handle)] = variable
+
+
+def refuse_made_outside(job: Job, variables: Iterable[Any]) -> None:
+    """Raises ConfigError where a layout cuts one of these Keras variables, which is not cut, as it was made outside of
+    the scope.
+    """
+    if job.mesh is None:
+        return
+    for each in variables:
+        if models.inner_variable(each) is not None and sharded_variable(each) is None:
+            job.mesh.layout.refuse_made_outside(each.path, tuple(each.shape))
+
+
+def made_outside(handles: Iterable[Any]) -> list[Any]:
+    """Returns the Keras variables with these handles that were made outside of scopes and steps."""
+    noted = [(handle, _made_outside.get(id(handle))) for handle in handles]
+    return [each for handle, each in noted if each is not None and models.inner_variable(each).handle is handle]
 
 
 def _called(value: Any) -> Any:
