@@ -209,6 +209,19 @@ def check_what_is_cut_is_refused_outside_of_steps():
         eager.fit(X, Y, batch_size=10, verbose=0)
 
 
+def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
+    set_precision("float64")
+    hidden = keras.layers.Dense(8, name="dense_wide")
+    hidden.build((None, 6))
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2, name="dense_narrow")])
+        model.compile("sgd", "mse")
+    step = STRATEGY.function(lambda x: hidden(x))
+    for each in (lambda: model.fit(X, Y, batch_size=10, verbose=0), lambda: step(X[:4])):
+        with pytest.raises(ConfigError, match="'dense_wide/kernel' of shape.*made outside"):
+            each()
+
+
 def check_keys_that_match_nothing_are_told():
     other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     other["nothing"] = ("model",)

@@ -11,6 +11,8 @@ in full, and sliced before the next is: no rank ever has two of them.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -30,6 +32,7 @@ from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, shar
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
+_made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
 _reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=None)
 
 
@@ -164,6 +167,31 @@ def _job() -> Job | None:
 
 def _name(variable: Any, collective: str) -> str:
     return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
+
+
+def note_made(variable: Any) -> None:
+    """Remembers a Keras variable that was just made outside of scopes and steps, to be named if a layout cuts it."""
+    if keras_compat.scope_strategy() is None and tracing.job_of_step() is None:
+        inner = models.inner_variable(variable)
+        if inner is not None:
+            _made_outside[id(inner.handle)] = variable
+
+
+def refuse_made_outside(job: Job, variables: Iterable[Any]) -> None:
+    """Raises ConfigError where a layout cuts one of these Keras variables, which is not cut, as it was made outside of
+    the scope.
+    """
+    if job.mesh is None:
+        return
+    for each in variables:
+        if models.inner_variable(each) is not None and sharded_variable(each) is None:
+            job.mesh.layout.refuse_made_outside(each.path, tuple(each.shape))
+
+
+def made_outside(handles: Iterable[Any]) -> list[Any]:
+    """Returns the Keras variables with these handles that were made outside of scopes and steps."""
+    noted = [(handle, _made_outside.get(id(handle))) for handle in handles]
+    return [each for handle, each in noted if each is not None and models.inner_variable(each).handle is handle]
 
 
 def _called(value: Any) -> Any:

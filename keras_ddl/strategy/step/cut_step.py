@@ -321,6 +321,7 @@ class CutStep:
 
         What differs between batches is the rows that ranks of one model axis share: each has read its own.
         """
+        laid_out.refuse_made_outside(self._job, laid_out.made_outside(outer for _, outer in program.captured))
         mesh.layout.check_effects()
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if begins_with is not None:
