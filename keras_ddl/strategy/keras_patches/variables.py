@@ -10,14 +10,14 @@ from typing import Any
 
 from keras_ddl.compat.optimizers import averaged_weights
 from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.variable_origin import of_keras
 
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, which is none of the program's own (distribute_loop/variables.py)."""
     with of_keras():
-        return original(variable, laid_out.initial_value(variable, value))
+        return original(variable, sharded_weights.initial_value(variable, laid_out.initial_value(variable, value)))
 
 
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
