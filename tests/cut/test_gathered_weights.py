@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from cut.layouts import transformer
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
@@ -88,3 +89,88 @@ def test_weights_in_shards_equal_one_process(size):
 
 def test_weights_that_fit_the_bound_are_gathered_once():
     assert len(gathers(Trained(mlp(), [X], bound=EVERYTHING, least=8).train())) == 4
+
+
+def transformer_and_tokens():
+    return transformer(blocks=1), [RNG.integers(0, 16, (7, 5)).astype("int32")]
+
+
+class Tied(keras.Model):
+    """The table of an embedding is also the kernel of the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.dense = keras.layers.Embedding(9, 5), keras.layers.Dense(5)
+        self.build((None, 4))
+
+    def build(self, shape):
+        self.table.build(shape)
+        self.dense.build((*shape, 5))
+
+    def call(self, tokens):
+        return keras.ops.matmul(self.dense(self.table(tokens)), keras.ops.transpose(self.table.embeddings))
+
+
+def convolutions():
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    x = layers.Conv2D(3, 3, padding="same", activation="relu")(image)
+    x = layers.BatchNormalization()(x)
+    x = layers.Conv2DTranspose(2, 3, padding="same")(layers.SeparableConv2D(4, 3)(x))
+    return keras.Model(image, layers.Dense(3)(layers.Flatten()(x)))
+
+
+def recurrent():
+    steps = keras.Input((4, 3))
+    x = keras.layers.LSTM(5, return_sequences=True)(steps)
+    return keras.Model(steps, keras.layers.GRU(3)(x))
+
+
+def constrained():
+    return mlp(3, kernel_regularizer=keras.regularizers.L2(0.1), kernel_constraint=keras.constraints.MaxNorm(0.5))
+
+
+def repeated():
+    layer, x = keras.layers.Dense(7, activation="tanh"), keras.Input((7,))
+    return keras.Model(x, layer(keras.layers.Dense(7)(layer(x))))
+
+
+MODELS = {
+    "transformer": transformer_and_tokens,
+    "tied": lambda: (Tied(), [RNG.integers(0, 9, (7, 4)).astype("int32")]),
+    "convolutions": lambda: (convolutions(), [RNG.normal(size=(7, 6, 6, 2))]),
+    "recurrent": lambda: (recurrent(), [RNG.normal(size=(7, 4, 3))]),
+    "constrained": lambda: (constrained(), [X]),
+    "repeated": lambda: (repeated(), [X]),
+}
+
+
+@pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", [name if name in ("tied", "recurrent") else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
+)
+def test_layers_with_weights_in_shards_equal_one_process(name, bound):
+    model, batch = MODELS[name]()
+    Trained(model, batch, bound=bound).train()
+
+
+def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
+    Trained(mlp(), [X], static=False).train()
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1, weight_decay=0.1),
+    "averaged": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(1e-2, clipnorm=0.1), initial_scale=64.0, dynamic_growth_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "scaled" else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
+)
+def test_optimizers_of_weights_in_shards_equal_one_process(name):
+    model, batch = MODELS["tied"]()
+    Trained(model, batch, optimizer=OPTIMIZERS[name](), least=8).train(3)

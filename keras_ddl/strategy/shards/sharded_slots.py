@@ -88,9 +88,14 @@ class Share:
 
     def assign(self, value: tf.Tensor) -> None:
         """Takes this rank's share of a complete value."""
-        self.chunk.assign(self.layout.cut(value, self.rank))
+        self.chunk.assign(_copied(self.layout.cut(value, self.rank)))
         if self.mirror is not None:
-            self.mirror.assign(self.layout.cut(value, (self.rank - self.offset) % self.layout.size))
+            self.mirror.assign(_copied(self.layout.cut(value, (self.rank - self.offset) % self.layout.size)))
+
+
+def _copied(chunk: tf.Tensor) -> tf.Tensor:
+    # TensorFlow slices the first axis without a copy, and the variable would keep all of the complete value alive.
+    return tf.raw_ops.DeepCopy(x=chunk)
 
 
 class ShardedVariable(UninitializedVariable):
