@@ -167,6 +167,7 @@ def partial(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
 def refusal(node: Node | None, rank: int) -> ConfigError:
     """Returns the error for an operation that a variable in shards is no operand of."""
     return ConfigError(
-        "A variable that an optimizer keeps in shards may only be read, assigned and added to in a step, outside of "
-        f"loops. Received: {node} (rank {rank}). Make the Strategy without shard_optimizer."
+        "A variable that a Strategy keeps in shards may be read, assigned, added to and, if it is a weight, looked up "
+        f"in; in loops only read. Received: {node} (rank {rank}). Make the Strategy without shard_optimizer and "
+        "shard_weights."
     )

@@ -28,7 +28,8 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import Share, sharded_variable, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
@@ -36,7 +37,7 @@ _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictiona
 _reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=None)
 
 
-class LaidOutVariable(ShardedVariable):
+class LaidOutVariable(ShardedWeight):
     """A variable of which each rank of the model axis has a slice.
 
     Attributes: axis: that is cut.
@@ -66,29 +67,6 @@ class LaidOutVariable(ShardedVariable):
     def held(self) -> HeldVariable:
         """Returns what this rank has of the variable, for the cut along the model axis."""
         return HeldVariable(self.chunk.handle, self.layout.placement)
-
-    @property
-    def gathered(self) -> tf.Tensor | None:
-        """All entries, while they can be read. Graphs that read the variable as it is find them, too."""
-        return self._gathered
-
-    @gathered.setter
-    def gathered(self, value: tf.Tensor | None) -> None:
-        self._gathered = value
-        held = tf.zeros([0], self.dtype) if value is None else value
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
-
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
-            return super()._read_variable_op(*args, **kwargs)
-        value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None:
-            return value
-        # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
-        shape = tf.raw_ops.VariableShape(input=self.handle)
-        problem = f"keras_ddl: {self._refusal('a read in a graph')}"
-        with tf.control_dependencies([tf.debugging.assert_equal(shape, self.shape.as_list(), problem)]):
-            return tf.identity(value)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"

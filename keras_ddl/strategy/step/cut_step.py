@@ -20,7 +20,7 @@ from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.step import notices
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
@@ -296,6 +296,8 @@ class CutStep:
                 captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
                 snapshots=self._snapshots[-1],
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
+                weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
+                gathered_bytes=self._job.gathered_bytes,
                 mirrors=cut.Mirrors(mirrors, self._job.mirror_offset) if mirrors else None,
                 **options,
             )
