@@ -87,7 +87,8 @@ def build_step(
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
-            `captured` returns. mirrors: of these on other ranks, if they are kept; in a step that commits.
+            `captured` returns. mirrors: of these, or of slices of the earlier axis, on other ranks, if they are kept;
+            in a step that commits.
         snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
             variables for which that cannot be. None: variables are written at once.
         tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
@@ -120,7 +121,7 @@ def build_step(
     outputs = [builder.replicated(value) for value in program.outputs]
     if writes is not None:
         if mirrors is not None:
-            mirrors.update(writes, collectives, lambda: everything_before(writes, outputs))
+            mirrors.update(writes, earlier or collectives, lambda: everything_before(writes, outputs))
         commit(writes, everyone or collectives, outputs)
     if not keeps_rows:
         return outputs

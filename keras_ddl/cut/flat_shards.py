@@ -53,6 +53,10 @@ class Layout:
         first, count = self.rows_of(rank)
         return first * self.unit, count * self.unit
 
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the shape in which a rank holds its chunk."""
+        return (self.chunk(rank)[1],)
+
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's chunk of a global tensor or array, as a vector."""
         first, count = self.chunk(rank)
