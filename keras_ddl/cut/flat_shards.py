@@ -77,6 +77,10 @@ class Layout:
         first, count = self.chunk(rank)
         return Runs(first, count, count, 1)
 
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the shape in which a rank holds its chunk."""
+        return (self.chunk(rank)[1],)
+
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's chunk of a global tensor or array, as a vector."""
         first, count = self.chunk(rank)

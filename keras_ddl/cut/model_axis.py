@@ -76,6 +76,10 @@ class Slices:
     def shape_of_slice(self) -> tuple[int, ...]:
         return (*self.shape[: self.axis], self.extent, *self.shape[self.axis + 1 :])
 
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the shape of a rank's slice: the same for all."""
+        return self.shape_of_slice
+
     @property
     def placement(self) -> Sharded:
         return Sharded(self.axis, ONE, Dim(self.extent))
