@@ -94,10 +94,15 @@ class Share:
             self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
 
     def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
-        is_made = not isinstance(value, FirstValue)
-        variable.assign(
-            self.layout.cut(value, rank) if is_made else value.share(self.layout.runs(rank), variable.shape)
-        )
+        if isinstance(value, FirstValue):
+            variable.assign(value.share(self.layout.runs(rank), variable.shape))
+        else:
+            variable.assign(_copied(self.layout.cut(value, rank)))
+
+
+def _copied(chunk: tf.Tensor) -> tf.Tensor:
+    # TensorFlow slices the first axis without a copy, and the variable would keep all of the complete value alive.
+    return tf.raw_ops.DeepCopy(x=chunk)
 
 
 class ShardedVariable(UninitializedVariable):
@@ -210,10 +215,14 @@ class ShardedVariable(UninitializedVariable):
         if _deferring.get():
             self.restored = value
         else:
-            self.assignments = (self.assignments[0] + 1, checksum(value.numpy()))
+            self.note_assignment(value.numpy())
         if self.gathered is not None:
             self.gathered = value
         return self
+
+    def note_assignment(self, content: np.ndarray) -> None:
+        """Counts an assignment outside of steps. `content`: tells what was assigned, the same on all ranks."""
+        self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_complete and not _in_traced_step():
@@ -254,6 +263,11 @@ def _in_traced_step() -> bool:
 def deferring_restored_values() -> AbstractContextManager[None]:
     """Returns a context in which one rank may restore slots for all; `gathered_slots.scatter_restored` sends them."""
     return setting(_deferring, True)
+
+
+def is_deferring() -> bool:
+    """Whether this is inside `deferring_restored_values`."""
+    return _deferring.get()
 
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
@@ -344,8 +358,9 @@ def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractC
     """Returns the context in which to create a slot for the weight `reference`: if it will be in shards, it is created
     at once, also while a step is traced, which would create all slots in full together at its end.
     """
-    is_large = _is_large(_sharding_job(optimizer), tuple(reference.shape), name)
-    return tf.init_scope() if is_large else contextlib.nullcontext()
+    job = _sharding_job(optimizer)
+    is_made_at_once = job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
+    return tf.init_scope() if is_made_at_once else contextlib.nullcontext()
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
@@ -354,7 +369,7 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
     """
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
-    if job is not None and is_slot and _is_large(job, shape, name):
+    if job is not None and is_slot and name != _ACCUMULATOR and is_large(job, shape):
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first, dtype = keras.initializers.get(initializer), variable.dtype
@@ -364,7 +379,6 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
             models.replace_inner_variable(variable, slot)
 
 
-def _is_large(job: Job | None, shape: tuple[int, ...], name: str | None) -> bool:
-    if job is None or job.shards_from_elements is None or name == _ACCUMULATOR:
-        return False
-    return int(np.prod(shape)) >= job.shards_from_elements
+def is_large(job: Job, shape: tuple[int, ...]) -> bool:
+    """Whether a job has variables of this shape in shards."""
+    return job.shards_from_elements is not None and int(np.prod(shape)) >= job.shards_from_elements
