@@ -16,7 +16,7 @@ from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
 from keras_ddl.cut.mirrors import Mirror, Mirrors
-from keras_ddl.cut.model_axis import HeldVariable, Slices, cut_along_model
+from keras_ddl.cut.model_axis import HeldVariable, MeshLayout, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
@@ -32,6 +32,7 @@ __all__ = [
     "Batch",
     "Collectives",
     "HeldVariable",
+    "MeshLayout",
     "Mirror",
     "Mirrors",
     "Placement",
@@ -131,7 +132,10 @@ def build_step(
         if mirrors is not None:
             mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
         # On a mesh memory is what is short; without one, updates overlap with sums of other gradients.
-        after = None if earlier is None else AfterCommit(writes.values(), [*outputs, *writes.scattered()])
+        last = [*outputs, *writes.scattered()]
+        after = (
+            None if earlier is None else AfterCommit(writes.values(), last, gathers=bool(shards) and mirrors is None)
+        )
         commit(writes, everyone or collectives, outputs, after)
     if not keeps_rows:
         return outputs

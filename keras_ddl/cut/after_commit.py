@@ -6,6 +6,9 @@ commit as well: the arithmetic of optimizers, and products that give gradients, 
 runs variable by variable, and the old value is freed before the next new one is made.
 
 A product whose operands are larger than itself is made before the commit all the same, and frees them.
+
+New weights that are gathered from flat shards wait, too, in a job that ends when a rank is lost: nothing else fails a
+gather. Whether one waits follows from what reads its result, of global shapes: all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ _OTHERS = {
     "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2DBackpropFilter", "Sum", "Transpose", "Reshape",
     "Squeeze", "ExpandDims", "Identity", "Fill", "BroadcastTo",
 }  # fmt: skip
+_GATHER = "DdlAllGather"
 _SMALL = 1 << 16  # bytes of a tensor that is not worth it
 
 
@@ -31,9 +35,10 @@ class AfterCommit:
 
     Args:
         values: what variables are to be assigned, in that order. outputs: what the step returns.
+        gathers: whether gathers may wait.
     """
 
-    def __init__(self, values: Sequence[tf.Tensor], outputs: Iterable[tf.Tensor]) -> None:
+    def __init__(self, values: Sequence[tf.Tensor], outputs: Iterable[tf.Tensor], *, gathers: bool = False) -> None:
         graph = tf.compat.v1.get_default_graph()
         self._operations: dict[str, tf.Operation] = {}  # by name, in the order in which they were made
         operations = graph.get_operations()
@@ -46,15 +51,19 @@ class AfterCommit:
         for each in reversed(operations):
             others = readers.get(each.name, [])
             is_alone = all(name in self._operations for name in others) and (others or each.name in wanted)
-            if is_alone and each.name not in returned and _may_wait(each):
+            if is_alone and each.name not in returned and (_may_wait(each) or gathers and each.type == _GATHER):
                 self._operations[each.name] = each
         self._operations = dict(reversed(self._operations.items()))
         for each in list(self._operations.values()):
-            if not self._inside(each) and _bytes(_made_for(each)) > _bytes(each.outputs):
+            if each.type != _GATHER and not self._inside(each) and _bytes(_made_for(each)) > _bytes(each.outputs):
                 del self._operations[each.name]
 
     def __contains__(self, tensor: tf.Tensor) -> bool:
         return not is_eager(tensor) and tensor.op.name in self._operations
+
+    def gathers(self) -> list[tf.Operation]:
+        """Returns the collectives among these operations."""
+        return [each for each in self._operations.values() if each.type == _GATHER]
 
     def operands(self) -> list[tf.Tensor]:
         """Returns what these operations need of what runs before the commit."""

@@ -24,7 +24,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.dims import ONE, Dim
-from keras_ddl.cut.flat_shards import Box, Runs
+from keras_ddl.cut.flat_shards import Box, Layout, Runs
 from keras_ddl.cut.placements import REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program
 from keras_ddl.cut.report import Report
@@ -100,6 +100,55 @@ class Slices:
         back = math.prod(self.shape[self.axis + 1 :])
         count, stride = self.extent * back, self.shape[self.axis] * back
         return Runs(rank * count, count, stride, math.prod(self.shape[: self.axis]))
+
+
+@dataclass(frozen=True)
+class MeshLayout:
+    """Shares out a variable among all ranks of a mesh: slices among model ranks, and each in flat shards among data
+    ranks. Rank r has the data position r // model.
+
+    Attributes: shape: of the global tensor. axis: that is cut; None: the model ranks have all of it. data, model: the
+        extents of the mesh.
+    """
+
+    shape: tuple[int, ...]
+    axis: int | None
+    data: int
+    model: int
+
+    @property
+    def size(self) -> int:
+        return self.data * self.model
+
+    @property
+    def slices(self) -> Slices | None:
+        return None if self.axis is None else Slices(self.shape, self.model, self.axis)
+
+    @property
+    def flat(self) -> Layout:
+        """Of a slice among the data ranks."""
+        return Layout(self.shape if self.slices is None else self.slices.shape_of_slice, self.data)
+
+    def chunk(self, rank: int) -> tuple[int, int]:
+        """Returns (first, number of) entries of a rank, within its slice."""
+        return self.flat.chunk(rank // self.model)
+
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the shape in which a rank holds its entries."""
+        return self.flat.shape_of(rank // self.model)
+
+    def boxes(self, rank: int) -> list[Box]:
+        """Returns the boxes of the global tensor whose entries, one box after the other, a rank has."""
+        boxes = self.flat.boxes(rank // self.model)
+        if self.slices is None:
+            return boxes
+        begins = [first for first, _ in self.slices.boxes(rank % self.model)[0]]
+        return [tuple((begin + first, extent) for begin, (first, extent) in zip(begins, box)) for box in boxes]
+
+    def cut(self, tensor: _Array, rank: int) -> _Array:
+        """Returns a rank's entries of a global tensor or array, as a vector."""
+        slice_ = tensor if self.slices is None else self.slices.cut(tensor, rank % self.model)
+        return self.flat.cut(slice_, rank // self.model)
 
 
 def cut_along_model(

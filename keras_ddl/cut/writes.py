@@ -175,6 +175,9 @@ class Postponed(Protocol):
     def __contains__(self, tensor: tf.Tensor) -> bool:
         """Whether one of them gives this tensor."""
 
+    def gathers(self) -> list[tf.Operation]:
+        """Returns the collectives among these operations."""
+
     def operands(self) -> list[tf.Tensor]:
         """Returns what these operations need of what runs before the commit."""
 
@@ -189,10 +192,10 @@ def commit(
 
     after: what of the step runs after the commit.
     """
-    needed = writes.needed()
+    needed, late = writes.needed(), []
     if after is not None:
-        needed = [*(each for each in needed if each not in after), *after.operands()]
-    with tf.control_dependencies(None), tf.control_dependencies(everything_before(needed, outputs)):
+        needed, late = [*(each for each in needed if each not in after), *after.operands()], after.gathers()
+    with tf.control_dependencies(None), tf.control_dependencies(everything_before(needed, outputs, late)):
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
         committed = collectives.reduce([ready], "max", "commit")[0].op
@@ -200,16 +203,20 @@ def commit(
     writes.make_all(committed, after)
 
 
-def everything_before(needed: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+def everything_before(
+    needed: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor], late: Sequence[tf.Operation] = ()
+) -> list[tf.Operation]:
     """Returns the operations after which a step has run everything but its commit, as far as it is built.
 
-    needed: what must have been computed, besides the outputs.
+    Args:
+        needed: what must have been computed, besides the outputs. late: what runs after the commit.
     """
+    names = {each.name for each in late}
     graph = tf.compat.v1.get_default_graph()
     values = [each for each in [*outputs, *needed] if isinstance(each, tf.Tensor)]
-    needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
-    needed += [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
-    return _ends(needed)
+    before = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
+    stateful = [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
+    return _ends([*before, *(each for each in stateful if each.name not in names)])
 
 
 # They do nothing unless something reads them: waiting for them would have them run.

@@ -182,6 +182,13 @@ class Strategy(tf.distribute.Strategy):
                 "the hosts with --hosts."
             )
 
+        if self.job.shards_from_elements is not None:
+            raise ConfigError(
+                "A job with a layout_map goes on where every slice is on two ranks, and shards of slices are not. "
+                f"Received: shard_optimizer=True under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them "
+                "out."
+            )
+
     def _check_no_other_scope(self, rank: int) -> None:
         if tf.distribute.has_strategy():
             current = tf.distribute.get_strategy()

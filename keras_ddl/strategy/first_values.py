@@ -100,7 +100,7 @@ class FirstValue:
         """Returns the entries of some runs, in a shape of as many. Cost: memory for them, once more while they are made
         if they are not all equal, and some MB.
         """
-        if not self._differs(self._output):
+        if self.is_constant:
             return tf.fill(shape, self._stretch(self._output, 0, 1)[0])
         if runs.length >= _BLOCK or runs.stride == runs.length:
             begins = (runs.first + number * runs.stride for number in range(runs.number))
@@ -108,6 +108,11 @@ class FirstValue:
         else:
             parts = list(self._columns(runs))
         return tf.reshape(parts[0] if len(parts) == 1 else tf.concat(parts, 0), shape)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all entries are equal."""
+        return not self._differs(self._output)
 
     def _blocks(self, first: int, count: int) -> Iterator[tf.Tensor]:
         """Yields a run, some entries at a time."""

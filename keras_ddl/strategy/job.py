@@ -135,7 +135,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 _WITH_LAYOUT: dict[str, Any] = {
     "compression": None,
     "shard_weights": False,
-    "shard_optimizer": False,
     "batch_statistics": "global",
     "gather_predictions": "all",
 }

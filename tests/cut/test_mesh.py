@@ -12,7 +12,7 @@ from cut.layouts import TRANSFORMER, Rules, axes, transformer
 from cut.mesh import Mesh, Position
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import after_commit
+from keras_ddl.cut import MeshLayout, after_commit
 from keras_ddl.errors import ConfigError
 
 layers = keras.layers
@@ -404,3 +404,19 @@ def test_what_needs_a_collective_is_made_before_the_commit(monkeypatch):
             mesh(X, RNG.normal(size=(7, 3)))
         for at, copies in mesh.copies.items():
             assert all(np.array_equal(each.numpy(), before[at][key]) for key, each in copies.items())
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6, 8), 0), ((6, 8), 1), ((4, 6, 5), 1), ((12,), 0), ((7, 3), None)])
+@pytest.mark.parametrize(("data", "model"), [(2, 2), (3, 2), (5, 1)])
+def test_a_variable_is_shared_out_among_all_ranks_of_a_mesh(shape, axis, data, model):
+    values = np.arange(np.prod(shape)).reshape(shape)
+    layout = MeshLayout(shape, axis, data, model)
+    seen = []
+    for rank in range(layout.size):
+        mine = layout.cut(values, rank)
+        of_boxes = [values[tuple(slice(first, first + n) for first, n in box)].ravel() for box in layout.boxes(rank)]
+        assert mine.shape == layout.shape_of(rank) == (layout.chunk(rank)[1],)
+        np.testing.assert_array_equal(np.concatenate([[], *of_boxes]), mine)
+        seen.append(mine)
+    times = 1 if axis is not None else model  # what no layout cuts, each model rank has
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.sort(np.tile(values.ravel(), times)))

@@ -11,9 +11,11 @@ from cut.layouts import transformer
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import after_commit, requests
 from keras_ddl.errors import ConfigError, DriftError
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.mesh.mesh_slots import MeshSlot
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
 
@@ -25,6 +27,10 @@ LAYOUT[".*(up0|dense_wide)/kernel"] = (None, "model")
 LAYOUT[".*(up0|dense_wide)/bias"] = ("model",)
 LAYOUT[".*(down0|dense_narrow)/kernel"] = ("model", None)
 STRATEGY = keras_ddl.Strategy(layout_map=LAYOUT, drift_check_percent=100)
+
+after_commit._SMALL = requests._ALONE = 1  # updates, and gathers of new weights, wait for the commit as large ones do
+SHARDING = keras_ddl.Strategy(layout_map=LAYOUT, shard_optimizer=True)  # ZeRO 1 beside the model axis
+SHARDING.job.shards_from_elements = 4
 
 TOKENS, LABELS = (np.random.default_rng(3).integers(0, 16, (23, 5)).astype("int32") for _ in range(2))
 
@@ -45,7 +51,7 @@ def compiled(strategy: Any, make: Any = dense, optimizer: Any = None, loss: Any 
 
 
 def assert_equal(model: keras.Model, one: keras.Model) -> None:
-    with STRATEGY.whole_model(model):
+    with STRATEGY.whole_model(model):  # of either Strategy
         mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
     theirs = [each.numpy() for each in [*one.variables, *one.optimizer.variables]]
     for value, expected in zip(mine, theirs, strict=True):
@@ -67,6 +73,74 @@ def check_fit_and_evaluate_equal_one_process():
     assert_equal(model, one)
     table = STRATEGY.explain(model)
     assert "along the model axis, 2 ranks" in table and f"along the batch axis, {SIZE // 2} ranks" in table, table
+
+
+def check_slots_in_shards_of_slices_equal_one_process():
+    make = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5, use_ema=True)  # noqa: E731
+    model, one = compiled(SHARDING, optimizer=make), compiled(None, optimizer=make)
+    for each in (model, one):
+        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    assert_equal(model, one)
+    slots = [each for each in gathered_slots.slots_of(model.optimizer) if isinstance(each, MeshSlot)]
+    assert len(slots) == 3 * 3  # both kernels, the wide bias; not the narrow one, of two numbers
+    assert all(np.prod(each.chunk.shape) * SIZE == np.prod(each.shape) for each in slots)
+    with SHARDING.whole_optimizer(model):
+        assert np.any(slots[0].numpy())
+    of_batch = SHARDING.explain(model).partition("along the batch axis")[2]
+    assert "reduce_scatter" in of_batch and "all_gather" in of_batch, of_batch
+
+
+def equals_one_process_in_shards(make: Any) -> None:
+    model, one = (compiled(each, few_cut, make) for each in (SHARDING, None))
+    for each in (model, one):
+        each.fit(X, Y, batch_size=20, verbose=0)
+    assert_equal(model, one)
+    slots = [each for each in gathered_slots.slots_of(model.optimizer) if isinstance(each, MeshSlot)]
+    assert {each.layout.axis for each in slots} >= {0, 1, None}
+
+
+@long
+def check_slots_in_shards_of_slices_with_momentum_and_clipping_equal_one_process():
+    equals_one_process_in_shards(lambda: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, clipnorm=0.1))
+
+
+@long
+def check_slots_in_shards_of_slices_with_accumulated_gradients_equal_one_process():
+    equals_one_process_in_shards(lambda: keras.optimizers.Adam(1e-2, amsgrad=True, gradient_accumulation_steps=2))
+
+
+@long
+def check_slots_in_shards_of_slices_with_loss_scaling_equal_one_process():
+    inner = lambda: keras.optimizers.Adagrad(1e-2)  # noqa: E731
+    equals_one_process_in_shards(lambda: keras.optimizers.LossScaleOptimizer(inner(), initial_scale=64.0))
+
+
+def few_cut() -> keras.Model:
+    inputs = keras.Input((6,))
+    first = keras.layers.Dense(5, name="replicated")(inputs)  # its slots are shared out among the data ranks
+    hidden = keras.layers.Dense(8, activation="tanh", name="dense_wide")(first)
+    return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden))
+
+
+@long
+def check_a_training_with_slots_in_shards_of_slices_is_resumed():
+    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
+
+    def fit(strategy: Any, epochs: int, *callbacks: Any) -> keras.Model:
+        model = compiled(strategy, few_cut)
+        model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options)
+        return model
+
+    one = fit(None, 2)
+    with shared_folder() as path:
+        for strategy, epochs in ((SHARDING, 1), (SHARDING, 2)):
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
+            assert_equal(fit(strategy, epochs, save), one if epochs == 2 else fit(None, 1))
+    with shared_folder() as path:
+        for strategy, epochs in ((SHARDING, 1), (STRATEGY, 2)):  # resumed without shards
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
+            model = fit(strategy, epochs, save)
+        assert_equal(model, one)
 
 
 def check_each_rank_makes_its_slice_of_what_one_process_draws():

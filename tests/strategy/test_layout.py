@@ -142,7 +142,7 @@ def test_a_mesh_that_is_not_of_the_ranks_is_refused():
     assert isinstance(mesh, keras.distribution.DeviceMesh) and mesh.axis_names == ("batch", "model")
 
 
-@pytest.mark.parametrize("other", [{"compression": "float16"}, {"shard_optimizer": True}, {"batch_statistics": "rank"}])
+@pytest.mark.parametrize("other", [{"compression": "float16"}, {"shard_weights": True}, {"batch_statistics": "rank"}])
 def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
     layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
     with pytest.raises(ConfigError, match=f"with a layout_map, {next(iter(other))} must be"):

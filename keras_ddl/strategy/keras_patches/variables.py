@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_ddl.compat import models
 from keras_ddl.compat.optimizers import averaged_weights
-from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.mesh import laid_out, mesh_slots
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.variable_origin import of_keras
 
@@ -43,7 +43,9 @@ def add_variable_from_reference(
     original: Callable[..., Any], self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
 ) -> Any:
     """Shards a slot from the moment it is made: no rank ever has all slots in full."""
-    with laid_out.following(reference_variable), sharded_slots.creating_slot(self, reference_variable, name):
+    is_in_shards = mesh_slots.making_in_shards(sharded_slots.is_in_shards(self, reference_variable, name))
+    creating = sharded_slots.creating_slot(self, reference_variable, name)
+    with laid_out.following(reference_variable), is_in_shards, creating:
         variable = original(self, reference_variable, name=name, initializer=initializer)
     sharded_slots.shard_slot(self, reference_variable, variable, name, initializer)
     return variable

@@ -31,6 +31,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, are_made_in_shards
 from keras_ddl.strategy.shards.sharded_slots import Share, sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
@@ -129,16 +130,16 @@ def following(reference: Any) -> AbstractContextManager[None]:
     return setting(_reference, reference)
 
 
-def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | None:
-    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: no layout cuts it, or its slices
-    cannot be made alone. COLLECTIVE, where a layout cuts it.
+def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshSlot | None:
+    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: neither does a layout cut it nor
+    is it a slot in shards, or what ranks have of it cannot be made alone. COLLECTIVE, where it is either.
     """
     shape, job = models.declared_shape(variable), _job()
     if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
         return None
     with tf.init_scope():
-        axis = _axis_of(job, variable, shape)
-        if axis is None:
+        axis, is_in_shards = _axis_of(job, variable, shape), _is_in_shards(job, shape)
+        if axis is None and not is_in_shards:
             return None
         recipe, is_same = recipe_of(initializer), _is_same_on_all_ranks(job)
         if not is_same:
@@ -146,6 +147,9 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | None:
         value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
         if value is None or not value.is_possible:
             return None
+        if is_in_shards:
+            return MeshSlot(value, variable.name, job, axis)
+        assert axis is not None
         first_value = (lambda: value) if is_same else None
         is_trained = bool(variable.trainable)
         return LaidOutVariable(value, variable.name, job, axis, is_trained=is_trained, first_value=first_value)
@@ -177,6 +181,12 @@ def initial_value(variable: Any, value: Any) -> Any:
             return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, first_value=made)
         agreed = agreement.broadcast_value(first.numpy(), _name(variable, "laid_out"))
         return LaidOutVariable(tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=is_trained)
+
+
+def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
+    """Whether the variable that is made now is a slot for the shards of the data ranks."""
+    assert job.mesh is not None
+    return are_made_in_shards() and job.mesh.data.size > 1 and shape == tuple(_reference.get().shape)
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:
@@ -251,5 +261,5 @@ def slice_of(variable: Any) -> tf.Variable | None:
 
 def held(outer: tf.Tensor) -> HeldVariable:
     """Returns what this rank has of a tensor that a step captures, for the cut along the model axis."""
-    variable = laid_out_of_handle(outer)
-    return HeldVariable(outer) if variable is None else variable.held()
+    variable = sharded_variable_of_handle(outer)
+    return variable.held() if isinstance(variable, (LaidOutVariable, MeshSlot)) else HeldVariable(outer)

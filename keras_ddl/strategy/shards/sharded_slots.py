@@ -26,7 +26,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut import Slices
+from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
@@ -69,7 +69,7 @@ class Share:
         generation: how often the slot had been shared out anew; OF_NEWCOMER: the values are no rank's.
     """
 
-    layout: Layout | Slices
+    layout: Layout | Slices | MeshLayout
     rank: int
     offset: int
     chunk: Any
@@ -95,6 +95,7 @@ class Share:
 
     def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
         if isinstance(value, FirstValue):
+            assert not isinstance(self.layout, MeshLayout)  # whose first value is made by mesh_slots.py
             variable.assign(value.share(self.layout.runs(rank), variable.shape))
         else:
             variable.assign(_copied(self.layout.cut(value, rank)))
@@ -358,18 +359,22 @@ def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractC
     """Returns the context in which to create a slot for the weight `reference`: if it will be in shards, it is created
     at once, also while a step is traced, which would create all slots in full together at its end.
     """
+    return tf.init_scope() if is_in_shards(optimizer, reference, name) else contextlib.nullcontext()
+
+
+def is_in_shards(optimizer: Any, reference: Any, name: str | None) -> bool:
+    """Whether a slot for the weight `reference`, of its shape, is to be in shards."""
     job = _sharding_job(optimizer)
-    is_made_at_once = job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
-    return tf.init_scope() if is_made_at_once else contextlib.nullcontext()
+    return job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
     """Replaces the value of a slot that Keras has just created for the weight `reference` by a ShardedVariable, if it
-    is large.
+    is large. On a mesh that has been done (mesh/mesh_slots.py).
     """
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
-    if job is not None and is_slot and name != _ACCUMULATOR and is_large(job, shape):
+    if job is not None and job.mesh is None and is_slot and is_in_shards(optimizer, reference, name):
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first, dtype = keras.initializers.get(initializer), variable.dtype

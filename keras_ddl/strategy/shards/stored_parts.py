@@ -15,7 +15,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import Slices
+from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Box, Layout
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_deferring, sharded_variable
@@ -27,13 +27,18 @@ def boxes_of(slot: ShardedVariable) -> list[Box] | None:
     if isinstance(layout, Slices):
         is_stored_so = tuple(slot.chunk.shape) == layout.shape_of_slice
     else:
-        is_stored_so = type(layout) is Layout and tuple(slot.chunk.shape) == (layout.chunk(slot.share.rank)[1],)
+        is_stored_so = type(layout) in (Layout, MeshLayout) and tuple(slot.chunk.shape) == (
+            layout.chunk(slot.share.rank)[1],
+        )
     return layout.boxes(slot.share.rank) if is_stored_so else None
 
 
 def is_written_here(slot: ShardedVariable) -> bool:
     """Whether this rank writes its boxes: of ranks that have the same, the first one does."""
-    return not isinstance(slot, LaidOutVariable) or communicator.rank() < slot.share.layout.size
+    layout, rank = slot.share.layout, communicator.rank()
+    if isinstance(layout, MeshLayout):
+        return layout.axis is not None or rank % layout.model == 0
+    return not isinstance(slot, LaidOutVariable) or rank < layout.size
 
 
 def slot_in_parts(variable: Any) -> ShardedVariable | None:

@@ -18,7 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.mesh import laid_out, mesh_slots
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.step import notices
@@ -341,6 +341,8 @@ class CutStep:
         cut_variables = [laid_out.laid_out_of_handle(outer) for _, outer in program.captured]
         mirrors = [_mirror(each.share) for each in cut_variables if each is not None] if self._job.goes_on else []
         options["parts"] = [laid_out.held(each).tensor for each in options.get("parts", ())]
+        slots = [sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured]
+        shards, chunk_of = mesh_slots.chunk_handles([each for each in slots if isinstance(each, mesh_slots.MeshSlot)])
         self._snapshots.append(cut.Snapshots(self._staging))
         with tf.device(self._job.device):
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
@@ -355,6 +357,8 @@ class CutStep:
                 data,
                 report=report,
                 seed=seed,
+                captured=chunk_of,
+                shards=shards,
                 snapshots=self._snapshots[-1],
                 earlier=model,
                 everyone=everyone,

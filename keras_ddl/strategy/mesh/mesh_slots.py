@@ -1,0 +1,94 @@
+"""Optimizer slots in shards on a mesh: Strategy(layout_map=..., shard_optimizer=True).
+
+What an optimizer keeps for a weight is cut along the model axis as the weight is, if a layout cuts it, and the slice is
+shared out among the data ranks of that model position in flat shards. The step is cut accordingly: along the model axis
+the slot is a variable with a slice, which has no memory of its own, and along the batch this variable is in shards
+(cut/sharding.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+
+from keras_ddl import ops
+from keras_ddl.compat.context import setting
+from keras_ddl.compat.tensorflow import UninitializedVariable, tf
+from keras_ddl.cut import HeldVariable, MeshLayout
+from keras_ddl.strategy.first_values import FirstValue
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
+
+_in_shards: ContextVar[bool] = ContextVar("keras_ddl_slot_in_shards", default=False)
+
+
+class MeshSlot(ShardedVariable):
+    """A slot of which each data rank of a model position has a flat shard of the slice.
+
+    Attributes: slice_handle: of the variable with the slice, as the cut along the model axis sees it; it has no value.
+    """
+
+    def __init__(self, value: FirstValue, name: str, job: Job, axis: int | None) -> None:
+        self._job, self._axis = job, axis
+        super().__init__(value, name, job, lambda: value)
+        self._slice = None
+        if axis is not None:
+            self._slice = UninitializedVariable(
+                trainable=False, shape=self.layout.slices.shape_of_slice, dtype=self.dtype, name="slice"
+            )
+
+    @property
+    def slice_handle(self) -> tf.Tensor:
+        return self.handle if self._slice is None else self._slice.handle
+
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+        mesh = job.mesh
+        assert mesh is not None
+        layout = MeshLayout(tuple(value.shape.as_list()), self._axis, mesh.data.size, mesh.model.size)
+        with tf.device(job.device):
+            shape = [layout.chunk(job.rank)[1]]
+            chunk = UninitializedVariable(trainable=False, shape=shape, dtype=value.dtype, name="chunk")
+            share = Share(layout, job.rank, 0, chunk, None, generation)
+            if not isinstance(value, FirstValue):
+                share.assign(value)
+            elif value.is_constant or layout.slices is None:
+                chunk.assign(value.share(layout.flat.runs(mesh.data.rank), shape))
+            else:
+                slice_ = value.share(layout.slices.runs(mesh.model.rank), layout.flat.shape)
+                chunk.assign(layout.flat.cut(slice_, mesh.data.rank))
+        return share
+
+    def all_gathered(self, name: str) -> tf.Tensor:
+        mesh, slices = self._job.mesh, self.layout.slices
+        assert mesh is not None
+        flat = ops.all_gather(self.chunk.read_value(), name=f"{name}/batch", comm=mesh.data)
+        slice_ = tf.reshape(flat, self.layout.flat.shape)
+        if slices is None:
+            return slice_
+        order = [slices.axis, *(each for each in range(self.shape.rank) if each != slices.axis)]
+        rows = ops.all_gather(tf.transpose(slice_, order), name=name, comm=mesh.model)
+        return tf.transpose(rows, [order.index(each) for each in range(len(order))])
+
+    def held(self) -> HeldVariable:
+        """Returns what this rank has of the slot, for the cut along the model axis."""
+        slices = self.layout.slices
+        return HeldVariable(self.handle) if slices is None else HeldVariable(self.slice_handle, slices.placement)
+
+
+def making_in_shards(is_in_shards: bool) -> AbstractContextManager[None]:
+    """Returns a context in which an optimizer makes a slot; whether it is to be in shards."""
+    return setting(_in_shards, is_in_shards)
+
+
+def are_made_in_shards() -> bool:
+    """Whether the slot that is made now is to be in shards."""
+    return _in_shards.get()
+
+
+def chunk_handles(slots: list[MeshSlot]) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns the handles that a step, cut along the model axis, uses of these slots, and what gives for a handle that
+    it uses the one of this rank's chunk, or itself.
+    """
+    by_handle = {id(each.slice_handle): each.chunk.handle for each in slots}
+    return [each.slice_handle for each in slots], lambda outer: by_handle.get(id(outer), outer)
