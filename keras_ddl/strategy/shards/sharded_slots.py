@@ -187,8 +187,11 @@ class ShardedVariable(UninitializedVariable):
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.is_complete or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
+        return self._read_gathered("a read")
+
+    def _read_gathered(self, what: str) -> tf.Tensor:
         if self.gathered is None or not tf.executing_eagerly():
-            raise self._refusal("a read")
+            raise self._refusal(what)
         return self.gathered
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -208,14 +211,14 @@ class ShardedVariable(UninitializedVariable):
         return self
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_add")
-        return super().assign_add(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_add(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_add") + delta)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_sub")
-        return super().assign_sub(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_sub(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_sub") - delta)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
@@ -231,7 +234,7 @@ class ShardedVariable(UninitializedVariable):
         rank = self.share.rank
         first, count = self.layout.chunk(rank)
         return (
-            f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
             f"{first} to {first + count}>"
         )
 
