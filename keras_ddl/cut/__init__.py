@@ -89,7 +89,8 @@ def build_step(
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
-            `captured` returns. mirrors: of these on other ranks, if they are kept; in a step that commits.
+            `captured` returns. mirrors: of these, or of slices of the earlier axis, on other ranks, if they are kept;
+            in a step that commits.
         weights: those of `shards` that are gathered anew wherever the step needs all of one. At any time it has no more
             than `gathered_bytes` of them gathered, unless one operation needs more.
         snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
@@ -127,7 +128,7 @@ def build_step(
     outputs = [builder.replicated(value) for value in program.outputs]
     if writes is not None:
         if mirrors is not None:
-            mirrors.update(writes, collectives, lambda: everything_before(writes, outputs))
+            mirrors.update(writes, earlier or collectives, lambda: everything_before(writes, outputs))
         commit(writes, everyone or collectives, outputs)
     if not keeps_rows:
         return outputs

@@ -20,6 +20,7 @@ from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
 from keras_ddl.strategy.mesh import ranks
 from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.lost_slices import LostSlices
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
 from keras_ddl.strategy.step.function import StepFunction
@@ -139,12 +140,9 @@ class Strategy(tf.distribute.Strategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
-        if self.job.goes_on and self.job.mesh is not None:
-            raise ConfigError(
-                "A job with a layout_map ends when a rank is lost: no other rank has its slices. Received: layout_map "
-                f"under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them out; with --restarts the job "
-                "begins again."
-            )
+        if self.job.goes_on and layout is not None:
+            self._check_goes_on_with_layout()
+            self.job.slices = LostSlices(self.job, layout)
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
@@ -175,6 +173,14 @@ class Strategy(tf.distribute.Strategy):
     def __repr__(self) -> str:
         own = " ".join(f"{name}={value!r}" for name, value in vars(self.job.settings).items())
         return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.job.device} {own}>"
+
+    def _check_goes_on_with_layout(self) -> None:
+        if history.takes_newcomers():
+            raise ConfigError(
+                "A job with a layout_map goes on with the ranks that are left, and takes no others. Received: "
+                f"`keras-ddl run --min-np` with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say "
+                "the hosts with --hosts."
+            )
 
     def _check_no_other_scope(self, rank: int) -> None:
         if tf.distribute.has_strategy():

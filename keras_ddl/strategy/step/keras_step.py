@@ -21,6 +21,7 @@ from keras_ddl.data.rows import gather_rows, row_count, static_rows
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
@@ -180,6 +181,7 @@ class KerasSteps:
         specs = arguments.specs(execution.rows.total, of_kind)
         concrete = None if kind is None else kind.traces.get(execution.steps_traced)
         if concrete is None:
+            laid_out.refuse_made_outside(self._job, execution.model.variables)
             flat = arguments.components(arguments.shapes(specs))
             concrete = step.trace(
                 arguments.bound(function, specs), flat, parts=lambda: _accumulators(execution), is_alone=is_alone
