@@ -124,7 +124,7 @@ class Strategy(tf.distribute.Strategy):
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
         settings = Settings(
-            *chosen, compression, shard_optimizer or shard_weights, min_ranks, layout_map, shard_weights
+            *chosen, compression, shard_optimizer or shard_weights is True, min_ranks, layout_map, shard_weights
         )
         check_settings(settings, topology.rank)
         layout = None if layout_map is None else Layout(layout_map, topology.size, topology.rank)

@@ -235,7 +235,12 @@ class CutStep:
         scope, mesh = f"{self.scope}/end", self._job.mesh
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if mesh is None:
-            return cut.writes_without_batch(concrete.graph, everyone)
+            return cut.writes_without_batch(
+                concrete.graph,
+                everyone,
+                chunk_of=sharded_slots.chunk_of_handle,
+                has_mirrors=bool(self._job.mirror_offset),
+            )
         model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
         data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
         of_model = cut.cut_along_model(cut.Program(concrete.graph), model, laid_out.held)
