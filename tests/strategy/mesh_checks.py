@@ -133,7 +133,7 @@ def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
 
 
 @long
-def check_a_rank_that_cannot_write_its_slices_is_named_and_a_directory_that_is_not_shared_is_gathered_for():
+def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_gets_all():
     model, one = compiled(STRATEGY), compiled(None)
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
     with shared_folder() as path, pytest.MonkeyPatch.context() as patched, gathers() as gathered:
