@@ -117,6 +117,7 @@ class ShardedVariable(UninitializedVariable):
         initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all.
+        is_without_values: while a graph is traced to be served elsewhere: reads are allowed, and give nothing.
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
@@ -136,6 +137,7 @@ class ShardedVariable(UninitializedVariable):
         self.begin_anew(value, job)
         self.gathered: tf.Tensor | None = None
         self.restored: tf.Tensor | None = None
+        self.is_without_values = False
         self.assignments = (0, 0)
         _slots[id(self.handle)] = self
 
@@ -198,7 +200,7 @@ class ShardedVariable(UninitializedVariable):
         return tf.constant(True)
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if self.is_complete or _in_traced_step():
+        if self.is_complete or self.is_without_values or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
         if self.gathered is None or not tf.executing_eagerly():
             raise self._refusal("a read")
