@@ -18,7 +18,7 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.mesh import layout_to_choose, ranks
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step.cut_step import ALONE
@@ -76,6 +76,8 @@ class Strategy(tf.distribute.Strategy):
         layout_map: a keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`): which
             variables are cut along which axis of theirs, by the ranks of the mesh's second axis. Each rank has its
             slices of them, also of what optimizers keep for them; the results are those of one process (docs/mesh.md).
+        model_parallel: as layout_map, on a mesh with so many model ranks, a divisor of the number of ranks. The layout
+            is chosen when the first step is traced, and printed. Until then each rank has all weights.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
@@ -103,6 +105,7 @@ class Strategy(tf.distribute.Strategy):
         shard_optimizer: bool = False,
         min_ranks: int = 1,
         layout_map: keras.distribution.LayoutMap | None = None,
+        model_parallel: int = 1,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -118,9 +121,11 @@ class Strategy(tf.distribute.Strategy):
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        settings = Settings(*chosen, compression, shard_optimizer, min_ranks, layout_map)
+        settings = Settings(*chosen, compression, shard_optimizer, min_ranks, layout_map, model_parallel)
         check_settings(settings, topology.rank)
-        layout = None if layout_map is None else Layout(layout_map, topology.size, topology.rank)
+        layout = layout_to_choose(model_parallel, topology) if layout_map is None else None
+        if layout_map is not None:
+            layout = Layout(layout_map, topology.size, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
@@ -135,9 +140,9 @@ class Strategy(tf.distribute.Strategy):
         self.job.goes_on = self.survival is not None
         if self.job.goes_on and self.job.mesh is not None:
             raise ConfigError(
-                "A job with a layout_map ends when a rank is lost: no other rank has its slices. Received: layout_map "
-                f"under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them out; with --restarts the job "
-                "begins again."
+                "A job with a mesh ends when a rank is lost: no other rank has its slices. Received: layout_map or "
+                f"model_parallel under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them out; with "
+                "--restarts the job begins again."
             )
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop

@@ -36,15 +36,15 @@ _reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=
 class LaidOutVariable(ShardedVariable):
     """A variable of which each rank of the model axis has a slice.
 
-    Attributes: axis: that is cut.
+    Attributes: axis: that is cut; None: it is not decided yet (undecided.py).
     """
 
-    def __init__(self, value: tf.Tensor, name: str, job: Job, axis: int, *, is_trained: bool) -> None:
+    def __init__(self, value: tf.Tensor, name: str, job: Job, axis: int | None, *, is_trained: bool) -> None:
         self.axis = axis
         super().__init__(value, name, job, _never, is_trained=is_trained)
 
     def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
-        assert job.mesh is not None
+        assert job.mesh is not None and self.axis is not None
         slices = Slices(tuple(value.shape.as_list()), job.mesh.model.size, self.axis)
         with tf.device(job.device):
             slice_ = UninitializedVariable(
@@ -56,6 +56,7 @@ class LaidOutVariable(ShardedVariable):
         return share
 
     def all_gathered(self, name: str) -> tf.Tensor:
+        assert self.axis is not None
         order = [self.axis, *(each for each in range(self.shape.rank) if each != self.axis)]
         rows = ops.all_gather(tf.transpose(self.chunk.read_value(), order), name=name, comm=self._model)
         return tf.transpose(rows, [order.index(each) for each in range(len(order))])
@@ -72,6 +73,8 @@ class LaidOutVariable(ShardedVariable):
     @gathered.setter
     def gathered(self, value: tf.Tensor | None) -> None:
         self._gathered = value
+        if self.axis is None:
+            return
         held = tf.zeros([0], self.dtype) if value is None else value
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
 
@@ -79,7 +82,7 @@ class LaidOutVariable(ShardedVariable):
         if tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
             return super()._read_variable_op(*args, **kwargs)
         value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None:
+        if self.is_complete or tracing.job_of_step() is not None or self.gathered is not None:
             return value
         # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
         shape = tf.raw_ops.VariableShape(input=self.handle)
@@ -169,11 +172,16 @@ def _called(value: Any) -> Any:
 
 def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     assert job.mesh is not None
-    reference = _reference.get()
-    weight = models.inner_variable(reference) if reference is not None else None
+    weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
         return weight.axis if tuple(weight.shape) == shape else None
     return job.mesh.layout.axis_of(variable.path, shape)
+
+
+def weight_of_slot() -> Any:
+    """Returns the tf.Variable of the weight for which an optimizer makes a slot now; None: it makes none."""
+    reference = _reference.get()
+    return models.inner_variable(reference) if reference is not None else None
 
 
 def laid_out_of_handle(handle: Any) -> LaidOutVariable | None:
