@@ -8,6 +8,8 @@ returned. The traced program does not know how many ranks there are; it is cut a
 Where rank 0 is lost, the lowest rank that is left is the new one, and its callbacks write from then on
 (keras_patches/standby.py). Before the next call the ranks compare their weights.
 
+On a mesh the ranks that are left form a smaller one (mesh/remeshing.py); some may have no place in it, and leave.
+
 Newcomers (joining.py) come between two steps, and get the state of all.
 """
 
@@ -27,8 +29,11 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.admission import Admission
+from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.joining import Newcomer
 from keras_ddl.strategy.joining_state import give_up
+from keras_ddl.strategy.mesh import remeshing
+from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
@@ -187,7 +192,7 @@ class Survival:
         with setting(_in_call, True):
             while True:
                 try:
-                    self._renew(meet())
+                    self._renew(meet(), one_per_job.alive())
                     self._catch_up(self._exchange(Report(-1, None)), list, None)
                     reason = self._share_out()
                 except RankLostError:
@@ -244,6 +249,12 @@ class Survival:
                     f"{ranks} left, and min_ranks={each.job.settings.min_ranks} (rank {each.rank}). Restart the job "
                     "(keras-ddl run --restarts), or make the number smaller."
                 )
+        if ranks < communicator.min_ranks():  # of the launcher, which has counted those that have no place in a mesh
+            return TooFewError(
+                "fit goes on with as many ranks as `keras-ddl run --min-np` says. Received: a mesh of "
+                f"{ranks}, and --min-np {communicator.min_ranks()} (rank {communicator.rank()}). Restart the job "
+                "(keras-ddl run --restarts), or make the number smaller."
+            )
         return None
 
     def _strategies(self) -> list[Any]:
@@ -255,6 +266,7 @@ class Survival:
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
         reason = None if caller is None else caller.cut_step.why_not_again()
+        layouts = [each.job.slices.layout for each in self._strategies() if each.job.slices is not None]
         while reason is None:
             try:
                 reports = self._meet(None, Report(before, self._finished, has_traced))
@@ -274,6 +286,7 @@ class Survival:
                     is_finished = self.finished() > begun
                     # Where some have finished this call, rank 0 had begun it, and had written all that came before.
                     self._succeed(before, may_lack_last=not is_finished)
+                    self._say(layouts, sorted({*range(size)} - {*old}))
                     return is_finished
             except TooFewError:
                 raise
@@ -283,10 +296,28 @@ class Survival:
         raise error if reason is None else with_reason(error, reason)
 
     def _share_out(self) -> str | None:
-        """Shares out anew what is in shards. Returns what is lost, if something is."""
-        is_new = self._finished is None
-        lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in self._strategies()]
-        return next(filter(None, lost), None)
+        """Shares out anew what is in shards and slices. Returns what is lost, if something is."""
+        is_new, strategies = self._finished is None, self._strategies()
+        if (problem := remeshing.why_not(strategies)) is not None:
+            return problem
+        lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in strategies]
+        with_mesh = remeshing.of_layout(strategies)
+        if with_mesh is None or any(lost):
+            return next(filter(None, lost), None)
+        least = max(communicator.min_ranks(), *(each.job.settings.min_ranks for each in strategies))
+        assert with_mesh.job.slices is not None
+        mesh = with_mesh.job.slices.share_out(communicator.topology(), least)
+        if isinstance(mesh, str):
+            return mesh
+        if (too_few := self._too_few(mesh.size)) is not None:
+            raise too_few
+        remeshing.form(with_mesh, mesh, lambda topology: self._renew(topology, strategies))
+        return None
+
+    def _say(self, before: Sequence[Layout], lost: Sequence[int]) -> None:
+        with_mesh = remeshing.of_layout(self._strategies())
+        if before and with_mesh is not None and with_mesh.job.slices is not None:
+            remeshing.say(before[0], lost, with_mesh.job.slices.layout)
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
@@ -298,16 +329,12 @@ class Survival:
 
     def _meet(self, admits: Sequence[int] | None, mine: Report) -> list[Report]:
         strategies = self._strategies()
-        topology = self._place = communicator.regroup_with(admits)
-        self._epoch = communicator.epoch()
-        for each in strategies:
-            each.renew(topology)
-        _prepare_plans()
+        self._renew(communicator.regroup_with(admits), strategies)
         return self._exchange(mine)
 
-    def _renew(self, topology: Topology) -> None:
+    def _renew(self, topology: Topology, strategies: Sequence[StrategyInterface]) -> None:
         self._place, self._epoch = topology, communicator.epoch()
-        for each in one_per_job.alive():
+        for each in strategies:
             each.renew(topology)
         _prepare_plans()
 

@@ -2,7 +2,8 @@
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, eager, compiled (its own train_step, which
-        calls XLA), two (optimizers), unlike (newcomers trace something else at first), saving; A+B is both
+        calls XLA), two (optimizers), unlike (newcomers trace something else at first), saving; A+B is both. With meshM:
+        on a mesh with a model axis of M, whose layout cuts what M divides
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
@@ -17,6 +18,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -41,9 +43,27 @@ KILLED = {
 
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
-KIND, MODEL = MODEL, MODEL if MODEL in ("cnn", "lstm", "attention") else "mlp"
+KIND, MODEL = MODEL, next((each for each in ("cnn", "lstm", "attention") if each in MODEL.split("+")), "mlp")
+ON_MESH = re.search(r"mesh(\d)", KIND)
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
-strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND) if "KERAS_DDL_RUN_DIR" in os.environ else None
+
+
+def layout_map(model_ranks: int) -> keras.distribution.LayoutMap:
+    mesh = keras_ddl.device_mesh((keras_ddl.init().size // model_ranks, model_ranks))
+    layout = keras.distribution.LayoutMap(mesh)
+    layout[".*first/kernel"] = (None, "model")
+    layout[".*(first/bias|batch_normalization/(gamma|beta|moving_mean|moving_variance))"] = ("model",)
+    layout[".*last/kernel"] = ("model", None)
+    layout[".*attention/(query|key|value)/kernel"] = (None, "model", None)
+    layout[".*attention/(query|key|value)/bias"] = ("model", None)
+    layout[".*attention/attention_output/kernel"] = ("model", None, None)
+    return layout
+
+
+strategy = None
+if "KERAS_DDL_RUN_DIR" in os.environ:
+    layout = {"layout_map": layout_map(int(ON_MESH[1]))} if ON_MESH else {}
+    strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND, **layout)
 keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
 AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
@@ -85,13 +105,14 @@ plain_join, communicator.join_others = communicator.join_others, join_others
 
 def built(kind: str) -> list[keras.layers.Layer]:
     if kind == "mlp":
-        return [layers.Flatten(), layers.Dense(16, activation="relu"), layers.BatchNormalization()]
+        first = layers.Dense(12 if ON_MESH else 16, activation="relu", name="first")
+        return [layers.Flatten(), first, layers.BatchNormalization(name="batch_normalization")]
     if kind == "cnn":
         return [layers.Conv1D(8, 3, activation="relu"), layers.BatchNormalization(), layers.GlobalAveragePooling1D()]
     if kind == "lstm":
         return [layers.LSTM(8)]
     inputs = keras.Input((8, 6))
-    seen = layers.MultiHeadAttention(2, 4, dropout=0.1, seed=5)(inputs, inputs)
+    seen = layers.MultiHeadAttention(2, 4, dropout=0.1, seed=5, name="attention")(inputs, inputs)
     return [keras.Model(inputs, layers.LayerNormalization()(seen)), layers.Flatten()]
 
 
@@ -199,7 +220,7 @@ class OwnStep(keras.Sequential):
 
 with strategy.scope() if strategy is not None else contextlib.nullcontext():
     of_class = OwnStep if {"two", "compiled", "unlike"} & set(KIND.split("+")) else keras.Sequential
-    model = of_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1)])
+    model = of_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1, name="last")])
     several = {"gradient_accumulation_steps": 3} if "accumulation" in KIND else {}
     model.compile(
         keras.optimizers.AdamW(0.01, global_clipnorm=1.0, **several),
@@ -228,7 +249,10 @@ if AWAITED:  # newcomers have traced the training step before they came, and the
 if in_shards:
     assert gathered_slots.slots_of(model)
     assert strategy.size == 1 or "mirror " in strategy.explain(model)
-with strategy.whole_optimizer(model) if strategy is not None else contextlib.nullcontext():
+if ON_MESH and strategy is not None:
+    mesh = strategy.job.mesh
+    print(f"mesh {'none' if mesh is None else (mesh.data.size, mesh.model.size)}", file=sys.stderr, flush=True)
+with strategy.whole_model(model) if strategy is not None else contextlib.nullcontext():
     variables = [*model.variables, *model.optimizer.variables, *(model.second.variables if "two" in KIND else [])]
     weights = [np.asarray(each).ravel().tolist() for each in variables]
 if "saving" in KIND:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +52,22 @@ class Layout:
         self.model_size = int(shape[1]) if len(names) > 1 else 1
         self._check_axes(names)
         self._unmatched = list(layout_map)
+        self._is_of_smaller_mesh = False
+
+    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
+        """Returns this layout over the mesh that is left when ranks are lost. `rank`: of this process, there.
+
+        A new variable whose extent the model ranks that are left do not divide is replicated, with a warning.
+        """
+        layout = copy.copy(self)
+        layout.data_size, layout.model_size, layout._rank = data_size, model_size, rank
+        layout._is_of_smaller_mesh = True
+        return layout
+
+    def position(self, rank: int) -> str:
+        """Returns the position of a rank on the mesh, in words."""
+        data, model = divmod(rank, self.model_size)
+        return f"{self._batch_axis} {data}" + (f", {self.model_axis} {model}" if self.model_axis else "")
 
     def _check_devices(self, mesh: Any) -> None:
         devices = [str(each) for each in np.ravel(mesh.devices)]
@@ -113,6 +130,13 @@ class Layout:
             return None
         axis = axes.index(self.model_axis)
         extent = shape[axis]
+        if self._is_of_smaller_mesh and extent and extent % self.model_size:
+            if self._rank == 0:
+                stack_position.warn(
+                    f"layout_map: every rank keeps all of {path!r}, of shape {tuple(shape)}: {self.model_size} model "
+                    "ranks, which are left, do not divide it."
+                )
+            return None
         if not extent or extent % self.model_size:
             raise self._error(
                 f"the model axis, of {self.model_size} ranks, must divide the axis of a variable that it cuts",

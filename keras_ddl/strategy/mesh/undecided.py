@@ -17,9 +17,10 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
-from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import Share, slot_of_handle
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
@@ -52,20 +53,20 @@ class UndecidedVariable(LaidOutVariable):
     ) -> None:
         self.path, self.weight, self.is_decided = path, weight, False
         self._slots: list[weakref.ref[UndecidedVariable]] = []
-        self._first, self._job = initial, job
+        self._first = initial
         spec = tf.TensorSpec(shape, dtype)
-        super().__init__(spec if is_deferred else initial(), name, job, None, is_trained=is_trained)
+        super().__init__(spec if is_deferred else initial(), name, job, NO_AXIS, is_trained=is_trained)
         if weight is not None:
             weight._slots.append(weakref.ref(self))
 
-    def begin_anew(self, value: tf.Tensor | tf.TensorSpec, job: Job) -> None:
+    def begin_anew(self, value: tf.Tensor | tf.TensorSpec | FirstValue, job: Job) -> None:
         if isinstance(value, tf.TensorSpec):
             self.share = Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, None, None)
         else:
             super().begin_anew(value, job)
 
-    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
-        if self.axis is None:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+        if self.axis == NO_AXIS:
             return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None, generation)
         return super().share_of(value, job, generation)
 
@@ -75,15 +76,32 @@ class UndecidedVariable(LaidOutVariable):
         return [slot for each in self._slots if (slot := each()) is not None]
 
     @property
+    def gathered(self) -> tf.Tensor | None:
+        return self._gathered
+
+    @gathered.setter
+    def gathered(self, value: tf.Tensor | None) -> None:
+        self._gathered = value
+        if not self.is_complete and not self.is_deferred:
+            held = tf.zeros([0], self.dtype) if value is None else value
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
+
+    def all_gathered(self, name: str) -> tf.Tensor:
+        if self.axis != NO_AXIS:
+            return super().all_gathered(name)
+        self.complete()
+        return self.read_value()
+
+    @property
     def is_deferred(self) -> bool:
         """Whether it has no memory yet."""
-        return not self.is_complete and self.axis is None
+        return not self.is_complete and self.axis == NO_AXIS
 
     def complete(self) -> None:
         """Gives it its first value, if it has none."""
         if self.is_deferred:
             with tf.init_scope():
-                self.begin_anew(self._first(), self._job)
+                self.begin_anew(self._first(), self.job)
 
     def decide(self, axis: int | None) -> None:
         """Cuts it along an axis from now on, or leaves it complete; its slots, too."""
@@ -100,7 +118,7 @@ class UndecidedVariable(LaidOutVariable):
         with tf.init_scope():
             value = self._first() if self.is_deferred else self.read_value()
             self.axis = axis
-            self.begin_anew(value, self._job)
+            self.begin_anew(value, self.job)
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if tf.executing_eagerly():
