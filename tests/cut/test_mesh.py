@@ -82,8 +82,9 @@ def test_a_block_has_two_sums_forward_and_two_backward():
 VOCABULARY: Rules = {**TRANSFORMER, "table": 0, "head/kernel": 1, "head/bias": 0}
 
 
-def test_a_vocabulary_is_cut_without_gathering_rows_or_logits():
-    mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3]).check(*tokens(), steps=2)
+@pytest.mark.parametrize("static", [True, False])
+def test_a_vocabulary_is_cut_without_gathering_rows_or_logits(static):
+    mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3], static=static).check(*tokens(), steps=2)
     kinds = [kind for kind, _ in mesh.moved()["model"]]
     assert "gather" not in kinds and kinds.count("max") == 1, mesh.moved()
     assert not mesh.model_reports[0, 0].replicated

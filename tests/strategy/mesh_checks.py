@@ -2,7 +2,10 @@
 
 import contextlib
 import errno
+import io
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +23,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError, ConfigError, DriftError
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
 
@@ -359,3 +363,82 @@ def check_train_on_batch_and_accumulated_gradients_equal_one_process():
         model.train_on_batch(X[:40][RANK::SIZE], Y[:40][RANK::SIZE])
     assert_equal(model, one)
     assert everyone(1) == [1] * SIZE
+
+
+CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
+
+
+def shown_layout(output: str) -> keras.distribution.LayoutMap:
+    """Returns the layout that rank 0 has printed, made as the printed lines make it."""
+    lines = [
+        each
+        for each in keras_ddl.broadcast_object(output, name="test/shown").splitlines()
+        if re.match(r"(mesh|layout_map)\b", each)
+    ]
+    names: dict[str, Any] = {"keras": keras, "keras_ddl": keras_ddl}
+    exec("\n".join(lines), names)
+    return names["layout_map"]
+
+
+def cut_axes(model: keras.Model) -> dict[str, int]:
+    cut = [each for each in model.variables if isinstance(each.value, LaidOutVariable) and not each.value.is_complete]
+    return {each.path: each.value.axis for each in cut}
+
+
+def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it():
+    model, one, shown = compiled(CHOOSES), compiled(None), io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        for each in (model, one):
+            each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    assert_equal(model, one)
+    np.testing.assert_allclose(
+        model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
+    )
+    axes = cut_axes(model)
+    assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
+    assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3  # and two slots of each
+    layout = Layout(shown_layout(shown.getvalue()), SIZE, RANK)
+    assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
+        each.path: axes.get(each.path) for each in model.weights
+    }
+
+
+@long
+def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_trained():
+    adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
+    model, one = (
+        compiled(
+            each,
+            lambda: transformer(blocks=2),
+            adam,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        for each in (CHOOSES, None)
+    )
+    with CHOOSES.scope():
+        model.optimizer.build(model.trainable_variables)
+    for each in (model, one):
+        each.evaluate(TOKENS, LABELS, batch_size=7, verbose=0)
+        each.fit(TOKENS, LABELS, batch_size=7, verbose=0)
+    assert_equal(model, one)
+    axes = cut_axes(model)
+    for block in range(2):
+        for name, axis in (("query", 1), ("key", 1), ("value", 1), ("attention_output", 0)):
+            assert axes[f"attention{block}/{name}/kernel"] == axis, axes
+        assert (axes[f"up{block}/kernel"], axes[f"down{block}/kernel"]) == (1, 0), axes
+    table = CHOOSES.explain(model)
+    along_model = table[table.index("train_step") :].partition("along the batch axis")[0]
+    assert "gather" not in along_model, along_model
+
+
+def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
+    make = lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
+    model, one = compiled(CHOOSES, lambda: make()), compiled(None, make)
+    y = Y[:, :1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in (model, one):
+            each.fit(X, y, batch_size=10, verbose=0)
+    told = [str(each.message) for each in caught if "is worth cutting" in str(each.message)]
+    assert len(told) == (RANK == 0)
+    assert_equal(model, one)

@@ -280,8 +280,14 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
 
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
+    slot = slot_of_handle(handle)
+    return slot if slot is not None and not slot.is_complete else None
+
+
+def slot_of_handle(handle: Any) -> ShardedVariable | None:
+    """As `sharded_variable_of_handle`, also while the rank has all entries."""
     slot = _slots.get(id(handle))
-    return slot if slot is not None and slot.handle is handle and not slot.is_complete else None
+    return slot if slot is not None and slot.handle is handle else None
 
 
 def slot_of(variable: Any) -> ShardedVariable | None:
