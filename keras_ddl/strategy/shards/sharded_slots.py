@@ -188,7 +188,8 @@ class ShardedVariable(UninitializedVariable):
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
             self.is_complete = True
-            super().assign(tf.reshape(share.chunk, self.shape))
+            # Unlike `assign`, whatever shape the handle holds while entries are in chunks.
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.reshape(share.chunk, self.shape))
             share = replace(share, chunk=None, mirror=None)
         elif self.is_complete:
             self.is_complete = False
@@ -202,8 +203,11 @@ class ShardedVariable(UninitializedVariable):
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.is_complete or self.is_without_values or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
+        return self._read_gathered("a read")
+
+    def _read_gathered(self, what: str) -> tf.Tensor:
         if self.gathered is None or not tf.executing_eagerly():
-            raise self._refusal("a read")
+            raise self._refusal(what)
         return self.gathered
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,14 +231,14 @@ class ShardedVariable(UninitializedVariable):
         self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_add")
-        return super().assign_add(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_add(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_add") + delta)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_sub")
-        return super().assign_sub(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_sub(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_sub") - delta)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
@@ -250,7 +254,7 @@ class ShardedVariable(UninitializedVariable):
         rank = self.share.rank
         first, count = self.layout.chunk(rank)
         return (
-            f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
             f"{first} to {first + count}>"
         )
 
