@@ -168,7 +168,7 @@ class ShardedVariable(UninitializedVariable):
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
             self.is_complete = True
-            super().assign(tf.reshape(share.chunk, self.shape))
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.reshape(share.chunk, self.shape))
             share = replace(share, chunk=None, mirror=None)
         elif self.is_complete:
             self.is_complete = False
