@@ -14,7 +14,7 @@ RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
             if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 6
 COMMA := ,
 
 BIN := $(VENV)/bin

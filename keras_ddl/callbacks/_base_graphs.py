@@ -23,6 +23,7 @@ class BaseGraphs:
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
+        is_written: whether they have been; equal on all ranks.
         names: of the parts to be served; [None] for the model itself.
     """
 
@@ -39,7 +40,7 @@ class BaseGraphs:
         self.names = list(self._parts)
         self.is_single = serve is None or isinstance(serve, str)
         self._options = {name: _options_of(name, self.names, self.is_single, options) for name in self.names}
-        self._is_written = self.is_due = False
+        self.is_written = self.is_due = False
         self._written: list[Any] = []  # by this process
 
     def at_train_begin(self, model: Any) -> None:
@@ -47,7 +48,7 @@ class BaseGraphs:
 
         Raises: ExportError, on every rank: the model cannot be served, or has no call() and no part is named.
         """
-        self.is_due = self._dir is not None and not self._is_written
+        self.is_due = self._dir is not None and not self.is_written
         if not self.is_due:
             return
         if on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
@@ -69,7 +70,7 @@ class BaseGraphs:
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
-        if self._is_written and not self._written:
+        if self.is_written and not self._written:
             self._write_here(model)
         return self._written
 
@@ -109,7 +110,7 @@ class BaseGraphs:
         self.is_due = False
         with gathered_slots.gathered(gathered_slots.slots_in(model.variables), on_rank=0):
             on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
-        self._is_written = True
+        self.is_written = True
 
     def _write_here(self, model: Any) -> None:
         assert self._dir is not None

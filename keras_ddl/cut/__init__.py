@@ -64,6 +64,8 @@ def build_step(
     keeps_rows: bool = False,
     parts: Collection[tf.Tensor] = (),
     shards: Collection[tf.Tensor] = (),
+    weights: Collection[tf.Tensor] = (),
+    gathered_bytes: int = 0,
     mirrors: Mirrors | None = None,
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
     snapshots: Snapshots | None = None,
@@ -89,6 +91,8 @@ def build_step(
         shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
             `captured` returns. mirrors: of these, or of slices of the earlier axis, on other ranks, if they are kept;
             in a step that commits.
+        weights: those of `shards` that are gathered anew wherever the step needs all of one. At any time it has no more
+            than `gathered_bytes` of them gathered, unless one operation needs more.
         snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
             variables for which that cannot be. None: variables are written at once.
         tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
@@ -100,6 +104,7 @@ def build_step(
     if report is not None:
         report.program = program.digest()
     builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
+    builder.gathered_bytes = gathered_bytes
     builder.earlier, builder.everyone = earlier, everyone or collectives
     if batch_statistics == "rank":
         calls, others = own_statistics.find(program)
@@ -108,6 +113,8 @@ def build_step(
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
+        if any(outer is each for each in weights):
+            builder.hold_weight(value)
     for value, tensor, placement in zip(program.inputs, inputs, placements):
         dims = builder.input_dims(value, placement)
         if inputs_are_whole and isinstance(placement, Sharded):

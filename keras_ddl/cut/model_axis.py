@@ -13,6 +13,7 @@ same way.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.dims import ONE, Dim
+from keras_ddl.cut.flat_shards import Box, Runs
 from keras_ddl.cut.placements import REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program
 from keras_ddl.cut.report import Report
@@ -82,11 +84,22 @@ class Slices:
     def placement(self) -> Sharded:
         return Sharded(self.axis, ONE, Dim(self.extent))
 
+    def boxes(self, rank: int) -> list[Box]:
+        """Returns which part of the global tensor a rank has: one box."""
+        own = (rank * self.extent, self.extent)
+        return [tuple(own if axis == self.axis else (0, extent) for axis, extent in enumerate(self.shape))]
+
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's slice of a global tensor or array."""
         own = slice(rank * self.extent, (rank + 1) * self.extent)
         result: _Array = tensor[tuple(own if axis == self.axis else slice(None) for axis in range(len(self.shape)))]
         return result
+
+    def runs(self, rank: int) -> Runs:
+        """Returns where a rank's entries lie in the flat order of the global tensor."""
+        back = math.prod(self.shape[self.axis + 1 :])
+        count, stride = self.extent * back, self.shape[self.axis] * back
+        return Runs(rank * count, count, stride, math.prod(self.shape[: self.axis]))
 
 
 def cut_along_model(

@@ -72,6 +72,9 @@ class Strategy(tf.distribute.Strategy):
         shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
             of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
             and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
+        shard_weights: each rank also keeps only its share of large weights that are made in the scope. A step gathers
+            them where it uses them, and frees them: ZeRO stage 3. Half as many bytes more travel. Implies
+            shard_optimizer; not together with a layout_map. See `whole_model`.
         min_ranks: in a job that goes on when ranks are lost (`keras-ddl run --min-np`): with how many at least fit goes
             on. With fewer it raises RankLostError, as it does in other jobs.
         layout_map: a keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`): which
@@ -102,6 +105,7 @@ class Strategy(tf.distribute.Strategy):
         batch_statistics: str = "global",
         compression: str | None = None,
         shard_optimizer: bool = False,
+        shard_weights: bool = False,
         min_ranks: int = 1,
         layout_map: keras.distribution.LayoutMap | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
@@ -119,7 +123,9 @@ class Strategy(tf.distribute.Strategy):
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        settings = Settings(*chosen, compression, shard_optimizer, min_ranks, layout_map)
+        settings = Settings(
+            *chosen, compression, shard_optimizer or shard_weights, min_ranks, layout_map, shard_weights
+        )
         check_settings(settings, topology.rank)
         layout = None if layout_map is None else Layout(layout_map, topology.size, topology.rank)
         device = configure_tensorflow(topology)

@@ -34,6 +34,7 @@ class Settings:
     shard_optimizer: bool
     min_ranks: int
     layout_map: Any = None
+    shard_weights: bool = False
 
 
 @dataclass(eq=False)
@@ -46,7 +47,8 @@ class Job:
         device: what this rank computes with, as tf.device takes it.
         settings: as this rank passed them. The other attributes are equal on all ranks.
         bucket_size: of the gradients that travel in one collective.
-        shards_from_elements: slots of so many elements or more are in shards; None: no slots are.
+        shards_from_elements: slots of so many elements or more are in shards; None: no slots are. shards_weights: so
+            are weights, of which a step has `gathered_bytes` gathered at a time.
         drift_check_fraction: of training time, which comparing weights may take.
         goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
         epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
@@ -66,6 +68,8 @@ class Job:
     epoch: int = 0
     mirror_offset: int = 0
     mesh: Mesh | None = None
+    shards_weights: bool = False
+    gathered_bytes: int = 0
     slices: LostSlices | None = None
 
     @property
@@ -84,13 +88,16 @@ class Job:
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
     """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
     token, percent = "", settings.drift_check_percent
+    weights = settings.shard_weights, config.get("GATHERED_WEIGHT_BYTES")
     shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.shard_optimizer else None
     if topology.size > 1 or history.takes_newcomers():
-        of_rank_0 = (secrets.token_hex(8), percent, shards_from)
-        token, percent, shards_from = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
+        of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights)
+        token, percent, shards_from, weights = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
     communicator.prepare_plans()
     agreed_size = bucket_size.agree(settings.bucket_bytes)
-    return Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
+    job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
+    job.shards_weights, job.gathered_bytes = weights
+    return job
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
@@ -114,6 +121,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "batch_statistics": (_one_of("global", "rank"), "'global' or 'rank'", "'global'"),
     "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
     "shard_optimizer": (lambda value: isinstance(value, bool), "True or False", "False"),
+    "shard_weights": (lambda value: isinstance(value, bool), "True or False", "False"),
     "layout_map": (
         lambda value: value is None or isinstance(value, keras.distribution.LayoutMap),
         "a keras.distribution.LayoutMap",
@@ -126,6 +134,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 # What else a Strategy with a layout_map does not take yet.
 _WITH_LAYOUT: dict[str, Any] = {
     "compression": None,
+    "shard_weights": False,
     "shard_optimizer": False,
     "batch_statistics": "global",
     "gather_predictions": "all",
@@ -142,10 +151,10 @@ def check_settings(settings: Settings, rank: int) -> None:
                 f"{default}."
             )
     if settings.compression is not None and settings.shard_optimizer:
+        shards = "shard_weights=True" if settings.shard_weights else "shard_optimizer=True"
         raise ConfigError(
-            "Strategy: compression works on all-reduces only, and shard_optimizer=True sends gradients by "
-            f"reduce-scatter. Received: compression={settings.compression!r} and shard_optimizer=True (rank "
-            f"{rank}). Leave one of them out."
+            f"Strategy: compression works on all-reduces only, and {shards} sends gradients by reduce-scatter. "
+            f"Received: compression={settings.compression!r} and {shards} (rank {rank}). Leave one of them out."
         )
     for name, alone in _WITH_LAYOUT.items() if settings.layout_map is not None else ():
         value = getattr(settings, name)

@@ -11,7 +11,8 @@ from cut.layouts import transformer
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, DriftError
+from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
@@ -53,14 +54,47 @@ def assert_equal(model: keras.Model, one: keras.Model) -> None:
 
 def check_fit_and_evaluate_equal_one_process():
     model, one = compiled(STRATEGY), compiled(None)
+    mesh = STRATEGY.job.mesh
+    before = mesh.data.native().count()
     for each in (model, one):
         each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    of_batch, of_model = mesh.data.native().count(), mesh.model.native().count()
+    assert of_batch["coordinated"] == before["coordinated"] and of_batch["planned"] > 0, of_batch
+    assert of_model["planned"] > 0 == of_model["fell_back"] == of_batch["fell_back"], of_model
     np.testing.assert_allclose(
         model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
     )
     assert_equal(model, one)
     table = STRATEGY.explain(model)
     assert "along the model axis, 2 ranks" in table and f"along the batch axis, {SIZE // 2} ranks" in table, table
+
+
+def check_each_rank_makes_its_slice_of_what_one_process_draws():
+    def of_the_program(shape: Any, dtype: Any = None) -> Any:
+        return np.arange(np.prod(shape), dtype=dtype)
+
+    def made() -> list[keras.Variable]:
+        kernels = ["glorot_uniform", "he_normal", "random_normal", keras.initializers.Constant(0.3), "orthogonal"]
+        layers = [keras.layers.Dense(12, kernel_initializer=each, name="dense_wide") for each in kernels]
+        layers.append(keras.layers.Dense(12, bias_initializer=of_the_program, name="dense_wide"))
+        for each in layers:
+            each.build((None, 6))
+        return [variable for each in layers for variable in each.variables]
+
+    set_precision("float64")
+    in_full = []
+    send = laid_out.agreement.broadcast_value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laid_out.agreement, "broadcast_value", lambda *args: in_full.append(args) or send(*args))
+        keras.utils.set_random_seed(RANK)  # rank 0's counts
+        with STRATEGY.scope():
+            variables = made()
+    keras.utils.set_random_seed(0)
+    cut = gathered_slots.slots_in(variables)
+    assert len(cut) == 12 and len(in_full) == 2, in_full  # all at once: orthogonal, of_the_program
+    with gathered_slots.gathered(cut):
+        for mine, expected in zip(variables, made(), strict=True):
+            np.testing.assert_array_equal(mine.numpy(), expected.numpy(), err_msg=mine.path)
 
 
 @long
@@ -144,6 +178,18 @@ def check_a_step_of_the_program_equals_one_process():
     assert "along the model axis" in cut.explain()
 
 
+def check_a_slice_that_differs_from_its_copies_is_reported():
+    model = compiled(STRATEGY)
+    kernel = model.get_layer("dense_wide").kernel
+
+    def change(*_: Any) -> None:
+        if RANK == SIZE - 1:
+            kernel.value.chunk.assign_add(tf.one_hot([0] * 6, 4, 1e-9, 0.0, dtype=tf.float64))
+
+    with pytest.raises(DriftError, match=rf"dense_wide.*kernel on rank {SIZE - 1} differs from rank 1; .*6 of 24"):
+        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=change)])
+
+
 def check_what_is_cut_is_refused_outside_of_steps():
     model = compiled(STRATEGY)
     assert any(isinstance(each.value, LaidOutVariable) for each in model.variables)
@@ -161,6 +207,19 @@ def check_what_is_cut_is_refused_outside_of_steps():
     eager = compiled(STRATEGY, run_eagerly=True)
     with pytest.raises(ConfigError, match="run_eagerly=True"):
         eager.fit(X, Y, batch_size=10, verbose=0)
+
+
+def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
+    set_precision("float64")
+    hidden = keras.layers.Dense(8, name="dense_wide")
+    hidden.build((None, 6))
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2, name="dense_narrow")])
+        model.compile("sgd", "mse")
+    step = STRATEGY.function(lambda x: hidden(x))
+    for each in (lambda: model.fit(X, Y, batch_size=10, verbose=0), lambda: step(X[:4])):
+        with pytest.raises(ConfigError, match="'dense_wide/kernel' of shape.*made outside"):
+            each()
 
 
 def check_keys_that_match_nothing_are_told():

@@ -13,6 +13,9 @@ FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
 HERE = Path(__file__).parent
 test_shards = rank_tests(HERE / "shard_checks.py", [3], env=FEW)
 
+# Weights in shards, which are gathered anew wherever one is needed.
+test_weights = rank_tests(HERE / "weight_checks.py", [2], env={**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"})
+
 
 def trained(folder, ranks, epochs, kind):
     """Returns weights and optimizer state at the end, which all runs of so many epochs have in common."""

@@ -60,6 +60,8 @@ def connect(layout: Layout, topology: Topology) -> Mesh | None:
     model = communicator.split(data_position, model_position, name=_MODEL)
     data = communicator.split(model_position, data_position, name=_BATCH)
     assert model is not None and data is not None
+    for axis in (model, data):
+        axis.native().add_lane()
     errors.name_positions(lambda message, rank: _position_of(layout, topology.rank, message, rank))
     return Mesh(layout, data, model)
 

@@ -30,6 +30,7 @@ from keras_ddl.cut import Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.step import tracing
 
@@ -86,11 +87,22 @@ class Share:
         assert isinstance(self.layout, Layout)
         return self.layout
 
-    def assign(self, value: tf.Tensor) -> None:
-        """Takes this rank's share of a complete value."""
-        self.chunk.assign(self.layout.cut(value, self.rank))
+    def assign(self, value: tf.Tensor | FirstValue) -> None:
+        """Takes this rank's share of a complete value, or of one that has yet to be made."""
+        self._assign(self.chunk, value, self.rank)
         if self.mirror is not None:
-            self.mirror.assign(self.layout.cut(value, (self.rank - self.offset) % self.layout.size))
+            self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
+
+    def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
+        if isinstance(value, FirstValue):
+            variable.assign(value.share(self.layout.runs(rank), variable.shape))
+        else:
+            variable.assign(_copied(self.layout.cut(value, rank)))
+
+
+def _copied(chunk: tf.Tensor) -> tf.Tensor:
+    # TensorFlow slices the first axis without a copy, and the variable would keep all of the complete value alive.
+    return tf.raw_ops.DeepCopy(x=chunk)
 
 
 class ShardedVariable(UninitializedVariable):
@@ -109,7 +121,13 @@ class ShardedVariable(UninitializedVariable):
     """
 
     def __init__(
-        self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor], *, is_trained: bool = False
+        self,
+        value: tf.Tensor | FirstValue,
+        name: str,
+        job: Job,
+        initial: Callable[[], tf.Tensor | FirstValue],
+        *,
+        is_trained: bool = False,
     ) -> None:
         super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
         self.number, self.initial = _numbering.take(), initial
@@ -130,11 +148,11 @@ class ShardedVariable(UninitializedVariable):
         """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
-    def begin_anew(self, value: tf.Tensor, job: Job) -> None:
+    def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
         """Stores this rank's share of a complete value, as of a slot that has just been made."""
         self._store(self.share_of(value, job, 0))
 
-    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
         """Returns what this rank stores of a complete value, with the ranks that a job has now."""
         layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
 
@@ -197,10 +215,14 @@ class ShardedVariable(UninitializedVariable):
         if _deferring.get():
             self.restored = value
         else:
-            self.assignments = (self.assignments[0] + 1, checksum(value.numpy()))
+            self.note_assignment(value.numpy())
         if self.gathered is not None:
             self.gathered = value
         return self
+
+    def note_assignment(self, content: np.ndarray) -> None:
+        """Counts an assignment outside of steps. `content`: tells what was assigned, the same on all ranks."""
+        self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_complete and not _in_traced_step():
@@ -241,6 +263,11 @@ def _in_traced_step() -> bool:
 def deferring_restored_values() -> AbstractContextManager[None]:
     """Returns a context in which one rank may restore slots for all; `gathered_slots.scatter_restored` sends them."""
     return setting(_deferring, True)
+
+
+def is_deferring() -> bool:
+    """Whether this is inside `deferring_restored_values`."""
+    return _deferring.get()
 
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
@@ -331,8 +358,9 @@ def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractC
     """Returns the context in which to create a slot for the weight `reference`: if it will be in shards, it is created
     at once, also while a step is traced, which would create all slots in full together at its end.
     """
-    is_large = _is_large(_sharding_job(optimizer), tuple(reference.shape), name)
-    return tf.init_scope() if is_large else contextlib.nullcontext()
+    job = _sharding_job(optimizer)
+    is_made_at_once = job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
+    return tf.init_scope() if is_made_at_once else contextlib.nullcontext()
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
@@ -341,7 +369,7 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
     """
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
-    if job is not None and is_slot and _is_large(job, shape, name):
+    if job is not None and is_slot and name != _ACCUMULATOR and is_large(job, shape):
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first, dtype = keras.initializers.get(initializer), variable.dtype
@@ -351,7 +379,6 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
             models.replace_inner_variable(variable, slot)
 
 
-def _is_large(job: Job | None, shape: tuple[int, ...], name: str | None) -> bool:
-    if job is None or job.shards_from_elements is None or name == _ACCUMULATOR:
-        return False
-    return int(np.prod(shape)) >= job.shards_from_elements
+def is_large(job: Job, shape: tuple[int, ...]) -> bool:
+    """Whether a job has variables of this shape in shards."""
+    return job.shards_from_elements is not None and int(np.prod(shape)) >= job.shards_from_elements

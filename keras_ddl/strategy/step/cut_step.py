@@ -20,7 +20,7 @@ from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.step import notices
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
@@ -81,9 +81,10 @@ class CutStep:
         return range(self.rank, self.rank + 1) if mesh is None else mesh.row_ranks()
 
     def tables(self) -> list[str]:
-        """Returns a table of the collectives of each trace, under the step's name."""
+        """Returns a table of the collectives of each trace, under the step's name; one of those that are equal."""
         lost = self.when_a_rank_is_lost()
-        return [f"{self.name}, one step:\n{report.text()}\n{lost}" for report in self.reports]
+        texts = dict.fromkeys(report.text() for report in self.reports)
+        return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
         """Returns why the ranks that are left cannot make this step again when one is lost: rule, what was received,
@@ -296,6 +297,8 @@ class CutStep:
                 captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
                 snapshots=self._snapshots[-1],
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
+                weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
+                gathered_bytes=self._job.gathered_bytes,
                 mirrors=cut.Mirrors(mirrors, self._job.mirror_offset) if mirrors else None,
                 **options,
             )
@@ -321,6 +324,7 @@ class CutStep:
 
         What differs between batches is the rows that ranks of one model axis share: each has read its own.
         """
+        laid_out.refuse_made_outside(self._job, laid_out.made_outside(outer for _, outer in program.captured))
         mesh.layout.check_effects()
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if begins_with is not None:
@@ -333,13 +337,15 @@ class CutStep:
                 _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
                 for place, (tensor, placement) in enumerate(zip(local, placements))
             ]
+        if mesh.data.size == 1:  # nothing is shared out along the batch
+            placements = [cut.REPLICATED] * len(placements)
         cut_variables = [laid_out.laid_out_of_handle(outer) for _, outer in program.captured]
         mirrors = [_mirror(each.share) for each in cut_variables if each is not None] if self._job.goes_on else []
         options["parts"] = [laid_out.held(each).tensor for each in options.get("parts", ())]
         self._snapshots.append(cut.Snapshots(self._staging))
         with tf.device(self._job.device):
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
-            report.axis = f"batch axis, {mesh.data.size} ranks"
+            report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
             of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
             self._traced.append(of_model.function)
             outputs = cut.build_step(
@@ -356,7 +362,8 @@ class CutStep:
                 mirrors=cut.Mirrors(mirrors, self._job.slice_mirror_offset) if mirrors else None,
                 **options,
             )
-        everyone.follow_plan()
+        for each in (everyone, model, data):
+            each.follow_plan()
         self.reports.append(report)
         self._show(report)
         return outputs
@@ -395,7 +402,8 @@ class CutStep:
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
         if self.rank == 0:
-            if config.get("EXPLAIN_STEP"):
+            is_new = report.text() not in (each.text() for each in self.reports if each is not report)
+            if is_new and config.get("EXPLAIN_STEP"):
                 print(self.tables()[-1], flush=True)
             notices.warn_of_what_is_slow(self.name, report)
 
