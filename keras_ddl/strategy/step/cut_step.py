@@ -114,7 +114,8 @@ class CutStep:
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
-            return "when a rank is lost: the others make this step again"
+            form = "form a smaller mesh, and " if self._job.mesh is not None else ""
+            return f"when a rank is lost: the others {form}make this step again"
         return (
             "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
         )
