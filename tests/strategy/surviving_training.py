@@ -1,10 +1,10 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled (its
-        own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first), saving; A+B
-        is both. With meshM: on a mesh with a model axis of M, whose layout cuts 12 units; with by8 16, which 3 does not
-        divide
+    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled
+        (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first),
+        saving; A+B is both. With meshM: on a mesh with a model axis of M, whose layout cuts 12 units; with by8 16,
+        which 3 does not divide
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
