@@ -117,6 +117,7 @@ class ShardedVariable(UninitializedVariable):
         initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all.
+        is_without_values: while a graph is traced to be served elsewhere: reads are allowed, and give nothing.
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
@@ -136,6 +137,7 @@ class ShardedVariable(UninitializedVariable):
         self.begin_anew(value, job)
         self.gathered: tf.Tensor | None = None
         self.restored: tf.Tensor | None = None
+        self.is_without_values = False
         self.assignments = (0, 0)
         _slots[id(self.handle)] = self
 
@@ -199,7 +201,7 @@ class ShardedVariable(UninitializedVariable):
         return tf.constant(True)
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if self.is_complete or _in_traced_step():
+        if self.is_complete or self.is_without_values or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
         return self._read_gathered("a read")
 
@@ -282,8 +284,14 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
 
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
+    slot = slot_of_handle(handle)
+    return slot if slot is not None and not slot.is_complete else None
+
+
+def slot_of_handle(handle: Any) -> ShardedVariable | None:
+    """As `sharded_variable_of_handle`, also while the rank has all entries."""
     slot = _slots.get(id(handle))
-    return slot if slot is not None and slot.handle is handle and not slot.is_complete else None
+    return slot if slot is not None and slot.handle is handle else None
 
 
 def chunk_of_handle(handle: Any) -> tf.Tensor | None:

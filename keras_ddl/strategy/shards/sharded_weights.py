@@ -50,7 +50,7 @@ class ShardedWeight(ShardedVariable):
         if self.is_complete or tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
             return super()._read_variable_op(*args, **kwargs)
         value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None:
+        if tracing.job_of_step() is not None or self.gathered is not None or self.is_without_values:
             return value
         # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
         shape = tf.raw_ops.VariableShape(input=self.handle)
