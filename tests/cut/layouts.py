@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+from cut.mesh import Mesh, Position
 
+from keras_ddl.compat.tensorflow import tf
+
+Loss = Callable[[Any, Any], Any]
 Rules = Mapping[str, int]  # a regular expression over paths of weights -> an axis
 
 # As in Megatron-LM (arXiv 1909.08053): heads and features are cut where they begin, and summed where they end.
@@ -51,3 +56,27 @@ def axes(weights: Sequence[Any], optimizer: Any, rules: Rules) -> dict[int, int]
             if slot.path.rpartition("/")[2].startswith(prefix) and slot.shape == weight.shape:
                 result[id(slot.value)] = found[0]
     return result
+
+
+def mesh_of(
+    model: keras.Model,
+    optimizer: Any,
+    loss: Loss,
+    batch: Sequence[np.ndarray],
+    shape: Position,
+    rules: Rules,
+    **options: Any,
+) -> Mesh:
+    """Returns a training step of a model on a mesh."""
+    optimizer.build(model.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = loss(y, model(x, training=True))
+            scaled = optimizer.scale_loss(result)
+        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return result
+
+    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
+    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)
