@@ -1,18 +1,20 @@
-"""What Strategy(shard_optimizer=True) saves: resident memory of a rank, and the time of a step, with Adam.
+"""What shard_optimizer=True and shard_weights=True save: resident memory of a rank, and the time of a step, with Adam.
 
     python benchmarks/shard_optimizer.py                    # the MLP of 101 MB, 2 ranks
     python benchmarks/shard_optimizer.py --ranks 4 --network cnn
+    python benchmarks/shard_optimizer.py --ranks 4 --layers 21   # an MLP of 353 MB; with Adam's variables 1.06 GB
 
 Contestants take turns in one run, each time as fresh processes, so that memory is that of one contestant:
 
     independent  every rank trains by itself at the same time, in plain Keras
     whole        every rank trains under keras_ddl.Strategy(), and keeps all of the optimizer's variables
     shards       under Strategy(shard_optimizer=True)
+    weights      under Strategy(shard_weights=True)
 
 memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = VmHWM, its most
-until then; both less what the process had before the model was made. slots = bytes of the optimizer's variables that a
-rank holds: the bound of what can be saved is that of `whole` less its share. step = median of a round's steps, of the
-slowest rank; medians over rounds.
+until then; both less what the process had before the model was made. variables = bytes of the weights and of the
+optimizer's variables that a rank holds: the bound of what can be saved is that of `whole` less its share. step = median
+of a round's steps, of the slowest rank; medians over rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import warnings
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-CONTESTANTS = ("independent", "whole", "shards")
+CONTESTANTS = ("independent", "whole", "shards", "weights")
+WIDTH = 2048  # of the layers that --layers adds
 
 
 def memory(field: str) -> int:
@@ -37,7 +40,7 @@ def memory(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
+def train(contestant: str, network_name: str, steps: int, threads: int, layers: int) -> None:
     """One contestant on this rank; rank 0 prints what was measured as JSON. COLLECTIVE."""
     import keras
     import tensorflow as tf
@@ -49,14 +52,19 @@ def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     warnings.filterwarnings("ignore", "Model .* was made outside the scope")
-    strategy = keras_ddl.Strategy(shard_optimizer=contestant == "shards")
+    strategy = keras_ddl.Strategy(shard_optimizer=contestant == "shards", shard_weights=contestant == "weights")
     network, rank = NETWORKS[network_name], keras_ddl.rank()
     keras_ddl.all_reduce(tf.zeros([1024]))
     before = memory("VmRSS")
     together = contestant != "independent"
 
+    def hidden() -> list[keras.Layer]:
+        return [keras.layers.Dense(WIDTH, activation="relu") for _ in range(layers)]
+
     def compiled() -> keras.Model:
-        model = network.make()
+        model = (
+            keras.Sequential([keras.Input((WIDTH,)), *hidden(), keras.layers.Dense(10)]) if layers else network.make()
+        )
         model.compile(keras.optimizers.Adam(1e-4), "sparse_categorical_crossentropy")
         return model
 
@@ -82,11 +90,12 @@ def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
 
     model.fit(dataset, steps_per_epoch=steps + 2, epochs=1, shuffle=False, verbose=0, callbacks=[Watch()])
     sharded = gathered_slots.slots_of(model)
-    whole = [each for each in model.optimizer.variables if all(each.value is not slot for slot in sharded)]
+    variables = [*model.variables, *model.optimizer.variables]
+    whole = [each for each in variables if all(each.value is not slot for slot in sharded)]
     held = [*(each.chunk for each in sharded), *(each.value for each in whole)]
-    slots = sum(each.shape.num_elements() * each.dtype.size for each in held)
+    own = sum(each.shape.num_elements() * each.dtype.size for each in held)
     median = statistics.median(seconds[2:])  # the first traces
-    found = (median, memory("VmRSS") - before, memory("VmHWM") - before, slots)
+    found = (median, memory("VmRSS") - before, memory("VmHWM") - before, own)
     worst = [max(each) for each in zip(*keras_ddl.all_gather_object(found, name="bench/found"))]
     if rank == 0:
         print("measured", json.dumps(worst), flush=True)
@@ -95,7 +104,8 @@ def train(contestant: str, network_name: str, steps: int, threads: int) -> None:
 def measured(contestant: str, options: argparse.Namespace) -> list[float]:
     command = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(options.ranks), sys.executable, __file__]
     command += ["--contestant", contestant, "--network", options.network, "--steps", str(options.steps)]
-    done = subprocess.run([*command, "--threads", str(options.threads)], capture_output=True, text=True)
+    command += ["--threads", str(options.threads), "--layers", str(options.layers)]
+    done = subprocess.run(command, capture_output=True, text=True)
     line = next((each for each in done.stdout.splitlines() if each.startswith("measured")), None)
     if line is None:
         sys.exit(f"{contestant} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -109,21 +119,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps of a round (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant (default: 3)")
     parser.add_argument("--threads", type=int, default=1, help="TensorFlow threads of a rank (default: 1)")
+    parser.add_argument("--layers", type=int, default=0, help=f"in place of a network, Dense layers of {WIDTH} units")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, help="(default: all)")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
-        train(options.contestant, options.network, options.steps, options.threads)
+        train(options.contestant, options.network, options.steps, options.threads, options.layers)
         return
-    rounds: dict[str, list[list[float]]] = {name: [] for name in CONTESTANTS}
+    rounds: dict[str, list[list[float]]] = {name: [] for name in options.only}
     for _ in range(options.rounds):
         for name, found in rounds.items():
             found.append(measured(name, options))
     medians = {name: [statistics.median(each) for each in zip(*found)] for name, found in rounds.items()}
-    print(f"{options.network} with Adam, {options.ranks} ranks, {options.threads} TensorFlow thread(s) each.\n")
-    print(f"{'':>12} {'step':>9} {'memory':>9} {'peak':>9} {'slots':>9}   relative to whole")
-    for name, (seconds, resident, peak, slots) in medians.items():
-        base = medians["whole"]
-        megabytes = " ".join(f"{each / 1e6:>6.0f} MB" for each in (resident, peak, slots))
+    network = f"{options.layers} layers" if options.layers else options.network
+    print(f"{network} with Adam, {options.ranks} ranks, {options.threads} TensorFlow thread(s) each.\n")
+    print(f"{'':>12} {'step':>9} {'memory':>9} {'peak':>9} {'variables':>9}   relative to {options.only[0]}")
+    for name, (seconds, resident, peak, own) in medians.items():
+        base = medians[options.only[0]]
+        megabytes = " ".join(f"{each / 1e6:>6.0f} MB" for each in (resident, peak, own))
         print(
             f"{name:>12} {1e3 * seconds:>6.1f} ms {megabytes}"
             f"   step {seconds / base[0]:.2f}, memory {resident / base[1]:.2f}, peak {peak / base[2]:.2f}"

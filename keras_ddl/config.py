@@ -208,6 +208,14 @@ _TABLE = (
         "0's value counts.",
     ),
     Variable(
+        "GATHERED_WEIGHT_BYTES",
+        "bytes",
+        64 << 20,
+        "Strategy(shard_weights=True) has weights of so many bytes gathered at a time in a step, or what one operation "
+        "needs. With more, gathers run further ahead, and weights that are used again soon are gathered once. Rank 0's "
+        "value counts.",
+    ),
+    Variable(
         "ISA",
         "isa",
         None,

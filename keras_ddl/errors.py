@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import re
+from collections.abc import Callable
 
 __all__ = [
     "CheckFailedError",
@@ -113,6 +114,7 @@ _BY_CODE: dict[int, type[KerasDdlError]] = {
     15: CheckFailedError,
 }
 _HAS_LEFT = 14
+_MOST_POSITIONS = 4  # in one message
 # How the native library names the ranks that are gone.
 _GONE = re.compile(r"\brank (\d+)(?: on host \S+ \(process \d+\) died| died| has left)")
 _SILENT = re.compile(r"no sign of life from rank\(s\) ([\d, ]+\d)")
@@ -120,14 +122,37 @@ _SILENT = re.compile(r"no sign of life from rank\(s\) ([\d, ]+\d)")
 _lost: collections.deque[RankLostError] = collections.deque(maxlen=8)
 
 
+_NAMED = re.compile(r"\brank(?:\(s\))? (\d+(?:, \d+)*)")
+# Given a message and the number of a rank in it, returns its number among all ranks, and its position in words.
+_position_of: Callable[[str, int], tuple[int, str]] | None = None
+
+
+def name_positions(position_of: Callable[[str, int], tuple[int, str]] | None) -> None:
+    """From now on messages of the native library also say where on a mesh the ranks are that they name."""
+    global _position_of
+    _position_of = position_of
+
+
+def name_of_rank(rank: int) -> str:
+    """Returns what messages call a rank of the job: also where it is on the mesh, if there is one."""
+    return f"rank {rank}" if _position_of is None else f"rank {rank} ({_position_of('', rank)[1]})"
+
+
 def from_code(code: int, message: str) -> KerasDdlError:
     """Returns the error for a status of the native library (`code` != 0); an unknown code is a CollectiveError."""
+    own_message, position_of = message, _position_of
+    if position_of is not None:
+        numbers = dict.fromkeys(int(each) for text in _NAMED.findall(message) for each in text.split(","))
+        places = [position_of(own_message, each) for each in list(numbers)[:_MOST_POSITIONS]]
+        if places:
+            message += f" (On the mesh: {', '.join(f'rank {rank} ({position})' for rank, position in places)}.)"
     error = _BY_CODE.get(code, CollectiveError)(message)
     if isinstance(error, RankLostError):
         error.has_left = code == _HAS_LEFT
         silent = _SILENT.findall(message)
         names = [*_GONE.findall(message), *(name for text in silent for name in text.split(","))]
-        error.ranks = tuple(dict.fromkeys(map(int, names)))
+        ranks = tuple(dict.fromkeys(map(int, names)))
+        error.ranks = ranks if position_of is None else tuple(position_of(own_message, each)[0] for each in ranks)
         kept = RankLostError(message)  # not the one that is raised: its traceback would keep communicators alive
         kept.has_left, kept.ranks = error.has_left, error.ranks
         _lost.append(kept)

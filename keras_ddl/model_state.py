@@ -6,15 +6,19 @@ export copies key by key and needs neither Keras nor the model's code. Metrics a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.matching import dtype_of, match, table
 from keras_ddl.checkpoint.snapshot import GOLDEN, OPTIMIZER, WEIGHTS, Snapshot, tensor_of
 from keras_ddl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
 __all__ = [
     "COMPLETE",
@@ -27,9 +31,12 @@ __all__ = [
     "named",
     "optimizers_to_build",
     "restore_checkpoint",
+    "restore_parts",
     "save_checkpoint",
+    "slot_in_parts",
     "table",
     "take",
+    "take_parts",
     "tensor_of",
     "trackable",
     "weights_of",
@@ -38,8 +45,8 @@ __all__ = [
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
 _SEED = "seed_generator_state"
 _WHAT = "A checkpoint"
-
-Table = Sequence[Sequence[Any]]  # rows [key, dtype name, shape]
+_GROUP_BYTES = 2**26
+_BYTES_AT_MOST = 16  # of an entry
 
 
 class Base(Protocol):
@@ -97,12 +104,14 @@ def take(
     optimizer: bool = True,
     base: Base | Sequence[Base] | None = None,
     evidence: bool = True,
+    in_parts: bool = False,
 ) -> Snapshot:
     """Returns a snapshot of a model's state, to be written by `ckpt.write(..., snapshot.fill)`; training may continue.
 
     Args:
         optimizer, base: as in `save_checkpoint`.
         evidence: whether `base` adds golden outputs, besides its variables.
+        in_parts: of variables that ranks store in parts, take this rank's only; the other ranks call `take_parts`.
     Raises: CheckpointError: the model is not built, or has no weights.
     """
     from keras_ddl.compat.optimizers import trained_variables  # an export reads checkpoints without Keras
@@ -110,18 +119,26 @@ def take(
     variables = weights_of(model)
     if not variables:
         raise CheckpointError(f"A checkpoint needs weights. Received: {model.name!r}, which has no weights.")
-    built = {name: each for name, each in _optimizers_of(model).items() if each.built} if optimizer else {}
-    slots = _keyed(OPTIMIZER, [variable for each in built.values() for variable in each.variables])
+    built = _built_optimizers(model) if optimizer else {}
+    slots = _slots_of(built)
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]
     proofs = {each.name: each.evidence() for each in bases} if evidence else {}
 
-    weights = {key: tensor_of(variable) for key, variable in variables.items()}
+    parts = {WEIGHTS: _parts_of(variables), OPTIMIZER: _parts_of(slots)} if in_parts else {}
+    weights, state_of_optimizers = (
+        {key: tensor_of(variable) for key, variable in some.items() if not in_parts or slot_in_parts(variable) is None}
+        for some in (variables, slots)
+    )
     for each in bases:
         weights.update({key: tensor_of(variable) for key, variable in each.extra_variables().items()})
+    for values, all_keys in ((weights, {*variables, *weights}), (state_of_optimizers, {*slots})):
+        if all_keys:
+            values[bundle.GRAPH] = bundle.object_graph(sorted(all_keys))
     names = {id(variable): key for key, variable in variables.items()}
     trained = {name: trained_variables(each) or () for name, each in built.items()}
     return Snapshot(
-        {WEIGHTS: weights, OPTIMIZER: {key: tensor_of(variable) for key, variable in slots.items()}},
+        {WEIGHTS: weights, OPTIMIZER: state_of_optimizers},
+        parts,
         {golden_file(name): golden for name, (golden, _) in proofs.items()},
         record={
             "weights": table(variables),
@@ -137,6 +154,22 @@ def take(
     )
 
 
+def take_parts(model: Any) -> Snapshot:
+    """Returns what this rank writes of a checkpoint of which rank 0 takes the rest: `take(in_parts=True)`."""
+    slots = _slots_of(_built_optimizers(model))
+    return Snapshot({}, {WEIGHTS: _parts_of(weights_of(model)), OPTIMIZER: _parts_of(slots)})
+
+
+def slot_in_parts(variable: Any) -> ShardedVariable | None:
+    """Returns the ShardedVariable that a variable has or is, if ranks write and read parts of it: boxes, of a dtype of
+    which TensorFlow reads boxes. The same on all ranks.
+    """
+    from keras_ddl.strategy.shards import stored_parts  # an export reads checkpoints without Keras
+
+    slot = stored_parts.slot_in_parts(variable)
+    return slot if slot is not None and slot.dtype.name in bundle.DTYPES_IN_PARTS else None
+
+
 def golden_file(name: str | None) -> str:
     """Returns the file of golden outputs of the model, or of the part of that name."""
     return GOLDEN if name is None else GOLDEN.replace(".", f"-{name}.")
@@ -150,6 +183,7 @@ def restore_checkpoint(
     optimizer: bool = True,
     seeds: str = "all",
     metric: str | None = None,
+    parts: str = "own",
 ) -> ckpt.Checkpoint:
     """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
@@ -160,6 +194,8 @@ def restore_checkpoint(
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
         optimizer: also restore the optimizer's variables, and build the optimizer if needed.
         seeds: whether to restore seed generators (dropout, random layers): 'all' or 'none'.
+        parts: of variables that ranks store in parts: 'own' reads this rank's; 'none' leaves them to `restore_parts`;
+            'complete' reads and assigns all.
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
     Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
     """
@@ -167,27 +203,42 @@ def restore_checkpoint(
         raise CheckpointError(f"seeds must be 'all' or 'none'. Received: {seeds!r}.")
     checkpoint = ckpt.find(ckpt_dir, which, metric)
     ckpt.validate(checkpoint)
-    path, state = checkpoint.path, checkpoint.state or {}
-    variables = weights_of(model)
-    pairs = [(checkpoint.weights, variables, match(table(variables), state["weights"], "weight", path))]
-    if optimizer and _optimizers_of(model):
+    state = checkpoint.state or {}
+    has_optimizers = optimizer and bool(_optimizers_of(model))
+    if has_optimizers:
         if state["optimizer"] is None:
             raise CheckpointError(
-                f"An exact resume needs the optimizer's state. Received: {path}, which holds weights only. Pass "
-                f"optimizer=False to start with a new optimizer."
+                f"An exact resume needs the optimizer's state. Received: {checkpoint.path}, which holds weights only. "
+                "Pass optimizer=False to start with a new optimizer."
             )
         build_optimizers(model, optimizers_to_build(model, checkpoint))
-        optimizers = _optimizers_of(model)
-        targets = _keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
-        source = match(table(targets), state["optimizer"], "optimizer variable", path)
-        pairs.append((checkpoint.optimizer, targets, source))
-    for prefix, targets, source in pairs:
+    for prefix, targets, source in _sources(model, checkpoint, optimizer=has_optimizers):
+        if seeds == "none":
+            source = {target: key for target, key in source.items() if not is_seed(targets[target])}
+        in_boxes = {} if parts == "complete" else {target: slot_in_parts(targets[target]) for target in source}
         with bundle.translated(_WHAT, prefix, CheckpointError):
-            values = bundle.read(prefix, {key: _dtype(targets[target]) for target, key in source.items()})
-        for target, key in source.items():
-            if seeds == "all" or not is_seed(targets[target]):
-                targets[target].assign(values[key])
+            for group in _groups([each for each in source if in_boxes.get(each) is None], targets):
+                values = bundle.read(prefix, {source[target]: dtype_of(targets[target]) for target in group})
+                for target in group:
+                    targets[target].assign(values.pop(source[target]))
+            for target, slot in in_boxes.items():
+                if slot is not None and parts == "own":
+                    _restore_part(slot, prefix, source[target])
     return checkpoint
+
+
+def restore_parts(model: Any, checkpoint: ckpt.Checkpoint) -> None:
+    """Restores those variables of which this rank stores parts, reading these alone; the others are not changed.
+
+    Every rank has the optimizers of the checkpoint, and the first one has verified its files.
+    Raises: CheckpointError: it cannot be read, or is of another model.
+    """
+    for prefix, targets, source in _sources(model, checkpoint, optimizer=True):
+        with bundle.translated(_WHAT, prefix, CheckpointError):
+            for target, key in source.items():
+                slot = slot_in_parts(targets[target])
+                if slot is not None:
+                    _restore_part(slot, prefix, key)
 
 
 def weights_of(model: Any) -> dict[str, Any]:
@@ -255,43 +306,67 @@ def build_optimizers(model: Any, plan: Sequence[tuple[str, Sequence[int] | None]
                 optimizers[name].build(chosen)
 
 
+def _sources(
+    model: Any, checkpoint: ckpt.Checkpoint, *, optimizer: bool
+) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
+    """Returns (bundle, variables by key, key -> key in the bundle) of the weights, and of the optimizers."""
+    state, variables = checkpoint.state or {}, weights_of(model)
+    weights = match(table(variables), state["weights"], "weight", checkpoint.path)
+    sources = [(checkpoint.weights, variables, weights)]
+    if optimizer:
+        optimizers = _optimizers_of(model)
+        slots = _keyed(OPTIMIZER, [v for name, _, _ in state["optimizers"] for v in optimizers[name].variables])
+        stored = match(table(slots), state["optimizer"], "optimizer variable", checkpoint.path)
+        sources.append((checkpoint.optimizer, slots, stored))
+    return sources
+
+
+def _groups(keys: Sequence[str], variables: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yields the keys, those of some 64 MB at a time: so much is in memory twice while it is restored."""
+    group: list[str] = []
+    nbytes = 0
+    for key in keys:
+        size = math.prod(variables[key].shape) * _BYTES_AT_MOST
+        if group and nbytes + size > _GROUP_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(key)
+        nbytes += size
+    if group:
+        yield group
+
+
+def _parts_of(variables: Mapping[str, Any]) -> dict[str, bundle.Part]:
+    """Returns what this rank writes of those variables of which ranks store parts."""
+    from keras_ddl.strategy.shards import stored_parts
+
+    parts = {}
+    for key, variable in variables.items():
+        slot = slot_in_parts(variable)
+        if slot is not None and stored_parts.is_written_here(slot) and (boxes := stored_parts.boxes_of(slot)):
+            parts[key] = bundle.Part(tuple(slot.shape), boxes, slot.chunk.read_value())
+    return parts
+
+
+def _restore_part(slot: ShardedVariable, prefix: str, key: str) -> None:
+    from keras_ddl.strategy.shards import stored_parts
+
+    shape, dtype = tuple(slot.shape), slot.dtype.name
+    stored_parts.restore(slot, lambda boxes: bundle.read_boxes(prefix, key, dtype, shape, boxes), f"{prefix} {key}")
+
+
+def _built_optimizers(model: Any) -> dict[str, Any]:
+    return {name: each for name, each in _optimizers_of(model).items() if each.built}
+
+
+def _slots_of(optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    return _keyed(OPTIMIZER, [variable for each in optimizers.values() for variable in each.variables])
+
+
 def _optimizers_of(model: Any) -> dict[str, Any]:
     from keras_ddl.compat.models import named_optimizers_of  # an export reads checkpoints without Keras
 
     return named_optimizers_of(model)
-
-
-def match(targets: Table, stored: Table, what: str, source: Path | str) -> dict[str, str]:
-    """Returns target key -> stored key for every row of `targets`.
-
-    Keras's numbers in names differ between processes (`dense_7` may have been `dense`), and so may the scopes before
-    them. If keys differ, the order decides, provided that the ends of the names (layer and weight, or the optimizer's
-    slot) without numbers, the dtypes and the shapes agree throughout.
-    Raises: CheckpointError: they do not agree; names the first difference.
-    """
-    here = {key: (dtype, tuple(shape)) for key, dtype, shape in targets}
-    there = {key: (dtype, tuple(shape)) for key, dtype, shape in stored}
-    if set(here) == set(there):
-        pairs = {key: key for key in here}
-    else:
-        pairs = dict(zip(here, there))
-        differs = next((pair for pair in pairs.items() if _end_of_name(pair[0]) != _end_of_name(pair[1])), None)
-        if len(here) != len(there) or differs:
-            where = (
-                f"{bundle.name_of(differs[1])} there, {bundle.name_of(differs[0])} here"
-                if differs
-                else "one list ends early"
-            )
-            _other_model(source, f"{len(there)} {what}s there, {len(here)} here; first difference: {where}")
-    for target, key in pairs.items():
-        if here[target] != there[key]:
-            _other_model(source, f"{bundle.name_of(target)} is {_show(there[key])} there, {_show(here[target])} here")
-    return pairs
-
-
-def table(variables: Mapping[str, Any]) -> Table:
-    """Returns [key, dtype name, shape] of each variable, in order, for `match` and state.json."""
-    return [[key, _dtype(variable), list(variable.shape)] for key, variable in variables.items()]
 
 
 def is_seed(variable: Any) -> bool:
@@ -312,25 +387,3 @@ def named(variables: Sequence[Any]) -> dict[str, Any]:
 
 def _keyed(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
     return {bundle.variable_key(prefix, name): variable for name, variable in named(variables).items()}
-
-
-def _dtype(variable: Any) -> str:
-    import tensorflow as tf
-
-    return str(tf.as_dtype(variable.dtype).name)
-
-
-def _end_of_name(key: str) -> str:
-    parts = 2 if key.startswith(WEIGHTS) else 1
-    return re.sub(r"_\d+(?=/|_|$)", "", "/".join(bundle.name_of(key).split("/")[-parts:]))
-
-
-def _show(spec: tuple[str, tuple[int, ...]]) -> str:
-    return f"{spec[0]}{list(spec[1])}"
-
-
-def _other_model(source: Path | str, difference: str) -> None:
-    raise CheckpointError(
-        f"A checkpoint must be restored into the model it was saved from. Received: {source} of another model: "
-        f"{difference}. Build the same model, or give another checkpoint."
-    )

@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 import keras
 
 from keras_ddl import checkpoint as ckpt
-from keras_ddl import config, model_state
+from keras_ddl import config
 from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
+from keras_ddl.callbacks._in_parts import Fill, InParts
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._publisher import Publisher, wait_for
@@ -34,7 +35,6 @@ from keras_ddl.resuming import resume_from_latest
 from keras_ddl.resuming.training_state import agreed_layer_state
 from keras_ddl.strategy import fits, keras_patches
 from keras_ddl.strategy.progress import ARRAYS, RECORD, Restoration, capture
-from keras_ddl.strategy.shards import gathered_slots
 
 _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
 
@@ -158,6 +158,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer = BackgroundWriter()
         self._publish_to = None if publish_to is None else Path(publish_to)
         self._publish_keep = publish_keep
+        self._in_parts = InParts(self.dir, self._writer, self._buffers)
         self._publisher: Publisher | None = None  # on rank 0
         self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
 
@@ -169,7 +170,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._clock = Clock(60 * self.save_minutes) if self.save_minutes is not None else None
         if self.save_best:
             self._direction = resolve_direction(self.model, self.monitor, self.mode)
-        if on_first_rank(self._prepare, "Checkpoint/prepare") is not None:
+        is_resumed = on_first_rank(self._prepare, "Checkpoint/prepare") is not None
+        self._in_parts.at_train_begin(self.model)
+        if is_resumed:
             self._resume()
         self._bases.at_train_begin(self.model)
         self._notice.begin()
@@ -195,7 +198,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._publisher = Publisher(self.dir, versions, self._publish_keep)
 
     def _resume(self) -> None:
-        resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"))
+        resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"), in_parts=self._in_parts.is_on)
         self._epoch, self._saved, self._batches = resumed.epoch, resumed.step, resumed.batches
         self._restoration = resumed.restoration
         self._note(resumed.step)
@@ -214,8 +217,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._bases.is_due and batch > 0:  # after the first batch, a subclassed model's inputs are known
             self._bases.write(self.model)
-        if self._in_flight and (is_complete := on_first_rank(self._progress, "Checkpoint/written")) is not None:
-            self._on_written(is_complete)
+        if self._in_flight:
+            self._follow_writers()
         self._notice.announce()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -248,9 +251,8 @@ class Checkpoint(keras.callbacks.Callback):
         """Allocates memory for copies after the first step, when all variables exist, rather than in a later step."""
         within_epochs = self._every is not None or self._clock is not None or bool(self._notice)
         if within_epochs and not self._has_memory:
-            with gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0):
-                if is_first_rank():
-                    model_state.take(self.model).copy_into(self._buffers)
+            with self._in_parts.gathered(self.model):
+                self._in_parts.take(self.model).copy_into(self._buffers)
         self._has_memory = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -298,8 +300,19 @@ class Checkpoint(keras.callbacks.Callback):
             self._wait()
 
     def _wait(self) -> None:
+        if self._in_flight and self._in_parts.awaited is not None and not self._in_parts.agree(wait=True):
+            self._on_written(False)
         if self._in_flight:
             self._on_written(on_first_rank(self._written, "Checkpoint/wait"))
+
+    def _follow_writers(self) -> None:
+        """Looks how far the last checkpoint is, without waiting for it. COLLECTIVE."""
+        if self._in_parts.awaited is not None:
+            is_complete = False if self._in_parts.agree(wait=False) is False else None
+        else:
+            is_complete = on_first_rank(self._progress, "Checkpoint/written")
+        if is_complete is not None:
+            self._on_written(is_complete)
 
     def _progress(self) -> bool | None:
         """On rank 0: as `_written`; None: it is being written."""
@@ -348,18 +361,20 @@ class Checkpoint(keras.callbacks.Callback):
         last_logs: Mapping[str, Any] | None = None,
         stopped_of: int | None = None,
     ) -> None:
-        """Takes a checkpoint on all ranks and writes it on rank 0. COLLECTIVE."""
+        """Takes a checkpoint on all ranks, and begins to write it. COLLECTIVE."""
         self._wait()  # the memory for the copy may be in use
         if self._bases.is_due:
             self._bases.write(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True
         if self._clock is not None:
             self._clock.restart()
+        if not in_epoch:
+            self._bases.answer(self.model)
         record, arrays = capture(self.model, self.others, epoch, in_epoch, last_logs)
         with contextlib.ExitStack() as stack:
             if in_epoch:
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
-            stack.enter_context(gathered_slots.gathered(gathered_slots.slots_of(self.model), on_rank=0))
+            stack.enter_context(self._in_parts.gathered(self.model))
             extra = {
                 "learning_rate": self._rates(),
                 "batches": self._batches,
@@ -367,7 +382,11 @@ class Checkpoint(keras.callbacks.Callback):
                 "stopped_of": stopped_of,
             }
             start = functools.partial(self._start_writing, step, epoch, logs, record, arrays, extra)
-            on_first_rank(start, "Checkpoint/taken")
+            folder = on_first_rank(start, "Checkpoint/taken")
+        if folder is not None:
+            self._in_parts.awaited = step
+            if not is_first_rank():
+                self._in_parts.start(step, folder, self._in_parts.take(self.model))
 
     def _start_writing(
         self,
@@ -377,30 +396,33 @@ class Checkpoint(keras.callbacks.Callback):
         record: Mapping[str, Any],
         arrays: Mapping[str, Any],
         extra: Mapping[str, Any],
-    ) -> None:
-        """On rank 0: takes the state of the model, and writes it in a thread."""
+    ) -> str | None:
+        """On rank 0: takes the state of the model, and writes it in a thread. Returns the directory for the other
+        ranks' parts, or None.
+        """
         if self._begun is None:  # another rank may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
             self._make_publisher()
         self._begun = step
         bases = self._bases.here(self.model)
-        snapshot = model_state.take(self.model, base=bases, evidence=not extra["in_epoch"])
+        snapshot = self._in_parts.take(self.model, base=bases, evidence=not extra["in_epoch"])
+        snapshot.texts[RECORD] = json.dumps(record)
+        snapshot.archives[ARRAYS] = arrays
         metrics = {key: float(value) for key, value in logs.items() if isinstance(value, numbers.Real)}
         self._warn_without_monitor(metrics, bool(logs))
 
-        def write() -> None:
-            snapshot.texts[RECORD] = json.dumps(record)
-            snapshot.archives[ARRAYS] = arrays
+        def write(staged: Path | None, fill: Fill) -> None:
             best = (self.monitor, self._direction) if self.save_best else None
             saved = ckpt.write(
                 self.dir,
                 step,
-                snapshot.fill,
+                fill,
                 epoch=epoch,
                 metrics=metrics,
                 monitor=best and best[0],
                 mode=best[1] if best else "auto",
                 extra=extra,
+                staged=staged,
             )
             self._note(step)
             ckpt.prune(self.dir, self.keep, best)
@@ -409,7 +431,12 @@ class Checkpoint(keras.callbacks.Callback):
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")
 
-        self._writer.start(lambda: snapshot.copy_into(self._buffers), write)
+        if not self._in_parts.is_on:
+            self._writer.start(lambda: snapshot.copy_into(self._buffers), lambda: write(None, snapshot.fill))
+            return None
+        folder = self._in_parts.make_folder()
+        self._in_parts.start(step, folder, snapshot, write)
+        return folder
 
     def _warn_without_monitor(self, metrics: Mapping[str, float], has_logs: bool) -> None:
         if has_logs and self.save_best and self.monitor not in metrics and not self._warned:

@@ -10,8 +10,9 @@
     ckpt/previous-1/             an earlier run's base and checkpoints (`set_aside`)
 
 A checkpoint is written under a hidden name, synced and renamed, so a writer killed at any moment leaves no partial
-checkpoint under its real name. One process writes (rank 0); any number may read. This file uses neither Keras nor
-TensorFlow: `model_state.save_checkpoint` and `restore_checkpoint` convert a model.
+checkpoint under its real name. Several ranks may write parts of its bundles; one process (rank 0) merges them and gives
+it its name. Any number may read. This file uses neither Keras nor TensorFlow: `model_state.save_checkpoint` and
+`restore_checkpoint` convert a model.
 """
 
 from __future__ import annotations
@@ -180,11 +181,13 @@ def write(
     monitor: str | None = None,
     mode: str = "auto",
     extra: Mapping[str, Any] | None = None,
+    staged: Path | None = None,
 ) -> Checkpoint:
     """Writes one checkpoint atomically and durably; one of the same step is replaced.
 
     Args:
         fill: writes files into the directory that it is called with; returns further entries of state.json.
+        staged: a directory of `durable.make_staging(ckpt_dir)`, into which others have written their parts.
         extra: JSON values of the caller, returned by `restore_checkpoint` (`Checkpoint.extra`).
     Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
@@ -205,11 +208,11 @@ def write(
     except TypeError as error:
         raise CheckpointError(f"extra must be JSON values. Received: {extra!r} ({error}). Convert it first.") from error
     try:
-        with durable.staging_directory(root) as staged:
-            state.update(fill(staged) or {})
-            state["files"] = digests.inventory(staged)
-            (staged / STATE).write_text(json.dumps(digests.sealed(state), indent=1))
-            durable.publish(staged, final, replace=True)
+        with durable.staging_directory(root, staged) as folder:
+            state.update(fill(folder) or {})
+            state["files"] = digests.inventory(folder)
+            (folder / STATE).write_text(json.dumps(digests.sealed(state), indent=1))
+            durable.publish(folder, final, replace=True)
     except OSError as error:
         raise CheckpointError(durable.explain(error, _WHAT, final)) from error
     return _read(final, step)

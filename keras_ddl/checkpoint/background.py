@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -46,12 +47,19 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=run, name=_THREAD)
         self._thread.start()
 
-    def is_busy(self) -> bool:
-        """Whether work is running. Raises: CheckpointError: it has failed."""
-        if self._thread is not None and self._thread.is_alive():
-            return True
+    def is_busy(self, seconds: float = 0.0) -> bool:
+        """Waits up to `seconds`; returns whether work is running. Raises: CheckpointError: it has failed."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return True
         self.wait()
         return False
+
+    def abandon(self) -> None:
+        """Waits until the work is done, and ignores whether it failed."""
+        with contextlib.suppress(KerasDdlError):
+            self.wait()
 
     def wait(self) -> None:
         """Waits until the work is done. Raises: CheckpointError: it failed (raised once)."""

@@ -8,12 +8,13 @@ values to `Buffers`, memory that is reused for each checkpoint, and releases the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.files import durable
 
 WEIGHTS = "weights"
 OPTIMIZER = "optimizer"
@@ -69,14 +70,15 @@ def _bytes_of(tensor: Any) -> Any:
 
 @dataclass
 class Snapshot:
-    """The contents of one checkpoint.
+    """The contents of one checkpoint, or what one rank has of them.
 
     Attributes:
-        bundles: bundle name -> key -> value. archives: .npz file -> name -> array. texts: file -> text.
-        record: entries of state.json.
+        bundles: bundle name -> key -> value. parts: bundle name -> key -> part of a tensor.
+        archives: .npz file -> name -> array. texts: file -> text. record: entries of state.json.
     """
 
     bundles: dict[str, dict[str, Any]]
+    parts: dict[str, dict[str, bundle.Part]] = field(default_factory=dict)
     archives: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
@@ -86,12 +88,28 @@ class Snapshot:
         for values in self.bundles.values():
             for key, tensor in values.items():
                 values[key] = buffers.copy(key, tensor)
+        for parts in self.parts.values():
+            for key, part in parts.items():
+                parts[key] = replace(part, values=buffers.copy(key, part.values))
 
     def fill(self, folder: Path) -> dict[str, Any]:
         """Writes the files into `folder`; returns the entries for state.json. Raises: OSError."""
-        for name, values in self.bundles.items():
-            if values:
-                bundle.write(str(folder / name), values)
+        self.write_bundles(folder)
+        return self.write_files(folder)
+
+    def write_bundles(self, folder: Path, writer: int | None = None) -> list[str]:
+        """Writes the bundles. Returns the names of those that are not empty. Raises: OSError.
+
+        `writer`: the number of this one of several that write into the folder, each what it has, for `merge_bundles`.
+        """
+        names = [name for name in {**self.bundles, **self.parts} if self.bundles.get(name) or self.parts.get(name)]
+        for name in names:
+            path = str(folder / _name_of(name, writer))
+            bundle.write(path, self.bundles.get(name, {}), self.parts.get(name))
+        return names
+
+    def write_files(self, folder: Path) -> dict[str, Any]:
+        """Writes all but the bundles; returns the entries for state.json. Raises: OSError."""
         for name, arrays in self.archives.items():
             if arrays:
                 import numpy as np
@@ -100,6 +118,24 @@ class Snapshot:
         for name, text in self.texts.items():
             (folder / name).write_text(text)
         return self.record
+
+
+def merge_bundles(folder: Path, written: Mapping[int, Sequence[str]]) -> None:
+    """Merges what several have written (`Snapshot.write_bundles`): number of the writer -> names of its bundles."""
+    for name in dict.fromkeys(name for names in written.values() for name in names):
+        of_writers = [str(folder / _name_of(name, each)) for each in sorted(written) if name in written[each]]
+        bundle.merge(of_writers, str(folder / name))
+
+
+def sync_bundles(folder: Path, names: Sequence[str], writer: int) -> None:
+    """Waits until the bundles of one of several writers are on disk. Raises: OSError."""
+    for name in names:
+        for path in folder.glob(f"{_name_of(name, writer)}.*"):
+            durable.sync_file(path)
+
+
+def _name_of(name: str, writer: int | None) -> str:
+    return name if writer is None else f"{name}-rank{writer:05d}"
 
 
 def tensor_of(variable: Any) -> Any:

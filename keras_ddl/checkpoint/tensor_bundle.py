@@ -1,18 +1,56 @@
-"""Writes and reads TensorFlow bundles (`prefix.index`, `prefix.data-*`) by key, with OSErrors."""
+"""Writes and reads TensorFlow bundles (`prefix.index`, `prefix.data-*`) by key, with OSErrors.
+
+Several processes may write one bundle: each the tensors, or boxes of tensors, that it has, under a prefix of its own.
+`merge` makes one bundle of them. Whoever reads it gets complete tensors, or again boxes, whatever boxes were written.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.files import durable
 
+if TYPE_CHECKING:
+    from keras_ddl.cut.flat_shards import Box
+
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
+
+# Of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19 to 2.21).
+# It writes those of other dtypes too, and then cannot read them.
+DTYPES_IN_PARTS = frozenset(
+    ["float32", "float64", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128"]
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process has of a tensor.
+
+    Attributes:
+        shape: of the complete tensor. boxes: that it has.
+        values: their entries, one box after the other, in any shape.
+    """
+
+    shape: tuple[int, ...]
+    boxes: Sequence[Box]
+    values: Any
+
+    def of_boxes(self) -> list[Any]:
+        """Returns a tensor for each box; where there is one, it shares the memory of `values`."""
+        import tensorflow as tf
+
+        sizes = [_size(box) for box in self.boxes]
+        pieces = [self.values] if len(sizes) == 1 else tf.split(tf.reshape(self.values, [-1]), sizes)
+        return [tf.reshape(each, [extent for _, extent in box]) for each, box in zip(pieces, self.boxes)]
 
 
 def variable_key(*names: str) -> str:
@@ -22,23 +60,46 @@ def variable_key(*names: str) -> str:
 
 def name_of(key: str) -> str:
     """Returns the last attribute name in a key of `variable_key`."""
-    escaped = key.removesuffix(SUFFIX).rsplit("/", 1)[-1]
-    return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", escaped)
+    return _unescaped(key.removesuffix(SUFFIX).rsplit("/", 1)[-1])
 
 
-def write(prefix: str, tensors: Mapping[str, Any]) -> None:
-    """Writes key -> tensor (or tf.Variable) as one bundle. Not atomic: write into a staging directory.
+def object_graph(keys: Iterable[str]) -> Any:
+    """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor. By it tf.train.Checkpoint
+    finds the variables of an object: those of `Checkpoint(weights={"dense/kernel": ...})` are under "weights".
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.nodes.add()
+    places: dict[tuple[str, ...], int] = {(): 0}
+    for key in keys:
+        names = tuple(map(_unescaped, key.removesuffix(SUFFIX).split("/")))
+        for depth in range(len(names)):
+            if names[: depth + 1] not in places:
+                places[names[: depth + 1]] = len(graph.nodes)
+                parent = graph.nodes[places[names[:depth]]]
+                parent.children.add(node_id=len(graph.nodes), local_name=names[depth])
+                graph.nodes.add()
+        graph.nodes[places[names]].attributes.add(name="VARIABLE_VALUE", full_name=names[-1], checkpoint_key=key)
+    return tf.constant(graph.SerializeToString(deterministic=True))
+
+
+def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> None:
+    """Writes key -> tensor (or tf.Variable), and key -> part of a tensor, as one bundle. Not atomic: write into a
+    staging directory.
 
     Raises: OSError (also when TensorFlow reports a full disk or a missing permission).
     """
     import tensorflow as tf
 
     with tf.device("CPU:0"):
-        values = [tf.convert_to_tensor(value) for value in tensors.values()]
+        entries = [(key, "", tf.convert_to_tensor(value)) for key, value in tensors.items()]
+        for key, part in (parts or {}).items():
+            entries += [(key, _spec(part.shape, box), value) for box, value in zip(part.boxes, part.of_boxes())]
+        keys, specs, values = zip(*entries) if entries else ((), (), ())
         try:
-            tf.raw_ops.SaveV2(
-                prefix=prefix, tensor_names=list(tensors), shape_and_slices=[""] * len(values), tensors=values
-            )
+            tf.raw_ops.SaveV2(prefix=prefix, tensor_names=keys, shape_and_slices=specs, tensors=values)
         except tf.errors.OpError as error:
             raise _as_os_error(error, prefix) from error
 
@@ -48,18 +109,27 @@ def write_in_parts(prefix: str, parts: Iterable[Mapping[str, Any]], beside: Mapp
 
     Each part is released before the next one is computed. Raises: OSError.
     """
-    import tensorflow as tf
-
     written: list[str] = []
     for part in parts:
         written.append(f"{prefix}-part{len(written)}")
         write(written[-1], {**part, **beside})
         beside = {}
         del part
+    merge(written, prefix)
+
+
+def merge(prefixes: Sequence[str], prefix: str) -> None:
+    """Makes one bundle, `prefix`, of others in its directory, which are then gone. Raises: OSError.
+
+    Cost: renames their data files, and writes one index.
+    """
+    import tensorflow as tf
+
     try:
-        # Renames the data files and writes one index; the directory of the parts is that of the result.
         with tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=written, destination_prefix=prefix, delete_old_dirs=False)
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes, destination_prefix=prefix, delete_old_dirs=False
+            )
     except tf.errors.OpError as error:
         raise _as_os_error(error, prefix) from error
 
@@ -80,19 +150,53 @@ def read(prefix: str, dtypes: Mapping[str, str]) -> dict[str, Any]:
     """Returns key -> CPU tensor, for key -> dtype name. Raises: OSError: a key is missing or of another dtype."""
     import tensorflow as tf
 
-    if not dtypes:
-        return {}
+    tensors = _restored(prefix, [(key, "", tf.as_dtype(name)) for key, name in dtypes.items()])
+    return dict(zip(dtypes, tensors))
+
+
+def read_boxes(prefix: str, key: str, dtype: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Any:
+    """Returns the entries of boxes of a tensor, one box after the other: a vector. Raises: OSError, as `read`.
+
+    Cost: memory for the boxes, and for one stored box at a time that is none of these but has entries of them; that is
+    the complete tensor, if it was not written in parts.
+    """
+    import tensorflow as tf
+
+    pieces: list[Any] = []
+    for box in boxes:  # one after the other: RestoreV2 reads several large tensors at once, in threads
+        pieces += _restored(prefix, [(key, _spec(shape, box), tf.as_dtype(dtype))])
+    flat = [tf.reshape(each, [-1]) for each in pieces]
+    return flat[0] if len(flat) == 1 else tf.concat(flat or [tf.zeros([0], dtype)], axis=0)
+
+
+def _restored(prefix: str, entries: Sequence[tuple[str, str, Any]]) -> list[Any]:
+    """Returns tensors, given (key, box as TensorFlow spells it, dtype) of each."""
+    import tensorflow as tf
+
+    if not entries:
+        return []
+    keys, specs, dtypes = zip(*entries)
     with tf.device("CPU:0"):
         try:
-            tensors = tf.raw_ops.RestoreV2(
-                prefix=prefix,
-                tensor_names=list(dtypes),
-                shape_and_slices=[""] * len(dtypes),
-                dtypes=[tf.as_dtype(name) for name in dtypes.values()],
+            return list(
+                tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=keys, shape_and_slices=specs, dtypes=list(dtypes))
             )
         except tf.errors.OpError as error:
             raise _as_os_error(error, prefix) from error
-    return dict(zip(dtypes, tensors))
+
+
+def _spec(shape: Sequence[int], box: Box) -> str:
+    """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4]."""
+    extents = ":".join("-" if each == (0, size) else f"{each[0]},{each[1]}" for each, size in zip(box, shape))
+    return " ".join([*map(str, shape), extents])
+
+
+def _unescaped(name: str) -> str:
+    return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", name)
+
+
+def _size(box: Box) -> int:
+    return math.prod(extent for _, extent in box)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,12 @@ from keras_ddl.communicator.world import (
     join_others as join_others,
 )
 from keras_ddl.communicator.world import (
+    leave as leave,
+)
+from keras_ddl.communicator.world import (
+    min_ranks as min_ranks,
+)
+from keras_ddl.communicator.world import (
     regroup as regroup,
 )
 from keras_ddl.communicator.world import (

@@ -41,9 +41,11 @@ def first_membership(launcher: Launcher) -> Membership:
     return first
 
 
-def next_membership(launcher: Launcher, epoch: int, admits: Sequence[int] | None = None) -> Membership:
+def next_membership(
+    launcher: Launcher, epoch: int, admits: Sequence[int] | None = None, leaves: str | None = None
+) -> Membership:
     """Returns the membership after `epoch`, as `membership.after`. COLLECTIVE over those that are left."""
-    return membership.after(epoch, host.doorkeeper(launcher), admits)
+    return membership.after(epoch, host.doorkeeper(launcher), admits, leaves)
 
 
 def joined_membership(launcher: Launcher, is_over: Callable[[], bool]) -> Membership | None:

@@ -27,11 +27,13 @@ class Membership:
     Attributes:
         epoch: counts memberships; 0 is that of all.
         ended: the ranks of the membership before that have ended by themselves.
+        min_ranks: with fewer the job does not go on.
     """
 
     epoch: int
     members: tuple[int, ...]
     ended: tuple[int, ...] = ()
+    min_ranks: int = 1
 
 
 def can_ask() -> bool:
@@ -40,13 +42,19 @@ def can_ask() -> bool:
     return run_dir is not None and (Path(run_dir) / config.MEMBERSHIP_SOCKET).exists()
 
 
-def after(epoch: int, doorkeeper: Doorkeeper | None = None, admits: Sequence[int] | None = None) -> Membership:
+def after(
+    epoch: int,
+    doorkeeper: Doorkeeper | None = None,
+    admits: Sequence[int] | None = None,
+    leaves: str | None = None,
+) -> Membership:
     """Returns the membership that follows `epoch`, once every other rank of it has asked, too, or has ended.
 
     Args:
         doorkeeper: of this rank, in a job on several hosts: the launcher tells the ranks one another's doors. There the
             first epoch follows -1.
         admits: newcomers that this rank names, or none; None: there must be none among them.
+        leaves: why this rank is to be no member of it, which then ends; None: it is to be one.
 
     Raises:
         ConfigError: the launcher was not told that it may go on with fewer ranks.
@@ -57,7 +65,8 @@ def after(epoch: int, doorkeeper: Doorkeeper | None = None, admits: Sequence[int
             "regroup: ranks can go on without a lost one where `keras-ddl run` has started them without mpirun, with "
             "--min-np N. Received: a rank that was started otherwise. Restart the job with --restarts instead."
         )
-    answer = _ask({"epoch": epoch, "admits": admits, "door": _door(doorkeeper)})
+    question = {"epoch": epoch, "admits": admits, "door": _door(doorkeeper)}
+    answer = _ask(question if leaves is None else question | {"leaves": leaves})
     if not answer:
         raise RankLostError("regroup: the launcher ends the job, because too few ranks are left (--min-np).")
     return _membership(answer, doorkeeper)
@@ -105,7 +114,8 @@ def _membership(answer: bytes, doorkeeper: Doorkeeper | None = None) -> Membersh
     if doorkeeper is not None:
         doors = {int(rank): Door(**door) for rank, door in message["doors"].items()}
         doorkeeper.introduce(Doors(doors, bytes.fromhex(message["secret"])))
-    return Membership(message["epoch"], tuple(message["members"]), tuple(message.get("ended", ())))
+    ended = tuple(message.get("ended", ()))
+    return Membership(message["epoch"], tuple(message["members"]), ended, message.get("min_ranks", 1))
 
 
 def _ask(

@@ -150,6 +150,19 @@ def regroup_with(admits: Sequence[int] | None = None) -> Topology:
         return _meet(launcher, lambda: meeting.next_membership(launcher, epoch(), admits))
 
 
+def leave(why: str) -> Topology:
+    """Ends this rank with status 0; the others, who call `regroup_with`, go on without it. COLLECTIVE over all.
+
+    Args:
+        why: for the launcher, which shows it.
+    Returns: only if all others are lost meanwhile: then this rank goes on, alone or with others that wanted to leave.
+    """
+    with _state.lock:
+        launcher = _check_can_regroup()
+        asked = iter([why])
+        return _meet(launcher, lambda: meeting.next_membership(launcher, epoch(), None, next(asked, None)))
+
+
 def join_others(is_over: Callable[[], bool]) -> Topology | None:
     """Meets, in a newcomer, the ranks that admit it. COLLECTIVE over all of them. None: it must not wait any longer,
     says `is_over`.
@@ -223,6 +236,11 @@ def topology() -> Topology:
 def epoch() -> int:
     """Returns how often the ranks that are left have met anew (`regroup`)."""
     return 0 if _state.membership is None else _state.membership.epoch
+
+
+def min_ranks() -> int:
+    """Returns with how many ranks at least the launcher lets the job go on, as it said when they met anew."""
+    return 1 if _state.membership is None else _state.membership.min_ranks
 
 
 def some_have_ended() -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
+from keras_ddl.cut.after_commit import AfterCommit
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
@@ -64,6 +65,8 @@ def build_step(
     keeps_rows: bool = False,
     parts: Collection[tf.Tensor] = (),
     shards: Collection[tf.Tensor] = (),
+    weights: Collection[tf.Tensor] = (),
+    gathered_bytes: int = 0,
     mirrors: Mirrors | None = None,
     tell: Callable[[Extents, Sequence[Value]], Iterable[Value]] = lambda extents, inputs: (),
     snapshots: Snapshots | None = None,
@@ -87,7 +90,10 @@ def build_step(
             other ranks may want them replicated.
         parts: outer tensors (handles of variables) of which each rank holds a part of a sum, from step to step.
         shards: outer tensors (handles of variables) of which each rank holds a flat shard, in the variable whose handle
-            `captured` returns. mirrors: of these on other ranks, if they are kept; in a step that commits.
+            `captured` returns. mirrors: of these, or of slices of the earlier axis, on other ranks, if they are kept;
+            in a step that commits.
+        weights: those of `shards` that are gathered anew wherever the step needs all of one. At any time it has no more
+            than `gathered_bytes` of them gathered, unless one operation needs more.
         snapshots: the step commits, so that no variable is written before all ranks have run all else; takes copies of
             variables for which that cannot be. None: variables are written at once.
         tell: tells what is known of the extents of replicated arguments that are made of the batch's rows; returns
@@ -99,6 +105,7 @@ def build_step(
     if report is not None:
         report.program = program.digest()
     builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
+    builder.gathered_bytes = gathered_bytes
     builder.earlier, builder.everyone = earlier, everyone or collectives
     if batch_statistics == "rank":
         calls, others = own_statistics.find(program)
@@ -107,6 +114,8 @@ def build_step(
     for value, outer in program.captured:
         is_part, is_shard = (any(outer is each for each in some) for some in (parts, shards))
         builder.place(value, captured(outer), PARTIAL if is_part else FLAT_SHARD if is_shard else REPLICATED)
+        if any(outer is each for each in weights):
+            builder.hold_weight(value)
     for value, tensor, placement in zip(program.inputs, inputs, placements):
         dims = builder.input_dims(value, placement)
         if inputs_are_whole and isinstance(placement, Sharded):
@@ -120,8 +129,10 @@ def build_step(
     outputs = [builder.replicated(value) for value in program.outputs]
     if writes is not None:
         if mirrors is not None:
-            mirrors.update(writes, collectives, lambda: everything_before(writes, outputs))
-        commit(writes, everyone or collectives, outputs)
+            mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
+        # On a mesh memory is what is short; without one, updates overlap with sums of other gradients.
+        after = None if earlier is None else AfterCommit(writes.values(), [*outputs, *writes.scattered()])
+        commit(writes, everyone or collectives, outputs, after)
     if not keeps_rows:
         return outputs
     local = [builder.local(value) if builder.placement(value) == Sharded(0) else None for value in program.outputs]

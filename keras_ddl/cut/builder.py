@@ -67,6 +67,14 @@ class Builder(Context):
             self._sharding.hold(value)
         self._done[value.node] = []
 
+    def hold_weight(self, handle: Value) -> None:
+        """Has a variable in flat shards, which is placed, gathered for a while wherever all of it is needed."""
+        self._sharding.hold_weight(handle)
+
+    def is_weight(self, handle: Value) -> bool:
+        """Whether a variable is held so."""
+        return self._sharding.is_weight(handle)
+
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:
         """Builds all nodes, and these values in these placements (default: all outputs, replicated)."""
         nodes = [node for node in self.program.nodes if node not in self._done]

@@ -13,6 +13,7 @@ from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.weight_gradients import is_weight_gradient
 
 GATHER = "gather"
+_OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
 # What ranks can combine (ops.all_reduce), bools as uint8; of other dtypes there are no parts.
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
@@ -50,9 +51,10 @@ class Collectives(Protocol):
 class StepCollectives:
     """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
 
-    Sums that run whenever the step does make up its plan, in the order in which they were made: none needs a later one.
-    Ranks then run them in that order, without asking rank 0 (native/core/src/engine/plan_lane.h). Those inside of
-    branches may not run, and are matched by name.
+    Sums that run whenever the step does make up its plan, in the order in which they are in the graph: none needs a
+    later one. Ranks then run them in that order, without asking rank 0 (native/core/src/engine/plan_lane.h). Those
+    inside of branches may not run, and are matched by name. On a mesh each axis has a plan of its own: of the
+    collectives of all axes that have not run, the first in the graph can always run.
 
     Args:
         scope: begins every name.
@@ -78,6 +80,7 @@ class StepCollectives:
         self.rank = rank
         self.size = size
         self._scope = scope
+        self._prefix = f"{comm.prefix if comm else ''}{scope}/"
         self._plan = plan
         self._comm = comm
         self._compression = compression
@@ -85,14 +88,14 @@ class StepCollectives:
         self._feedback = feedback
         self._compressed = 0
         self._graph = tf.compat.v1.get_default_graph()
-        self._planned: dict[tf.Operation, str] = {}  # with what ranks must agree on
+        self._begins_with: tf.Operation | None = None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
         compression = feedback = None
         if compressed:
             compression, feedback = self._compression, f"{self._feedback}/{self._compressed}"
             self._compressed += 1
-        result = ops.all_reduce_n(
+        return ops.all_reduce_n(
             tensors,
             op=op,
             name=f"{self._scope}/{name}",
@@ -100,13 +103,6 @@ class StepCollectives:
             feedback=feedback,
             comm=self._comm,
         )
-        if tf.compat.v1.get_default_graph() is self._graph:
-            for each in result:
-                if each.op.type == "DdlAllReduceN":
-                    self._planned[each.op] = (
-                        f"{each.op.get_attr('tensor_name')} {op} {each.dtype.name} {compression} {feedback}"
-                    )
-        return result
 
     def kind_of(self, node: Node) -> str | None:
         if node.type == "DdlAllReduceN":
@@ -134,11 +130,26 @@ class StepCollectives:
         """Puts an all_gather made before the sums, of equally many rows on every rank, first in the plan."""
         operation = gathered.op
         if operation.type == "DdlAllGather" and operation.graph is self._graph:
-            self._planned[operation] = f"{operation.get_attr('tensor_name')} all_gather {gathered.dtype.name}"
+            self._begins_with = operation
 
     def follow_plan(self) -> None:
         """Gives the collectives their places in the plan, when all are made."""
-        listed = "\n".join(self._planned.values())
+        sums = [each for each in self._graph.get_operations() if self._is_planned(each)]
+        planned = sums if self._begins_with is None else [self._begins_with, *sums]
+        listed = "\n".join(_agreed(each) for each in planned)
         plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
-        for index, operation in enumerate(self._planned):
-            set_numbers(operation, plan=plan, plan_index=index, plan_size=len(self._planned))
+        for index, operation in enumerate(planned):
+            set_numbers(operation, plan=plan, plan_index=index, plan_size=len(planned))
+
+    def _is_planned(self, operation: tf.Operation) -> bool:
+        if operation.type != "DdlAllReduceN":
+            return False
+        communicator, name = (operation.get_attr(each) for each in ("communicator", "tensor_name"))
+        is_of_these = communicator == (0 if self._comm is None else self._comm.id)
+        return is_of_these and bool(name.decode().startswith(self._prefix))
+
+
+def _agreed(operation: tf.Operation) -> str:
+    """Returns what ranks must agree on of a planned collective."""
+    attrs = ("tensor_name", "T") if operation.type == "DdlAllGather" else _OF_SUM
+    return f"{operation.type} {' '.join(str(operation.get_attr(each)) for each in attrs)}"

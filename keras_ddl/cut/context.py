@@ -16,7 +16,7 @@ from keras_ddl.cut.dims import Dim, certain, if_certain
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.local_shapes import no_dependencies
 from keras_ddl.cut.placed_values import PlacedValues
-from keras_ddl.cut.placements import REPLICATED, PlacedTensor, Sharded
+from keras_ddl.cut.placements import REPLICATED, PlacedTensor
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.writes import Writes
@@ -41,6 +41,7 @@ class Context(PlacedValues):
         in_loop: whether this is the body or the condition of a loop, in which no collective may run.
         is_trial: built only to learn the placements of its outputs.
         waits_outside: whether a collective of the graph around this one is to come.
+        gathered_bytes: of weights in flat shards that may be gathered at a time (gathered_weights.py).
         before: the operations that the node being built runs after.
         built_from: the operations of the program, by the names of those that were built from them.
         programs, decisions: shared with the graphs inside this one, which are built several times.
@@ -55,34 +56,33 @@ class Context(PlacedValues):
         self.is_trial = False
         self.waits_outside = False
         self.before: list[tf.Operation] = []
+        self.gathered_bytes = 0
         self.programs: dict[str, Program] = {}  # by scope
         self.decisions: dict[Hashable, object] = {}  # of branches and loops, the last time
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._made: dict[Hashable, _Made] = {}  # by what equal operations have in common
         self.built_from: dict[str, tf.Operation] = {}
-        self._read_before: dict[tuple[Node, Value], tf.Tensor] = {}
+        self._read_before: dict[tuple[Node, Value], Value] = {}
         self._last: list[tf.Operation] = []  # what the node being built consists of
 
     # ---- variables
 
     def read_before_loop(self, handle: Value, node: Node) -> tf.Tensor:
-        """Returns, gathered, what a variable that is held sharded contains when the node being built begins, which is
-        the loop around `node`, which reads it: there is no collective in a loop. COLLECTIVE.
+        """Returns, gathered, what a variable that is held sharded or in flat shards contains when the node being built
+        begins, which is the loop around `node`, which reads it: there is no collective in a loop. COLLECTIVE.
 
-        Raises: ConfigError: the loop does more with the variable than read it.
+        Raises: ConfigError: the loop does more with the variable than read it. Pending.
         """
         assert self.node is not None
         key = self.node, handle
         if key not in self._read_before:
-            placement = self.placement(handle)
-            assert isinstance(placement, Sharded)
             dtype = node.attr("dtype", tf.DType)
             tensor = tf.raw_ops.ReadVariableOp(resource=self.local(handle), dtype=dtype)
-            value = self.new_value(node, node.outputs[0].tensor, tensor, placement)
             shape = certain(tf_compat.variable_shape(handle.tensor))
+            value = self.new_value(node, tf.TensorSpec(shape, dtype), tensor, self.placement(handle))
             self.extents.set_dims(value, tuple(map(Dim, shape.as_list())))
-            self._read_before[key] = self.replicated(value)
-        return self._read_before[key]
+            self._read_before[key] = value
+        return self.replicated(self._read_before[key])
 
     # ---- graphs inside of operations
 

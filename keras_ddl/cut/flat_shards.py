@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,18 @@ from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.errors import ConfigError
 
+Box: TypeAlias = tuple[tuple[int, int], ...]  # a part of a tensor: (first, extent) along each axis
+
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
+
+
+class Runs(NamedTuple):
+    """Entries in the flat order of a tensor: `number` runs of `length` entries, each `stride` after the one before."""
+
+    first: int
+    length: int
+    stride: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -53,11 +64,45 @@ class Layout:
         first, count = self.rows_of(rank)
         return first * self.unit, count * self.unit
 
+    def boxes(self, rank: int) -> list[Box]:
+        """Returns the boxes of the global tensor whose entries, one box after the other, are a rank's chunk.
+
+        They are one for a matrix, and fewer than twice the number of axes.
+        """
+        first, count = self.chunk(rank)
+        return _boxes(self.shape, first, first + count)
+
+    def runs(self, rank: int) -> Runs:
+        """Returns where a rank's entries lie in the flat order of the global tensor."""
+        first, count = self.chunk(rank)
+        return Runs(first, count, count, 1)
+
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """Returns the shape in which a rank holds its chunk."""
+        return (self.chunk(rank)[1],)
+
     def cut(self, tensor: _Array, rank: int) -> _Array:
         """Returns a rank's chunk of a global tensor or array, as a vector."""
         first, count = self.chunk(rank)
         flat = tensor.reshape(-1) if isinstance(tensor, np.ndarray) else tf.reshape(tensor, [-1])
         return flat[first : first + count]
+
+
+def _boxes(shape: Sequence[int], first: int, end: int) -> list[Box]:
+    """Returns the boxes of the entries `first` to `end` of a tensor, in their order."""
+    if first >= end:
+        return []
+    if not shape:
+        return [()]
+    inner = shape[1:]
+    unit = math.prod(inner)
+    begin, stop = -(-first // unit), end // unit  # of the rows that are complete
+    if begin > stop:
+        return [((stop, 1), *box) for box in _boxes(inner, first - stop * unit, end - stop * unit)]
+    before = [((begin - 1, 1), *box) for box in _boxes(inner, first - (begin - 1) * unit, unit)]
+    between: list[Box] = [((begin, stop - begin), *((0, each) for each in inner))] if stop > begin else []
+    after = [((stop, 1), *box) for box in _boxes(inner, 0, end - stop * unit)]
+    return [*before, *between, *after]
 
 
 def layout_of(value: Value, size: int) -> Layout:
@@ -126,6 +171,7 @@ def partial(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
 def refusal(node: Node | None, rank: int) -> ConfigError:
     """Returns the error for an operation that a variable in shards is no operand of."""
     return ConfigError(
-        "A variable that an optimizer keeps in shards may only be read, assigned and added to in a step, outside of "
-        f"loops. Received: {node} (rank {rank}). Make the Strategy without shard_optimizer."
+        "A variable that a Strategy keeps in shards may be read, assigned, added to and, if it is a weight, looked up "
+        f"in; in loops only read. Received: {node} (rank {rank}). Make the Strategy without shard_optimizer and "
+        "shard_weights."
     )

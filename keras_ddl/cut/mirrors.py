@@ -1,39 +1,50 @@
-"""Mirrors of flat shards: each rank's shard has a copy on another rank, so that it is not lost with the first.
+"""Mirrors of what only one rank has, a flat shard or a slice: a copy on another rank, so that it is not lost with the
+first.
 
 A step sends the new value of every shard that it writes to the shard's mirror before it commits, and the commit writes
 both. So a mirror is never older than its shard: the state is "in memory before on disk" (Wang et al., "Gemini", SOSP
 2023), at every step. Cost: each rank sends and receives the bytes of its shards once per step.
+
+A new value is also staged: a rank whose step fails after others have committed it completes it with its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.collectives import Collectives
-from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.cut.variable_ops import ASSIGN
 from keras_ddl.cut.writes import Writes
 
 
+class SharedOut(Protocol):
+    """How a variable is shared out among ranks: `flat_shards.Layout` or `model_axis.Slices`."""
+
+    def shape_of(self, rank: int) -> tuple[int, ...]: ...
+
+
 @dataclass(frozen=True)
 class Mirror:
-    """One variable in flat shards, on one rank.
+    """One variable in shards, on one rank.
 
     Attributes:
-        shard: handle of the variable with this rank's shard. mirror: of that with the shard of another rank.
-        layout: which rank has which entries.
+        shard: handle of the variable with this rank's shard. mirror: of that with the shard of another rank; None: it
+            has no mirror, because another rank has the same shard.
+        layout: which rank has which entries. Rank 0's shard is one of the largest.
     """
 
     shard: tf.Tensor
-    mirror: tf.Tensor
-    layout: Layout
+    mirror: tf.Tensor | None
+    layout: SharedOut
     dtype: tf.DType
 
 
 class Mirrors:
-    """The mirrors of a step's shards. Rank r's are on rank (r + offset) % size."""
+    """The mirrors of a step's shards. Rank r's are on rank (r + offset) % size; 0: there are none."""
 
     def __init__(self, mirrors: Sequence[Mirror], offset: int) -> None:
         self._offset = offset
@@ -66,18 +77,25 @@ class Mirrors:
         collectives: Collectives,
         prefix: str,
     ) -> None:
+        if not self._offset:
+            for each, value in zip(mirrors, values):
+                writes.snapshots.stage(each.shard, value)
+            return
         rank, size = collectives.rank, collectives.size
         source = (rank - self._offset) % size
-        sizes = [each.layout.chunk(0)[1] * each.dtype.size for each in mirrors]  # of the longest: equal on all ranks
+        sizes = [math.prod(each.layout.shape_of(0)) * each.dtype.size for each in mirrors]  # equal on all ranks
         buckets = collectives.buckets(sizes, [each.dtype.name for each in mirrors]) if mirrors else []
         with tf.control_dependencies(None):
             for number, bucket in enumerate(buckets):
                 own = [tf.reshape(values[i], [-1]) for i in bucket]
                 sent = own[0] if len(own) == 1 else tf.concat(own, axis=0)
                 received = collectives.shift(sent, self._offset, f"{prefix}mirrors_{number}")
-                counts = [mirrors[i].layout.chunk(source)[1] for i in bucket]
+                shapes = [mirrors[i].layout.shape_of(source) for i in bucket]
+                counts = [math.prod(shape) for shape in shapes]
                 received.set_shape([sum(counts)])
-                for i, value in zip(bucket, [received] if len(bucket) == 1 else tf.split(received, counts)):
+                parts = [received] if len(bucket) == 1 else tf.split(received, counts)
+                for i, part, shape in zip(bucket, parts, shapes):
+                    value = tf.reshape(part, shape)
                     writes.assign(ASSIGN, mirrors[i].mirror, value)
                     writes.snapshots.stage(mirrors[i].shard, values[i])
                     writes.snapshots.stage(mirrors[i].mirror, value)

@@ -2,6 +2,7 @@
 
 Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) makes group n of a draw from the key and
 the counter plus n alone. TensorFlow's uniform and normal draws take their numbers group by group, on CPU and GPU.
+Truncated normal draws reject some, so TensorFlow reserves many values of the counter for each group.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.local_shapes import Scalar, Vector
 
 ALGORITHM = 1
+ALGORITHMS = (ALGORITHM, 3)  # 3 leaves the choice to the device: Philox on CPU and GPU
 _BITS_OF_A_GROUP = 128  # what one value of the counter gives; a number takes 32 bits of it, or 64
+_RESERVED = 256  # 32-bit samples for each number of a truncated draw (kReservedSamplesPerOutput, random_op_cpu.h)
 
 
 def numbers_of_a_group(dtype: tf.DType) -> int:
     """Returns how many numbers of a dtype one value of the counter gives."""
     return _BITS_OF_A_GROUP // (64 if dtype.size == 8 else 32)
+
+
+def counters_of_a_truncated_group(dtype: tf.DType) -> int:
+    """Returns by how much the counter moves from group to group of a truncated normal draw."""
+    return numbers_of_a_group(dtype) * _RESERVED * 32 // _BITS_OF_A_GROUP
 
 
 def stretch(
@@ -28,6 +36,7 @@ def stretch(
     dtype: tf.DType,
     *,
     in_groups: bool,
+    counters_of_a_group: int = 1,
 ) -> tf.Tensor:
     """Returns the numbers of a draw that follow its first `skipped`, in `shape`.
 
@@ -35,11 +44,12 @@ def stretch(
         draw: given a counter and a shape, draws. counter: of the whole draw, two uint64, the first is the low one.
         skipped: int or int64 scalar. shape: ints or int64 vector. dtype: of the numbers.
         in_groups: whether `skipped` is certainly a multiple of `numbers_of_a_group(dtype)`.
+        counters_of_a_group: by how much the counter moves from group to group.
     Cost: that of the shape's numbers, and of at most three more.
     """
     group = numbers_of_a_group(dtype)
     with tf.device("CPU:0"):
-        moved = _forward(counter, skipped // group)
+        moved = _forward(counter, skipped // group * counters_of_a_group)
     if in_groups:
         return draw(moved, shape)
     with tf.device("CPU:0"):

@@ -6,7 +6,8 @@ bucketed (a sum, a scatter, a gather of flat shards) is requested and delivered 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_ddl.compat.tensorflow import tf
@@ -165,6 +166,16 @@ class PlacedValues(LocalShapes):
         self._placed[value] = PlacedTensor(tensor, placement)
         return value
 
+    @contextlib.contextmanager
+    def placed_as(self, placed: Mapping[Value, PlacedTensor]) -> Iterator[None]:
+        """Inside, these values are placed so."""
+        before = {value: self._placed[value] for value in placed}
+        self._placed.update(placed)
+        try:
+            yield
+        finally:
+            self._placed.update(before)
+
     def forward(self, node: Node) -> list[PlacedTensor]:
         """Returns the node's inputs as its outputs, so that both share what is redistributed."""
         for value, output in zip(node.inputs, node.outputs):
@@ -296,9 +307,9 @@ class PlacedValues(LocalShapes):
 
     def _replicate(self, value: Value) -> tf.Tensor:
         tensor, placement = self._placed[value]
+        if isinstance(placement, (FlatShard, Sharded)) and value.dtype == tf.resource:
+            raise self.refusal_of_sharded(self.node, placement)
         if isinstance(placement, FlatShard):
-            if value.dtype == tf.resource:
-                raise flat_shards.refusal(self.node, self.collectives.rank)
             self.requests.add(ALL_GATHER, value, tensor, self.node)
             raise Pending
         if isinstance(placement, Partial):
@@ -309,8 +320,6 @@ class PlacedValues(LocalShapes):
                 )
             self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
-        if isinstance(placement, Sharded) and value.dtype == tf.resource:
-            raise self.refusal_of_sharded(self.node)
         assert not isinstance(placement, Replicated)
         with no_dependencies():
             if value in self._replicators:
@@ -319,8 +328,10 @@ class PlacedValues(LocalShapes):
         self.report.gathered(value, self.node)
         return result
 
-    def refusal_of_sharded(self, node: Node | None) -> ConfigError:
-        """Returns the error for an operation that a variable held sharded is no operand of."""
+    def refusal_of_sharded(self, node: Node | None, placement: FlatShard | Sharded) -> ConfigError:
+        """Returns the error for an operation that a variable held sharded, or in flat shards, is no operand of."""
+        if isinstance(placement, FlatShard):
+            return flat_shards.refusal(node, self.collectives.rank)
         return ConfigError(
             "A variable that is cut along the model axis may only be read, looked up in, assigned and added to in a "
             f"step, and in a loop that reads it nothing else. Received: {node} (rank {self.collectives.rank} of its "

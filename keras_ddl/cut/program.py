@@ -20,6 +20,7 @@ from keras_ddl.cut import attributes
 SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")  # they read nothing of a tensor but its extents
 PYTHON_FUNCTIONS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # may use variables that the graph does not show
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+LOOPS = ("While", "StatelessWhile")
 _T = TypeVar("_T")
 
 

@@ -124,6 +124,12 @@ class Report:
         reason = f"{purpose} {', '.join(kinds)}" + (", 16 bits between hosts" if compressed else "")
         self.entries.append(Entry(kind, bytes_of(*values), [v.key for v in values], reason, line_of(values[0].node)))
 
+    def gathered_weight(self, value: Value, reader: Node | None, *, is_again: bool) -> None:
+        """A weight in shards was gathered for the operations that need all of it at this place of the step."""
+        kind = "results" if reader is None else reader.type
+        reason = f"of a weight's shards {'again, ' if is_again else ''}for {kind}"
+        self.entries.append(Entry("all_gather", bytes_of(value), [value.key], reason, line_of(reader or value.node)))
+
     def mirrored(self, bytes_: int, count: int) -> None:
         """Each rank sent the new values of so many shards to the rank that keeps their mirrors, in one collective."""
         reason = "of shards, on another rank: they are not lost with theirs"

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import variable_ops
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import certain, if_certain
 from keras_ddl.cut.factors import HALF, Kind, kind_of, spec_of
 from keras_ddl.cut.flat_shards import Layout, refusal
-from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs
-from keras_ddl.cut.program import BRANCHES, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
+from keras_ddl.cut.gathered_weights import GatheredWeights
+from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Partial, Pending, PlacedOutputs, Sharded
+from keras_ddl.cut.program import BRANCHES, LOOPS, PYTHON_FUNCTIONS, SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import of_parts
 from keras_ddl.cut.shard_plan import Plan, is_operand, reduces_all
 from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
@@ -35,11 +37,14 @@ class Sharding:
     """The variables in flat shards of one context, and the weights that are updated from them.
 
     apply_rules: builds an operation of which no operand is in flat shards.
+    Attributes: gathered: the weights that are in flat shards, gathered where all of one is needed.
     """
 
     def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:
         self._b = context
         self._apply_rules = apply_rules
+        self._weights: set[Value] = set()
+        self._gathered = GatheredWeights(context, apply_rules)
         self._handles: set[Value] = set()
         self._plan: Plan | None = None
         self._new: dict[Hashable, NewWeight] = {}  # by reference to the handle
@@ -48,6 +53,14 @@ class Sharding:
     def hold(self, handle: Value) -> None:
         """Adds a variable in flat shards."""
         self._handles.add(handle)
+
+    def hold_weight(self, handle: Value) -> None:
+        """Has a variable in flat shards gathered where all of it is needed, each time for a while."""
+        self._weights.add(handle)
+
+    def is_weight(self, handle: Value) -> bool:
+        """Whether a variable was added so."""
+        return handle in self._weights
 
     @property
     def is_on(self) -> bool:
@@ -69,6 +82,11 @@ class Sharding:
         """
         b = self._b
         handles = [each for each in node.inputs if each.dtype == tf.resource]
+        has_shards = any(b.placement(each) == FLAT_SHARD for each in handles)
+        if b.in_loop and has_shards and node.type not in (*_PASSED, *LOOPS):
+            if node.type != READ:
+                raise refusal(node, b.collectives.rank)
+            return [(b.read_before_loop(node.inputs[0], node), REPLICATED)]
         if node.type == READ and (b.placement(node.inputs[0]) == FLAT_SHARD or self._key(node.inputs[0]) in self._new):
             return self._read(node)
         if node.type in ASSIGNS and b.placement(node.inputs[0]) == FLAT_SHARD:
@@ -83,18 +101,29 @@ class Sharding:
         self._write([each for each in keys if each in self._new])
         written = [self._written[each] for each in keys if each in self._written]
         with tf.control_dependencies(list(dict.fromkeys(written))):
-            if node.type in (*BRANCHES, *SHAPE_OPS):
+            if node.type in _PASSED:
                 return None
+            if node.type == "ResourceGather" and handles[0] in self._weights and not node.attr("batch_dims", int):
+                return self._look_up(node)
             result = self._of_chunks(node)
             if result is not None:
+                self._gathered.hold_outputs(node, result)
                 return result
             self._settle(node)
+            if any(map(self._gathered.has, node.inputs)):
+                if kind_of(node) is not Kind.FORWARD:
+                    return self._gathered.make(node)
+                result = self._apply_rules(node)
+                self._gathered.hold_outputs(node, result)
+                return result
             # Built here, where it waits for what was written.
             return self._apply_rules(node) if written else None
 
     def _read(self, node: Node) -> PlacedOutputs:
         b, handle = self._b, node.inputs[0]
         new = self._new.get(self._key(handle))
+        if handle in self._weights:
+            self._gathered.hold(node.outputs[0])
         return [(b.make(node, [b.local(handle)])[0] if new is None else b.local(new.value), FLAT_SHARD)]
 
     def _key(self, handle: Value) -> Hashable:
@@ -207,13 +236,35 @@ class Sharding:
         b.make(node, operands, Tindices=tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum))
         return []
 
+    def _look_up(self, node: Node) -> PlacedOutputs:
+        """Looks rows up in a table that is gathered: each rank those of its own indices."""
+        b = self._b
+        handle, indices = node.inputs
+        shape, dtype = tf_compat.variable_shape(handle.tensor), node.outputs[0].dtype
+        placement = b.placement(indices)
+        at = b.local(indices) if isinstance(placement, Sharded) else b.replicated(indices)
+        placement = placement if isinstance(placement, Sharded) else REPLICATED
+        if b.writes is None or b.writes.is_early(b.local(handle)):
+            chunk = variable_ops.read(b.local(handle), dtype)
+        else:
+            chunk = b.writes.value(b.local(handle), dtype)
+        table = b.new_value(node, tf.TensorSpec(shape, dtype), chunk, FLAT_SHARD)
+
+        def build(tensor: tf.Tensor) -> PlacedOutputs:
+            rows = tf.gather(tensor, at)
+            b.ran(rows.op)
+            return [(rows, placement)]
+
+        return self._gathered.make_with(table, build)
+
     def _settle(self, node: Node) -> None:
         """Replicates what an operation without a rule reads in flat shards."""
         b = self._b
         for value in node.inputs:
-            if b.placement(value) == FLAT_SHARD and value.dtype == tf.resource:
+            if b.placement(value) == FLAT_SHARD and value.dtype == tf.resource and node.type not in LOOPS:
                 raise refusal(node, b.collectives.rank)
-        sharded = [each for each in node.inputs if b.placement(each) == FLAT_SHARD]
+        sharded = [v for v in node.inputs if b.placement(v) == FLAT_SHARD and v.dtype != tf.resource]
+        sharded = [each for each in sharded if not self._gathered.has(each)]
         if kind_of(node) is not Kind.FORWARD:
             b.all_replicated(sharded)
             for value in sharded:
@@ -241,6 +292,7 @@ class Sharding:
         return True
 
 
+_PASSED = (*BRANCHES, *SHAPE_OPS, "VariableShape", "VarIsInitializedOp")
 _FALSE = tf.compat.v1.AttrValue(b=False)
 
 

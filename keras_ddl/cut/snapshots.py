@@ -6,6 +6,8 @@ only this rank has, by which it is completed where other ranks have committed it
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
@@ -13,9 +15,14 @@ from keras_ddl.compat.tensorflow import tf
 class Snapshots:
     """The copies and staged values of one step, in variables of this rank's own. Copies share memory with the originals
     until those are written; staged values do so from then on.
+
+    Args:
+        staging: variables for staged values, by the handle of the variable that they are for. Graphs of one step of
+            which one runs at a time share them: else the values of a graph that runs seldom would be kept for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, staging: dict[Hashable, tf.Tensor] | None = None) -> None:
+        self._variables = {} if staging is None else staging
         self._copies: list[tuple[tf.Tensor, tf.Tensor, tf.DType]] = []  # handles of the original and of its copy
         self._made: list[tf.Operation] = []
         self.committed: tf.Operation | None = None  # after it everything is written
@@ -45,7 +52,7 @@ class Snapshots:
 
     def stage(self, handle: tf.Tensor, value: tf.Tensor) -> None:
         """Keeps, in the step that is traced, what a variable will hold when the step has committed."""
-        staged = tf_compat.plain_variable(value.dtype)
+        staged = self._variables.setdefault(handle.ref(), tf_compat.plain_variable(value.dtype))
         self._staged.append((handle, staged, value.dtype))
         self._staging.append(tf.raw_ops.AssignVariableOp(resource=staged, value=value))
 

@@ -109,6 +109,7 @@ class SubgraphBuilder(Builder):
         )
         self.everyone, self.earlier, self.rows_by_extent = everyone, parent.earlier, parent.rows_by_extent
         self.programs, self.decisions = parent.programs, parent.decisions
+        self.gathered_bytes = parent.gathered_bytes
         self.in_loop = is_loop or parent.in_loop
         self.is_trial = is_trial or parent.is_trial
         self._outside_graph = outside
@@ -122,6 +123,8 @@ class SubgraphBuilder(Builder):
         known = self.parent.abstract(outer)
         tensor = self.parent.replicated(outer) if replicated else self.parent.local(outer)
         self._place(value, tensor, replace(known, placement=REPLICATED) if replicated else known)
+        if isinstance(self.parent, Builder) and self.parent.is_weight(outer):
+            self.hold_weight(value)
         if self.parent.depends_on_batch(outer):
             self.mark_batch_dependent([value])
         if value.dtype.is_integer:
@@ -174,7 +177,9 @@ class SubgraphBuilder(Builder):
         if not self.in_loop or lender is None:
             return super().read_before_loop(handle, node)
         if any(each.type != READ and not isinstance(each, Return) for each in self.program.readers(handle)):
-            raise self.refusal_of_sharded(node)
+            placement = self.placement(handle)
+            assert isinstance(placement, (FlatShard, Sharded))
+            raise self.refusal_of_sharded(node, placement)
         with self._outside():
             return self.parent.read_before_loop(lender, node)
 

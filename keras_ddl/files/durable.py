@@ -61,14 +61,23 @@ def make_directory(path: Path, what: str, error_type: type[Exception]) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def staging_directory(parent: Path) -> Iterator[Path]:
-    """Yields a new hidden directory in `parent`, which is removed at the end unless it was renamed.
+def make_staging(parent: Path) -> Path:
+    """Returns a new hidden directory in `parent`.
 
     Its name contains host and process, so that `sweep_temporaries` can recognize a dead writer.
     """
     path = parent / f"{TEMPORARY}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     path.mkdir()  # not mkdtemp, whose 0700 would hide the result from a server run by another user
+    return path
+
+
+@contextlib.contextmanager
+def staging_directory(parent: Path, made: Path | None = None) -> Iterator[Path]:
+    """Yields a hidden directory in `parent`, which is removed at the end unless it was renamed.
+
+    `made`: one that `make_staging` has made; None: a new one.
+    """
+    path = make_staging(parent) if made is None else made
     try:
         yield path
     finally:

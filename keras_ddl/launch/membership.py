@@ -25,29 +25,36 @@ class Membership:
             ask, after the first has asked. epoch: the first one; -1 where the ranks also ask who is there at first.
 
     Attributes:
+        min_members: as above.
         epoch: counts memberships. members: of this epoch, the oldest first, whether or not they have been lost since.
     """
 
     def __init__(self, ranks: Iterable[int], min_members: int, patience: float, epoch: int = 0) -> None:
         self.epoch = epoch
         self.members = tuple(sorted(ranks))
-        self._min_members, self._patience = min_members, patience
+        self.min_members, self._patience = min_members, patience
         self._asking: set[int] = set()
         self._admitting: set[int] = set()  # of those that ask
         self._admitted: set[int] = set()  # newcomers that they name
         self._joining: set[int] = set()
         self._leaving: set[int] = set()
+        self._leaving_now: set[int] = set()  # of those that ask
         self._ended: set[int] = set()
         self._ended_well: set[int] = set()
         self._first_asked_at: float | None = None
 
-    def ask(self, rank: int, epoch: int, now: float, admits: Iterable[int] | None = None) -> None:
+    def ask(
+        self, rank: int, epoch: int, now: float, admits: Iterable[int] | None = None, *, leaves: bool = False
+    ) -> None:
         """A rank of membership `epoch` asks for the next one. One that has been left out never gets it.
 
         admits: newcomers that it names, or none, where it can go on with those that others name; None: it cannot.
+        leaves: it is to be no member of the next one, unless nobody else is left.
         """
         if epoch == self.epoch and rank in self.members and rank not in self._ended:
             self._asking.add(rank)
+            if leaves:
+                self._leaving_now.add(rank)
             if admits is not None:
                 self._admitting.add(rank)
                 self._admitted.update(set(admits) - set(self.members))
@@ -71,7 +78,7 @@ class Membership:
         self._ended.add(rank)
         if not is_lost:
             self._ended_well.add(rank)
-        for some in (self._asking, self._admitting, self._joining):
+        for some in (self._asking, self._leaving_now, self._admitting, self._joining):
             some.discard(rank)
         if not self._asking:
             self._first_asked_at = None
@@ -111,15 +118,16 @@ class Membership:
         admitted = self._joining & self._admitted if is_between else set()
         # Where one was lost, those that were to leave may be needed: they leave another time.
         may_leave = is_between and self._asking == set(self.members)
-        staying = (self._asking - self._leaving if may_leave else self._asking) or self._asking
+        leaving = self._leaving_now | (self._leaving if may_leave else set())
+        staying = self._asking - leaving or self._asking
         # The oldest stay first: rank 0 must be one that has the state.
         self.members = (*(rank for rank in self.members if rank in staying), *sorted(admitted))
         self._joining -= admitted
-        for some in (self._asking, self._admitting, self._admitted):
+        for some in (self._asking, self._leaving_now, self._admitting, self._admitted):
             some.clear()
         self._first_asked_at = None
         return self.members
 
     def is_too_small(self) -> bool:
         """Whether fewer members are left than may go on; those count that had done their part when they ended."""
-        return sum(rank not in self._ended - self._ended_well for rank in self.members) < self._min_members
+        return sum(rank not in self._ended - self._ended_well for rank in self.members) < self.min_members

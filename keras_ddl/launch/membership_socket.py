@@ -21,7 +21,8 @@ class MembershipSocket:
     """One question at a time, answered as Kind.ANSWER says. Never blocks: the owner polls `fds`.
 
     {"epoch": n, "admits": [3], "door": ...}   which membership follows epoch n? admits: newcomers that it may have, or
-                                               null. door: where other hosts reach the program
+                                               null. door: where other hosts reach the program. "leaves": "reason": it
+                                               is to go on without this rank
     {"start": true}                            of a newcomer: may the program start?
     {"join": true, "door": ...}                of a newcomer: of which membership is it one? false: it waits no more
     others                                     communicator/board.py

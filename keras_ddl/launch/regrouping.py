@@ -73,7 +73,13 @@ class Regrouping:
         elif "join" in question:
             (self.membership.join if question["join"] else self.membership.give_up_joining)(rank)
         else:
-            self.membership.ask(rank, int(question["epoch"]), time.monotonic(), question.get("admits"))
+            why = question.get("leaves")  # of its own accord
+            if why is not None:
+                self._leaving[rank] = why
+            is_leaving = why is not None
+            self.membership.ask(
+                rank, int(question["epoch"]), time.monotonic(), question.get("admits"), leaves=is_leaving
+            )
         self.answer()
 
     def ask_to_leave(self, ranks: Sequence[int], why: str) -> None:
@@ -165,6 +171,7 @@ class Regrouping:
         self._links[members[0]].output.come_first()
         ended = [rank for rank in before if self.membership.has_ended_well(rank)]
         answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}
+        answer["min_ranks"] = self.membership.min_members
         answer["admit_at"] = self._questions.admit_at
         if self._secret is not None:
             answer |= {"doors": doors([self._links[rank] for rank in members]), "secret": self._secret}

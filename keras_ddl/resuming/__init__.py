@@ -11,10 +11,12 @@ from keras_ddl import communicator, model_state
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat.models import is_built
 from keras_ddl.errors import CheckpointError
+from keras_ddl.resuming import parts
 from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
 from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.variable_origin import of_all_ranks
 
 
 @dataclasses.dataclass
@@ -38,14 +40,16 @@ class Resumed:
     restoration: Restoration | None = None
 
 
-def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
+def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: bool = False) -> Resumed:
     """Restores the latest checkpoint in `dir` into the model, its optimizers, and fit. COLLECTIVE.
 
     Args:
         epochs: of fit; a run that a callback ended stays ended unless this has changed.
+        in_parts: whether each rank reads its own parts of what is spread over ranks (`parts.are_used`).
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    build_for_data(model)
+    with of_all_ranks():
+        build_for_data(model)
     if not is_built(model):
         raise CheckpointError(
             "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
@@ -55,10 +59,14 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
     def plan() -> Any:
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
-    model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
+    to_build = on_first_rank(plan, "Checkpoint/optimizers")
+    with of_all_ranks():
+        model_state.build_optimizers(model, to_build)
 
     def restore() -> Resumed:
-        resumed = on_first_rank(lambda: _read_latest(model, dir), "Checkpoint/restore")
+        resumed = on_first_rank(lambda: _read_latest(model, dir, in_parts), "Checkpoint/restore")
+        if in_parts:
+            parts.restore(model, dir, resumed.step)
         broadcast_training_state(model)
         return resumed
 
@@ -75,9 +83,9 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None) -> Resumed:
     return resumed
 
 
-def _read_latest(model: Any, dir: Path) -> Resumed:
-    """On rank 0: restores the model; returns what the other ranks need."""
-    read = model_state.restore_checkpoint(model, dir, "latest")
+def _read_latest(model: Any, dir: Path, in_parts: bool) -> Resumed:
+    """On rank 0: restores the model, but for parts that each rank reads; returns what the other ranks need."""
+    read = model_state.restore_checkpoint(model, dir, "latest", parts="none" if in_parts else "complete")
     extra = read.extra or {}
     return Resumed(
         read.step,

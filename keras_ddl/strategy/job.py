@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_ddl import communicator, config
 from keras_ddl.communicator import history
@@ -15,6 +15,10 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import bucket_size
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
+from keras_ddl.topology.mirrors import mirror_offset
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.mesh.lost_slices import LostSlices
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Settings:
     shard_optimizer: bool
     min_ranks: int
     layout_map: Any = None
+    shard_weights: bool = False
+    model_parallel: int = 1
 
 
 @dataclass(eq=False)
@@ -42,11 +48,13 @@ class Job:
         device: what this rank computes with, as tf.device takes it.
         settings: as this rank passed them. The other attributes are equal on all ranks.
         bucket_size: of the gradients that travel in one collective.
-        shards_from_elements: slots of so many elements or more are in shards; None: no slots are.
+        shards_from_elements: slots of so many elements or more are in shards; None: no slots are. shards_weights: so
+            are weights, of which a step has `gathered_bytes` gathered at a time.
         drift_check_fraction: of training time, which comparing weights may take.
         goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
         epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
         mesh: data and model ranks, where a layout cuts variables; None: all ranks are data ranks.
+        slices: shares them out anew, in a job that goes on with a layout.
     """
 
     rank: int
@@ -61,6 +69,16 @@ class Job:
     epoch: int = 0
     mirror_offset: int = 0
     mesh: Mesh | None = None
+    shards_weights: bool = False
+    gathered_bytes: int = 0
+    slices: LostSlices | None = None
+
+    @property
+    def slice_mirror_offset(self) -> int:
+        """Where mirrors of slices are, along the model axis; 0: there are none, as other data ranks have the same."""
+        if not self.goes_on or self.mesh is None or self.mesh.data.size > 1:
+            return 0
+        return mirror_offset(self.mesh.model.topology.hosts)
 
     @property
     def accumulates_parts(self) -> bool:
@@ -71,13 +89,16 @@ class Job:
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
     """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
     token, percent = "", settings.drift_check_percent
+    weights = settings.shard_weights, config.get("GATHERED_WEIGHT_BYTES")
     shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.shard_optimizer else None
     if topology.size > 1 or history.takes_newcomers():
-        of_rank_0 = (secrets.token_hex(8), percent, shards_from)
-        token, percent, shards_from = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
+        of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights)
+        token, percent, shards_from, weights = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
     communicator.prepare_plans()
     agreed_size = bucket_size.agree(settings.bucket_bytes)
-    return Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
+    job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
+    job.shards_weights, job.gathered_bytes = weights
+    return job
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
@@ -101,11 +122,13 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "batch_statistics": (_one_of("global", "rank"), "'global' or 'rank'", "'global'"),
     "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
     "shard_optimizer": (lambda value: isinstance(value, bool), "True or False", "False"),
+    "shard_weights": (lambda value: isinstance(value, bool), "True or False", "False"),
     "layout_map": (
         lambda value: value is None or isinstance(value, keras.distribution.LayoutMap),
         "a keras.distribution.LayoutMap",
         "variables that every rank has in full",
     ),
+    "model_parallel": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
     "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
 }
 
@@ -113,6 +136,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 # What else a Strategy with a layout_map does not take yet.
 _WITH_LAYOUT: dict[str, Any] = {
     "compression": None,
+    "shard_weights": False,
     "shard_optimizer": False,
     "batch_statistics": "global",
     "gather_predictions": "all",
@@ -129,15 +153,22 @@ def check_settings(settings: Settings, rank: int) -> None:
                 f"{default}."
             )
     if settings.compression is not None and settings.shard_optimizer:
+        shards = "shard_weights=True" if settings.shard_weights else "shard_optimizer=True"
         raise ConfigError(
-            "Strategy: compression works on all-reduces only, and shard_optimizer=True sends gradients by "
-            f"reduce-scatter. Received: compression={settings.compression!r} and shard_optimizer=True (rank "
-            f"{rank}). Leave one of them out."
+            f"Strategy: compression works on all-reduces only, and {shards} sends gradients by reduce-scatter. "
+            f"Received: compression={settings.compression!r} and {shards} (rank {rank}). Leave one of them out."
         )
-    for name, alone in _WITH_LAYOUT.items() if settings.layout_map is not None else ():
+    if settings.layout_map is not None and settings.model_parallel != 1:
+        raise ConfigError(
+            "Strategy: model_parallel chooses a layout, and layout_map is one. Received: "
+            f"model_parallel={settings.model_parallel} and a layout_map (rank {rank}). Leave one of them out."
+        )
+    has_layout = settings.layout_map is not None or settings.model_parallel != 1
+    kind = "a layout_map" if settings.layout_map is not None else "model_parallel"
+    for name, alone in _WITH_LAYOUT.items() if has_layout else ():
         value = getattr(settings, name)
         if value != alone:
             raise ConfigError(
-                f"Strategy: with a layout_map, {name} must be {alone!r}. Received: {name}={value!r} (rank {rank}). "
+                f"Strategy: with {kind}, {name} must be {alone!r}. Received: {name}={value!r} (rank {rank}). "
                 "Leave one of them out."
             )

@@ -8,6 +8,8 @@ returned. The traced program does not know how many ranks there are; it is cut a
 Where rank 0 is lost, the lowest rank that is left is the new one, and its callbacks write from then on
 (keras_patches/standby.py). Before the next call the ranks compare their weights.
 
+On a mesh the ranks that are left form a smaller one (mesh/remeshing.py); some may have no place in it, and leave.
+
 Newcomers (joining.py) come between two steps, and get the state of all.
 """
 
@@ -27,8 +29,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.admission import Admission
+from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.joining import Newcomer
 from keras_ddl.strategy.joining_state import give_up
+from keras_ddl.strategy.mesh import remeshing
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
@@ -46,12 +50,13 @@ class Report(NamedTuple):
 
     Attributes:
         rank: its number before. finished: calls, by it; None: it is a newcomer without state.
-        has_traced: the call that failed may have traced. has_met_newcomers: in the admission in which it is.
+        has_traced: the call that failed may have traced; None: others had finished it, and so has this rank now, which
+            has not begun the next one. has_met_newcomers: in the admission in which it is.
     """
 
     rank: int
     finished: int | None
-    has_traced: bool = False
+    has_traced: bool | None = False
     has_met_newcomers: bool = False
 
 
@@ -128,11 +133,13 @@ class Survival:
         if epoch != last_epoch:
             for each in one_per_job.alive():
                 if each.topology is before:
-                    if each.job.shards_from_elements is not None:
+                    is_cut = each.job.slices is not None
+                    if is_cut or each.job.shards_from_elements is not None:
+                        setting = "layout_map" if is_cut else "shard_optimizer=True"
                         raise ConfigError(
-                            "Strategy(shard_optimizer=True) goes on by itself when a rank is lost, not after "
+                            f"Strategy({setting}) goes on by itself when a rank is lost, not after "
                             f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
-                            "RankLostError, or make the Strategy without shard_optimizer."
+                            f"RankLostError, or make the Strategy without {setting.partition('=')[0]}."
                         )
                     each.renew(place)
             self._finished = 0
@@ -187,7 +194,7 @@ class Survival:
         with setting(_in_call, True):
             while True:
                 try:
-                    self._renew(meet())
+                    self._renew(meet(), one_per_job.alive())
                     self._catch_up(self._exchange(Report(-1, None)), list, None)
                     reason = self._share_out()
                 except RankLostError:
@@ -255,9 +262,11 @@ class Survival:
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
         reason = None if caller is None else caller.cut_step.why_not_again()
+        mesh = remeshing.layout_of(self._strategies())
         while reason is None:
             try:
-                reports = self._meet(None, Report(before, self._finished, has_traced))
+                in_call = self.finished() == begun  # else others were lost after it had been finished
+                reports = self._meet(None, Report(before, self._finished, has_traced if in_call else None))
                 old = sorted(each.rank for each in reports if each.finished is not None)
                 # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
                 # meets the others has left, too.)
@@ -274,6 +283,7 @@ class Survival:
                     is_finished = self.finished() > begun
                     # Where some have finished this call, rank 0 had begun it, and had written all that came before.
                     self._succeed(before, may_lack_last=not is_finished)
+                    remeshing.say(mesh, sorted({*range(size)} - {*old}), remeshing.layout_of(self._strategies()))
                     return is_finished
             except TooFewError:
                 raise
@@ -283,10 +293,14 @@ class Survival:
         raise error if reason is None else with_reason(error, reason)
 
     def _share_out(self) -> str | None:
-        """Shares out anew what is in shards. Returns what is lost, if something is."""
-        is_new = self._finished is None
-        lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in self._strategies()]
-        return next(filter(None, lost), None)
+        """Shares out anew what is in shards and slices. Returns what is lost, if something is."""
+        is_new, strategies = self._finished is None, self._strategies()
+        if (problem := remeshing.why_not(strategies)) is not None:
+            return problem
+        lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in strategies]
+        if any(lost):
+            return next(filter(None, lost))
+        return remeshing.share_out(strategies, lambda topology: self._renew(topology, strategies))
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
@@ -298,16 +312,12 @@ class Survival:
 
     def _meet(self, admits: Sequence[int] | None, mine: Report) -> list[Report]:
         strategies = self._strategies()
-        topology = self._place = communicator.regroup_with(admits)
-        self._epoch = communicator.epoch()
-        for each in strategies:
-            each.renew(topology)
-        _prepare_plans()
+        self._renew(communicator.regroup_with(admits), strategies)
         return self._exchange(mine)
 
-    def _renew(self, topology: Topology) -> None:
+    def _renew(self, topology: Topology, strategies: Sequence[StrategyInterface]) -> None:
         self._place, self._epoch = topology, communicator.epoch()
-        for each in one_per_job.alive():
+        for each in strategies:
             each.renew(topology)
         _prepare_plans()
 
@@ -322,8 +332,10 @@ class Survival:
         most = self._compares_at = max(each for each in calls if each is not None)
         if any(each not in (None, most) for each in calls):
             self._share_last_call(calls.index(most), self._finished not in (None, most), variables, caller)
-        elif caller is not None and any(each.has_traced for each in reports):
-            caller.forget_traces()  # all are in the same call, which some may have traced
+        else:
+            may_have_traced = [each.has_traced for each in reports]
+            if caller is not None and any(may_have_traced) and None not in may_have_traced:
+                caller.forget_traces()  # all are in the same call, which some may have traced
         if None in calls:
             assert self.joining is not None
             self.joining.share_state(calls.index(most))

@@ -1,10 +1,11 @@
 """How tests share the machine under pytest-xdist: which go to one worker, in which order, and which run alone.
 
-Tests wait for their ranks often enough that four workers use two cores better than three. What is started once for
+Tests wait for their ranks often enough that four at a time use two cores better than three. What is started once for
 several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet` mostly
-wait, for seconds that they count: they run beside one another, and beside no others. Tests marked `alone` need the
-machine to themselves. Both wait until no test of another kind runs, and none starts meanwhile. So a unit is of one
-kind, and all workers go on to the next kind together: one that waits in the middle of its unit waits for very long.
+wait, for seconds that they count: they run beside one another, as many as there are workers, and beside no others.
+Tests marked `alone` need the machine to themselves. Both wait until no test of another kind runs, and none starts
+meanwhile. So a unit is of one kind, and all workers go on to the next kind together: one that waits in the middle of
+its unit waits for very long.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _KINDS = ("any", "quiet", "alone")
+ORDINARY_AT_ONCE = 4  # tests of the kind `any`, however many workers there are
 # Longest first: what is left for the end should be short.
 _ORDER = (
     *("strategy", "cut", "horovod", "callbacks", "communicator", "ops", "pytorch", "benchmarks", "packaging"),
@@ -105,7 +107,8 @@ def turn(kind: str, following: str | None = None) -> Iterator[None]:
     """
     mine = _kept.pop(kind, None) or _begin(kind)
     try:
-        yield
+        with _slot() if kind == "any" else contextlib.nullcontext():
+            yield
     finally:
         if following == kind:
             _kept[kind] = mine
@@ -115,14 +118,31 @@ def turn(kind: str, following: str | None = None) -> Iterator[None]:
 
 def _begin(kind: str) -> contextlib.ExitStack:
     """A lock for each kind is shared by the tests of that kind that run; locks end with their process."""
-    folder = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
     files = contextlib.ExitStack()
-    locks = {each: files.enter_context((folder / each).open("w")) for each in (*_KINDS, "door")}
+    locks = {each: files.enter_context((_folder() / each).open("w")) for each in (*_KINDS, "door")}
     while not _enter(kind, locks):
         time.sleep(0.02)
     files.callback(fcntl.flock, locks[kind], fcntl.LOCK_UN)  # closing would not do: forked children may hold it open
     return files
+
+
+@contextlib.contextmanager
+def _slot() -> Iterator[None]:
+    """Waits for one of the ORDINARY_AT_ONCE slots."""
+    with contextlib.ExitStack() as files:
+        slots = [files.enter_context((_folder() / f"slot-{n}").open("w")) for n in range(ORDINARY_AT_ONCE)]
+        while (mine := next((each for each in slots if _lock(each)), None)) is None:
+            time.sleep(0.02)
+        try:
+            yield
+        finally:
+            fcntl.flock(mine, fcntl.LOCK_UN)
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"keras_ddl-tests-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _enter(kind: str, locks: Mapping[str, IO[str]]) -> bool:
@@ -137,9 +157,16 @@ def _enter(kind: str, locks: Mapping[str, IO[str]]) -> bool:
 
 
 def _is_held(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _lock(lock):
         return True
     fcntl.flock(lock, fcntl.LOCK_UN)
     return False
+
+
+def _lock(file: IO[str]) -> bool:
+    """Locks a file, if nobody else has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -10,7 +10,7 @@ import pytest
 
 from harness import rank_tests as harness
 from harness.rank_tests import run_ranks
-from harness.side_by_side import turn, unit_of, units_in
+from harness.side_by_side import ORDINARY_AT_ONCE, turn, unit_of, units_in
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 CHECKS = Path(__file__).with_name("harness_checks.py")
@@ -46,6 +46,27 @@ def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, 
         assert entered.wait(5 if enters else 0.2) == enters
     thread.join(5)
     assert entered.is_set()
+
+
+def test_only_some_ordinary_tests_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    entered, may_end = threading.Semaphore(0), threading.Event()
+
+    def ordinary_test():
+        with turn("any"):
+            entered.release()
+            may_end.wait(10)
+
+    threads = [threading.Thread(target=ordinary_test) for _ in range(ORDINARY_AT_ONCE + 1)]
+    for thread in threads:
+        thread.start()
+    for _ in range(ORDINARY_AT_ONCE):
+        assert entered.acquire(timeout=5)
+    assert not entered.acquire(timeout=0.2)
+    may_end.set()
+    assert entered.acquire(timeout=5)
+    for thread in threads:
+        thread.join(5)
 
 
 def test_tests_of_a_file_that_are_sorted_apart_are_two_units():

@@ -65,6 +65,62 @@ def test_a_mesh_of_another_job_is_refused(mesh, size, message):
         Layout(mesh, size, 0)
 
 
+def with_devices(devices, shape=(2, 2)):
+    return keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, ("batch", "model"), devices=devices))
+
+
+@pytest.mark.parametrize(
+    "devices", [["gpu:0", "gpu:1", "gpu:2", "gpu:3"], ["rank:0", "rank:1", "rank:3", "rank:2"], [0, 1, 2, 3]]
+)
+def test_a_mesh_of_devices_other_than_the_ranks_is_refused(devices):
+    with pytest.raises(ConfigError, match=r"in their order, rank:0.*Received: devices=.*keras_ddl\.device_mesh"):
+        Layout(with_devices(devices), 4, 0)
+
+
+def test_the_first_devices_of_a_long_list_are_named():
+    with pytest.raises(ConfigError, match=r"rank:3, \.\.\..*devices=gpu:0, gpu:1, gpu:2, gpu:3, \.\.\. \(rank 5\)"):
+        Layout(with_devices([f"gpu:{each}" for each in range(8)], (4, 2)), 8, 5)
+
+
+def test_axes_that_the_mesh_does_not_have_are_refused():
+    with pytest.raises(ValueError, match="Invalid axis names"):  # by Keras
+        layout_map(**{".*kernel": (None, "modle")})
+    mapped = layout_map()
+    elsewhere = keras.distribution.DeviceMesh((1,), ("columns",), devices=["rank:0"])
+    mapped[".*kernel"] = keras.distribution.TensorLayout((None, "columns"), elsewhere)
+    with pytest.raises(ConfigError, match=r"'batch', 'model', or None.*unknown axes \['columns'\]"):
+        Layout(mapped, 4, 0)
+
+
+def test_an_axis_that_is_to_cut_a_variable_twice_is_refused():
+    with pytest.raises(ConfigError, match="along one axis of the variable"):
+        Layout(layout_map(**{".*kernel": ("model", "model")}), 4, 0)
+
+
+def test_a_mesh_whose_axes_are_exchanged_is_refused():
+    exchanged = layout_map((2, 2), ("model", "batch"), **{".*kernel": (None, "model")})
+    with pytest.raises(ConfigError, match="exchange the axes of the mesh"):
+        Layout(exchanged, 4, 0)
+    Layout(layout_map((4, 1), **{".*kernel": (None, "batch")}), 4, 0)  # nothing to cut
+
+
+def test_a_variable_that_was_made_outside_of_the_scope_is_named():
+    layout = Layout(layout_map(**{".*kernel": (None, "model")}), 4, 0)
+    with pytest.raises(ConfigError, match=r"'dense/kernel' of shape \(3, 4\), which was made outside"):
+        layout.refuse_made_outside("dense/kernel", (3, 4))
+    layout.refuse_made_outside("dense/bias", (4,))
+
+
+def test_keys_of_outputs_are_told_in_words_of_their_own(recwarn):
+    layout = Layout(layout_map(**{".*kernel": (None, "model"), "dense/output": ("batch", "model")}), 4, 0)
+    assert layout.along_batch() == []
+    layout.axis_of("dense/kernel", (3, 4))
+    layout.check_effects()
+    assert [str(each.message).partition("follows")[0] for each in recwarn] == [
+        "layout_map: how outputs of layers are laid out "
+    ]
+
+
 def test_keys_without_effect_are_told(recwarn):
     layout = Layout(layout_map(**{".*kernel": (None, "model"), "nothing": ("model",)}), 4, 0)
     with pytest.raises(ConfigError, match="match none"):

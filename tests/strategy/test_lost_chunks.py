@@ -106,6 +106,18 @@ class Ranks:
                 np.testing.assert_array_equal(share.mirror.numpy(), layout.cut(value, mirrored))
 
 
+def test_a_chunk_does_not_keep_the_complete_value_in_memory():
+    def begins_at(tensor: Any) -> int:
+        return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
+
+    job = SimpleNamespace(rank=1, size=4, mirror_offset=1, device="/cpu:0", shards_from_elements=1)
+    value = tf.zeros([4, 1 << 16])
+    share = ShardedVariable(value, "slot", job, lambda: value).share
+    first = begins_at(value)
+    for each in (share.chunk, share.mirror):
+        assert not first <= begins_at(each.read_value()) < first + 4 * (4 << 16)
+
+
 @pytest.mark.parametrize("hosts", [[0] * 5, [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1]])
 def test_a_rank_after_the_other(hosts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, hosts)

@@ -12,7 +12,7 @@ from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Uncertain
 from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Placement, Replicated, Sharded, TensorList
-from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.program import LOOPS, Node, Value
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder, operation_behind
 
@@ -26,7 +26,7 @@ class _Changed(Exception):
     """After a round, more is carried in another placement, or less is known of it, than was assumed."""
 
 
-@rule("While", "StatelessWhile")
+@rule(*LOOPS)
 def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
     condition, body = (tf_compat.called_graph(node.operation, each) for each in ("cond", "body"))
     count = len(node.inputs)

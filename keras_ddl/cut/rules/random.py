@@ -13,7 +13,7 @@ from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import sharded_only
 from keras_ddl.cut.registry import rule
 
-_ALGORITHMS = ([philox.ALGORITHM], [3])  # 3 leaves the choice to the device: Philox on CPU and GPU
+_ALGORITHMS = [[each] for each in philox.ALGORITHMS]
 # Not truncated normal or gamma numbers, which reject some.
 _BY_COUNTER = (
     "StatelessRandomUniformV2",

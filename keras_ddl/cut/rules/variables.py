@@ -9,7 +9,7 @@ from __future__ import annotations
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import certain
-from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.placements import REPLICATED, FlatShard, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.variable_ops import ASSIGNS, READ
@@ -36,7 +36,7 @@ def assign(b: Context, node: Node) -> PlacedOutputs | None:
 @rule("VariableShape")
 def shape(b: Context, node: Node) -> PlacedOutputs | None:
     handle = node.inputs[0]
-    if not isinstance(b.placement(handle), Sharded):
+    if not isinstance(b.placement(handle), (FlatShard, Sharded)):
         return None
     known = certain(tf_compat.variable_shape(handle.tensor))
     return [(b.vector(known.as_list(), node.outputs[0].dtype), REPLICATED)]

@@ -106,9 +106,10 @@ def _table() -> list[tuple[Any, str, Any]]:
 
 
 def _table_of_shards() -> list[tuple[Any, str, Any]]:
-    """Returns the same for Strategy(shard_optimizer=True): how optimizers make and finish what they keep."""
+    """Returns the same for a Strategy with shards or a layout: how what is spread over ranks is made, and finished."""
     return [
         (BaseOptimizer, "build", variables.build),
+        (TFVariable, "_initialize_with_initializer", variables.initialize_with_initializer),
         (TFOptimizer, "add_variable_from_reference", variables.add_variable_from_reference),
         (BaseOptimizer, "finalize_variable_values", variables.finalize_variable_values),
     ]

@@ -5,84 +5,92 @@ memory of its own; beside it this rank's slice. A step that is traced on the glo
 and the cut computes with the slices (cut/model_axis.py). Outside of steps it can be read where it has been gathered
 (shards/gathered_slots.py), and assigned the same on all ranks.
 
-Each is made in full, and sliced before the next is: no rank ever has two of them.
+A rank makes its slice of what one of Keras's initializers draws (first_values.py). What other initializers give is made
+in full, and sliced before the next is: no rank ever has two of them.
+
+In a job that goes on when a rank is lost, and that has one data rank, each slice has a mirror on another model rank
+(cut/mirrors.py); lost_slices.py shares slices out anew.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
-from keras_ddl import ops
+from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
+from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import HeldVariable, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_slots import Share, sharded_variable, sharded_variable_of_handle
+from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
+NO_AXIS = -1
+_made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
 _reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=None)
 
 
-class LaidOutVariable(ShardedVariable):
+class LaidOutVariable(ShardedWeight):
     """A variable of which each rank of the model axis has a slice.
 
-    Attributes: axis: that is cut.
+    While a job goes on with one model rank, which has all of it, it is a variable like any other: `is_complete`.
+
+    Attributes:
+        job: whose. axis: that is cut; NO_AXIS: it is not cut (undecided.py).
+        first_value: returns what it was made with, if that is the same on every rank: of what an optimizer keeps.
     """
 
-    def __init__(self, value: tf.Tensor, name: str, job: Job, axis: int, *, is_trained: bool) -> None:
-        self.axis = axis
-        super().__init__(value, name, job, _never, is_trained=is_trained)
+    def __init__(
+        self,
+        value: tf.Tensor | FirstValue,
+        name: str,
+        job: Job,
+        axis: int,
+        *,
+        is_trained: bool,
+        first_value: Callable[[], tf.Tensor | FirstValue] | None = None,
+    ) -> None:
+        self.job, self.axis, self.first_value = job, axis, first_value
+        super().__init__(value, name, job, first_value or _never, is_trained=is_trained)
 
-    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
         assert job.mesh is not None
         slices = Slices(tuple(value.shape.as_list()), job.mesh.model.size, self.axis)
+        offset = job.slice_mirror_offset
         with tf.device(job.device):
-            slice_ = UninitializedVariable(
-                trainable=False, shape=slices.shape_of_slice, dtype=value.dtype, name=f"{self.name.partition(':')[0]}"
-            )
-            share = Share(slices, job.mesh.model.rank, 0, slice_, None, generation)
+            mirror = slice_variable(self, slices) if offset else None
+            share = Share(slices, job.mesh.model.rank, offset, slice_variable(self, slices), mirror, generation)
             share.assign(value)
-        self._model = job.mesh.model
         return share
 
+    def variable_with(self, number: int) -> Any:
+        """Returns the tf.Variable of this rank with a slice that it has: its own, a mirror, or the only one."""
+        if self.is_complete:
+            return self
+        return self.chunk if number == self.share.rank else self.share.mirror
+
     def all_gathered(self, name: str) -> tf.Tensor:
+        assert self.job.mesh is not None
         order = [self.axis, *(each for each in range(self.shape.rank) if each != self.axis)]
-        rows = ops.all_gather(tf.transpose(self.chunk.read_value(), order), name=name, comm=self._model)
+        rows = ops.all_gather(tf.transpose(self.chunk.read_value(), order), name=name, comm=self.job.mesh.model)
+        if self.job.goes_on:  # then no rank may have finished two calls more than another
+            communicator.barrier(name=f"{name}/all")
         return tf.transpose(rows, [order.index(each) for each in range(len(order))])
 
     def held(self) -> HeldVariable:
         """Returns what this rank has of the variable, for the cut along the model axis."""
         return HeldVariable(self.chunk.handle, self.layout.placement)
-
-    @property
-    def gathered(self) -> tf.Tensor | None:
-        """All entries, while they can be read. Graphs that read the variable as it is find them, too."""
-        return self._gathered
-
-    @gathered.setter
-    def gathered(self, value: tf.Tensor | None) -> None:
-        self._gathered = value
-        held = tf.zeros([0], self.dtype) if value is None else value
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
-
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
-            return super()._read_variable_op(*args, **kwargs)
-        value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None:
-            return value
-        # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
-        shape = tf.raw_ops.VariableShape(input=self.handle)
-        problem = f"keras_ddl: {self._refusal('a read in a graph')}"
-        with tf.control_dependencies([tf.debugging.assert_equal(shape, self.shape.as_list(), problem)]):
-            return tf.identity(value)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
@@ -103,7 +111,18 @@ class LaidOutVariable(ShardedVariable):
 
 
 def _never() -> tf.Tensor:
-    raise AssertionError("a mesh does not go on with other ranks")
+    raise AssertionError("the first values of a weight are not kept")
+
+
+def slice_variable(variable: LaidOutVariable, slices: Slices, value: tf.Tensor | None = None) -> Any:
+    """Returns a tf.Variable for a slice, with a value or none."""
+    # An UninitializedVariable: creating one does not involve a Strategy's scope.
+    slice_ = UninitializedVariable(
+        trainable=False, shape=slices.shape_of_slice, dtype=variable.dtype, name=variable.name.partition(":")[0]
+    )
+    if value is not None:
+        slice_.assign(value)
+    return slice_
 
 
 def following(reference: Any) -> AbstractContextManager[None]:
@@ -111,14 +130,35 @@ def following(reference: Any) -> AbstractContextManager[None]:
     return setting(_reference, reference)
 
 
+def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | None:
+    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: no layout cuts it, or its slices
+    cannot be made alone. COLLECTIVE, where a layout cuts it.
+    """
+    shape, job = models.declared_shape(variable), _job()
+    if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
+        return None
+    with tf.init_scope():
+        axis = _axis_of(job, variable, shape)
+        if axis is None:
+            return None
+        recipe, is_same = recipe_of(initializer), _is_same_on_all_ranks(job)
+        if not is_same:
+            recipe = communicator.broadcast_object(recipe, root=0, name=_name(variable, "first_value"))
+        value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
+        if value is None or not value.is_possible:
+            return None
+        first_value = (lambda: value) if is_same else None
+        is_trained = bool(variable.trainable)
+        return LaidOutVariable(value, variable.name, job, axis, is_trained=is_trained, first_value=first_value)
+
+
 def initial_value(variable: Any, value: Any) -> Any:
     """Returns what a Keras variable is to be made with: a LaidOutVariable if a layout cuts it, else `value`.
 
     COLLECTIVE, where a layout cuts it. `value`: its first value, or a function that returns it.
     """
-    strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    if job is None or job.mesh is None or isinstance(value, tf.Variable) or not is_of_all_ranks():
+    job = _job()
+    if job is None or isinstance(value, tf.Variable):
         return value
     with tf.init_scope():
         shape = models.declared_shape(variable)
@@ -128,11 +168,59 @@ def initial_value(variable: Any, value: Any) -> Any:
         axis = _axis_of(job, variable, shape)
         if axis is None:
             return value
-        first = tf.convert_to_tensor(_called(value), variable.dtype)
-        agreed = agreement.broadcast_value(first.numpy(), f"keras_ddl/laid_out/{models.plain_name(variable.path)}")
-        return LaidOutVariable(
-            tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=bool(variable.trainable)
-        )
+        is_trained = bool(variable.trainable)
+
+        def made() -> tf.Tensor:
+            return tf.convert_to_tensor(_called(value), variable.dtype)
+
+        first = made()
+        if _is_same_on_all_ranks(job) and callable(value):
+            return LaidOutVariable(first, variable.name, job, axis, is_trained=is_trained, first_value=made)
+        agreed = agreement.broadcast_value(first.numpy(), _name(variable, "laid_out"))
+        return LaidOutVariable(tf.constant(agreed, first.dtype), variable.name, job, axis, is_trained=is_trained)
+
+
+def _is_same_on_all_ranks(job: Job) -> bool:
+    """Whether a variable is made now without asking other ranks: what an optimizer keeps begins with a constant, and
+    some ranks may not make it when one is lost.
+    """
+    return job.goes_on and _reference.get() is not None
+
+
+def _job() -> Job | None:
+    """Returns the job whose layout counts for a variable that is made now; None: none does."""
+    strategy = keras_compat.scope_strategy()
+    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    return job if job is not None and job.mesh is not None and is_of_all_ranks() else None
+
+
+def _name(variable: Any, collective: str) -> str:
+    return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
+
+
+def note_made(variable: Any) -> None:
+    """Remembers a Keras variable that was just made outside of scopes and steps, to be named if a layout cuts it."""
+    if keras_compat.scope_strategy() is None and tracing.job_of_step() is None:
+        inner = models.inner_variable(variable)
+        if inner is not None:
+            _made_outside[id(inner.handle)] = variable
+
+
+def refuse_made_outside(job: Job, variables: Iterable[Any]) -> None:
+    """Raises ConfigError where a layout cuts one of these Keras variables, which is not cut, as it was made outside of
+    the scope.
+    """
+    if job.mesh is None:
+        return
+    for each in variables:
+        if models.inner_variable(each) is not None and sharded_variable(each) is None:
+            job.mesh.layout.refuse_made_outside(each.path, tuple(each.shape))
+
+
+def made_outside(handles: Iterable[Any]) -> list[Any]:
+    """Returns the Keras variables with these handles that were made outside of scopes and steps."""
+    noted = [(handle, _made_outside.get(id(handle))) for handle in handles]
+    return [each for handle, each in noted if each is not None and models.inner_variable(each).handle is handle]
 
 
 def _called(value: Any) -> Any:
@@ -141,17 +229,30 @@ def _called(value: Any) -> Any:
 
 def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     assert job.mesh is not None
-    reference = _reference.get()
-    weight = models.inner_variable(reference) if reference is not None else None
+    weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
-        return weight.axis if tuple(weight.shape) == shape else None
+        return weight.axis if tuple(weight.shape) == shape and weight.axis != NO_AXIS else None
     return job.mesh.layout.axis_of(variable.path, shape)
+
+
+def weight_of_slot() -> Any:
+    """Returns the tf.Variable of the weight for which an optimizer makes a slot now; None: it makes none."""
+    reference = _reference.get()
+    return models.inner_variable(reference) if reference is not None else None
 
 
 def laid_out_of_handle(handle: Any) -> LaidOutVariable | None:
     """Returns the LaidOutVariable with this resource handle; None for all other tensors."""
     variable = sharded_variable_of_handle(handle)
     return variable if isinstance(variable, LaidOutVariable) else None
+
+
+def slice_of(variable: Any) -> tf.Variable | None:
+    """Returns this rank's slice of a keras.Variable that a layout cuts; the ranks of its model position have the same.
+    None: no layout cuts it.
+    """
+    cut = sharded_variable(variable)
+    return cut.chunk if isinstance(cut, LaidOutVariable) else None
 
 
 def held(outer: tf.Tensor) -> HeldVariable:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
@@ -19,13 +22,14 @@ class Layout:
 
     Args:
         layout_map: a keras.distribution.LayoutMap. size, rank: of this job, for checks and messages.
+        is_to_choose: it is empty, and choice.py chooses what each variable that is made is cut along.
     Attributes:
         data_size, model_size: the extents of the axes. model_axis: the name of the second; None: there is only one.
     Raises: ConfigError: the mesh is none of this job.
     """
 
-    def __init__(self, layout_map: Any, size: int, rank: int) -> None:
-        self._map, self._rank = layout_map, rank
+    def __init__(self, layout_map: Any, size: int, rank: int, *, is_to_choose: bool = False) -> None:
+        self._map, self._rank, self.is_to_choose = layout_map, rank, is_to_choose
         mesh = layout_map.device_mesh
         if not isinstance(mesh, keras.distribution.DeviceMesh):
             raise self._error("a LayoutMap needs a DeviceMesh", f"device_mesh={mesh!r}", "Use keras_ddl.device_mesh.")
@@ -42,10 +46,64 @@ class Layout:
                 f"axis_names={names!r}",
                 "Leave one of them out.",
             )
+        self._check_devices(mesh)
         self._batch_axis, self.data_size = names[0], int(shape[0])
         self.model_axis: str | None = names[1] if len(names) > 1 else None
         self.model_size = int(shape[1]) if len(names) > 1 else 1
+        self._check_axes(names)
         self._unmatched = list(layout_map)
+        self._is_of_smaller_mesh = False
+
+    def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
+        """Returns this layout over the mesh that is left when ranks are lost. `rank`: of this process, there.
+
+        A new variable whose extent the model ranks that are left do not divide is replicated, with a warning.
+        """
+        layout = copy.copy(self)
+        layout.data_size, layout.model_size, layout._rank = data_size, model_size, rank
+        layout._is_of_smaller_mesh = True
+        return layout
+
+    def position(self, rank: int) -> str:
+        """Returns the position of a rank on the mesh, in words."""
+        data, model = divmod(rank, self.model_size)
+        return f"{self._batch_axis} {data}" + (f", {self.model_axis} {model}" if self.model_axis else "")
+
+    def _check_devices(self, mesh: Any) -> None:
+        devices = [str(each) for each in np.ravel(mesh.devices)]
+        expected = [f"rank:{each}" for each in range(len(devices))]
+        if devices != expected:
+            raise self._error(
+                f"the devices of a mesh are the ranks of the job in their order, {_first(expected)}",
+                f"devices={_first(devices)}",
+                "Make the mesh with keras_ddl.device_mesh, which names them.",
+            )
+
+    def _check_axes(self, names: Sequence[str]) -> None:
+        of_variables = {key: tuple(layout.axes) for key, layout in self._map.items() if not _is_of_output(key)}
+        for key, axes in of_variables.items():
+            named = [each for each in axes if each is not None]
+            unknown = [each for each in named if each not in names]
+            if unknown:  # a TensorLayout with a mesh of its own: others are checked by Keras
+                raise self._error(
+                    f"a layout names axes of the mesh, {', '.join(map(repr, names))}, or None",
+                    f"{axes!r} for {key!r}, with unknown axes {unknown}",
+                    "Name axes of layout_map.device_mesh.",
+                )
+            if len(set(named)) < len(named):
+                raise self._error(
+                    "an axis of the mesh cuts a variable along one axis of the variable",
+                    f"{axes!r} for {key!r}",
+                    "Put None in the place of one of them.",
+                )
+        is_used = any(self.model_axis in axes for axes in of_variables.values())
+        if self.model_size > 1 and of_variables and not is_used:
+            raise self._error(
+                f"the second axis of the mesh, here {self.model_axis!r} of {self.model_size} ranks, cuts variables; "
+                f"the first, {self._batch_axis!r}, shares out the batch",
+                f"keys of which none names {self.model_axis!r}",
+                "Name it in a layout, or exchange the axes of the mesh.",
+            )
 
     def axis_of(self, path: str, shape: Sequence[int | None]) -> int | None:
         """Returns the axis of a variable that is cut along the model axis; None: every rank has all of it.
@@ -72,6 +130,13 @@ class Layout:
             return None
         axis = axes.index(self.model_axis)
         extent = shape[axis]
+        if self._is_of_smaller_mesh and extent and extent % self.model_size:
+            if self._rank == 0:
+                stack_position.warn(
+                    f"layout_map: every rank keeps all of {path!r}, of shape {tuple(shape)}: {self.model_size} model "
+                    "ranks, which are left, do not divide it."
+                )
+            return None
         if not extent or extent % self.model_size:
             raise self._error(
                 f"the model axis, of {self.model_size} ranks, must divide the axis of a variable that it cuts",
@@ -85,19 +150,27 @@ class Layout:
 
         Raises: ConfigError: none has.
         """
+        unmatched = [key for key in self._unmatched if not _is_of_output(key)]
+        of_outputs = [key for key in self._unmatched if _is_of_output(key)]
         if self._unmatched and len(self._unmatched) == len(self._map):
             raise self._error(
                 "keys match the paths of variables that are made under strategy.scope()",
                 f"{self._unmatched}, which match none",
                 "Print the paths: `for each in model.variables: print(each.path)`.",
             )
-        if self._unmatched and self._rank == 0:
-            stack_position.warn(f"layout_map: these keys match no variable, and have no effect: {self._unmatched}.")
+        if unmatched and self._rank == 0:
+            stack_position.warn(f"layout_map: these keys match no variable, and have no effect: {unmatched}.")
+        if of_outputs and self._rank == 0:
+            stack_position.warn(
+                "layout_map: how outputs of layers are laid out follows from the variables. These keys have no effect: "
+                f"{of_outputs}."
+            )
         self._unmatched = []
 
     def along_batch(self) -> list[str]:
         """Returns the keys that also cut variables along the batch axis: along it, every rank has all of them."""
-        return [key for key, layout in self._map.items() if self._batch_axis in layout.axes]
+        along = [key for key, layout in self._map.items() if self._batch_axis in layout.axes]
+        return [key for key in along if not _is_of_output(key)]
 
     def _has(self, key: str, path: str) -> bool:
         alone = keras.distribution.LayoutMap(None)
@@ -109,5 +182,25 @@ class Layout:
         mesh = f"mesh {self.data_size} x {self.model_size}, axes {self._batch_axis}, {self.model_axis}"
         return [mesh, *(f"{key}: {tuple(layout.axes)}" for key, layout in self._map.items())]
 
+    def refuse_made_outside(self, path: str, shape: Sequence[int | None]) -> None:
+        """Raises ConfigError if a key cuts this variable, which was made outside of the scope and so is not cut."""
+        if self.axis_of(path, shape) is not None:
+            raise self._error(
+                "a variable that a key cuts must be made under the scope of the Strategy",
+                f"{path!r} of shape {tuple(shape)}, which was made outside of it",
+                "Make its layer inside `with strategy.scope():`, also where a layer makes its variables when it is "
+                "first called.",
+            )
+
     def _error(self, rule: str, received: str, remedy: str) -> ConfigError:
         return ConfigError(f"layout_map: {rule}. Received: {received} (rank {self._rank}). {remedy}")
+
+
+def _is_of_output(key: str) -> bool:
+    """Whether a key is that of a layer's output, as Keras names it: the layer's path and "/output"."""
+    return key.endswith("/output")
+
+
+def _first(names: Sequence[str]) -> str:
+    """Returns a few names for a message."""
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keras_ddl import communicator
+from keras_ddl import communicator, errors
 from keras_ddl.communicator import Communicator, stack_position
 from keras_ddl.communicator.comparison import require_equal_lists
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.topology import Topology
+
+_MODEL, _BATCH = "model axis", "batch axis"  # names of communicators
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,23 +48,46 @@ def make(layout: Layout, topology: Topology) -> Mesh | None:
     )
     if topology.rank == 0:
         _warn(layout, topology)
+    return connect(layout, topology)
+
+
+def connect(layout: Layout, topology: Topology) -> Mesh | None:
+    """Makes the communicators of a mesh that all ranks agree on; None: as `make`. COLLECTIVE."""
+    errors.name_positions(None)
     if layout.model_size == 1:
         return None
     data_position, model_position = divmod(topology.rank, layout.model_size)
-    model = communicator.split(data_position, model_position, name="model axis")
-    data = communicator.split(model_position, data_position, name="batch axis")
+    model = communicator.split(data_position, model_position, name=_MODEL)
+    data = communicator.split(model_position, data_position, name=_BATCH)
     assert model is not None and data is not None
+    for axis in (model, data):
+        axis.native().add_lane()
+    errors.name_positions(lambda message, rank: _position_of(layout, topology.rank, message, rank))
     return Mesh(layout, data, model)
+
+
+def _position_of(layout: Layout, own: int, message: str, rank: int) -> tuple[int, str]:
+    """Returns the number among all ranks, and the position, of the rank that has the number `rank` in a message."""
+    if f"{_MODEL}/" in message or f"'{_MODEL}'" in message:
+        rank += own // layout.model_size * layout.model_size
+    elif f"{_BATCH}/" in message or f"'{_BATCH}'" in message:
+        rank = rank * layout.model_size + own % layout.model_size
+    return rank, layout.position(rank)
 
 
 def _warn(layout: Layout, topology: Topology) -> None:
     """Warns of what a mesh costs, or does not do, other than a reader of the layout may expect."""
     keys = layout.along_batch()
+    warn_of_hosts(layout, topology)
     if keys:
         stack_position.warn(
             f"layout_map: variables are not cut along the batch axis: every data rank keeps its own copy of {keys}. "
             "That is the same result, with more memory."
         )
+
+
+def warn_of_hosts(layout: Layout, topology: Topology) -> None:
+    """Warns of a model axis that lies on several hosts."""
     size = layout.model_size
     hosts = topology.hosts
     apart = next((r for r in range(0, topology.size, size) if len(set(hosts[r : r + size])) > 1), None)

@@ -38,7 +38,7 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
     """
     if job.shards_from_elements is None:
         return None
-    slots = all_slots()
+    slots = [each for each in all_slots() if isinstance(each.layout, Layout)]
     mine = {each.number: each.share.generation for each in slots}, is_new
     everyone = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
     of_others = [generations for generations, is_new in everyone if not is_new]

@@ -30,6 +30,7 @@ from keras_ddl.cut import Slices
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.step import tracing
 
@@ -86,11 +87,22 @@ class Share:
         assert isinstance(self.layout, Layout)
         return self.layout
 
-    def assign(self, value: tf.Tensor) -> None:
-        """Takes this rank's share of a complete value."""
-        self.chunk.assign(self.layout.cut(value, self.rank))
+    def assign(self, value: tf.Tensor | FirstValue) -> None:
+        """Takes this rank's share of a complete value, or of one that has yet to be made."""
+        self._assign(self.chunk, value, self.rank)
         if self.mirror is not None:
-            self.mirror.assign(self.layout.cut(value, (self.rank - self.offset) % self.layout.size))
+            self._assign(self.mirror, value, (self.rank - self.offset) % self.layout.size)
+
+    def _assign(self, variable: Any, value: tf.Tensor | FirstValue, rank: int) -> None:
+        if isinstance(value, FirstValue):
+            variable.assign(value.share(self.layout.runs(rank), variable.shape))
+        else:
+            variable.assign(_copied(self.layout.cut(value, rank)))
+
+
+def _copied(chunk: tf.Tensor) -> tf.Tensor:
+    # TensorFlow slices the first axis without a copy, and the variable would keep all of the complete value alive.
+    return tf.raw_ops.DeepCopy(x=chunk)
 
 
 class ShardedVariable(UninitializedVariable):
@@ -105,11 +117,18 @@ class ShardedVariable(UninitializedVariable):
         initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all.
+        is_without_values: while a graph is traced to be served elsewhere: reads are allowed, and give nothing.
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
     def __init__(
-        self, value: tf.Tensor, name: str, job: Job, initial: Callable[[], tf.Tensor], *, is_trained: bool = False
+        self,
+        value: tf.Tensor | FirstValue,
+        name: str,
+        job: Job,
+        initial: Callable[[], tf.Tensor | FirstValue],
+        *,
+        is_trained: bool = False,
     ) -> None:
         super().__init__(trainable=is_trained, shape=value.shape, dtype=value.dtype, name=name)
         self.number, self.initial = _numbering.take(), initial
@@ -118,6 +137,7 @@ class ShardedVariable(UninitializedVariable):
         self.begin_anew(value, job)
         self.gathered: tf.Tensor | None = None
         self.restored: tf.Tensor | None = None
+        self.is_without_values = False
         self.assignments = (0, 0)
         _slots[id(self.handle)] = self
 
@@ -130,11 +150,11 @@ class ShardedVariable(UninitializedVariable):
         """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
-    def begin_anew(self, value: tf.Tensor, job: Job) -> None:
+    def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
         """Stores this rank's share of a complete value, as of a slot that has just been made."""
         self._store(self.share_of(value, job, 0))
 
-    def share_of(self, value: tf.Tensor, job: Job, generation: int) -> Share:
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
         """Returns what this rank stores of a complete value, with the ranks that a job has now."""
         layout, offset = Layout(tuple(value.shape.as_list()), job.size), job.mirror_offset
 
@@ -168,7 +188,8 @@ class ShardedVariable(UninitializedVariable):
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
             self.is_complete = True
-            super().assign(tf.reshape(share.chunk, self.shape))
+            # Unlike `assign`, whatever shape the handle holds while entries are in chunks.
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.reshape(share.chunk, self.shape))
             share = replace(share, chunk=None, mirror=None)
         elif self.is_complete:
             self.is_complete = False
@@ -180,10 +201,13 @@ class ShardedVariable(UninitializedVariable):
         return tf.constant(True)
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if self.is_complete or _in_traced_step():
+        if self.is_complete or self.is_without_values or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
+        return self._read_gathered("a read")
+
+    def _read_gathered(self, what: str) -> tf.Tensor:
         if self.gathered is None or not tf.executing_eagerly():
-            raise self._refusal("a read")
+            raise self._refusal(what)
         return self.gathered
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,20 +221,24 @@ class ShardedVariable(UninitializedVariable):
         if _deferring.get():
             self.restored = value
         else:
-            self.assignments = (self.assignments[0] + 1, checksum(value.numpy()))
+            self.note_assignment(value.numpy())
         if self.gathered is not None:
             self.gathered = value
         return self
 
+    def note_assignment(self, content: np.ndarray) -> None:
+        """Counts an assignment outside of steps. `content`: tells what was assigned, the same on all ranks."""
+        self.assignments = (self.assignments[0] + 1, checksum(content))
+
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_add")
-        return super().assign_add(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_add(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_add") + delta)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_sub")
-        return super().assign_sub(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_sub(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_sub") - delta)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
@@ -226,7 +254,7 @@ class ShardedVariable(UninitializedVariable):
         rank = self.share.rank
         first, count = self.layout.chunk(rank)
         return (
-            f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
             f"{first} to {first + count}>"
         )
 
@@ -243,6 +271,11 @@ def deferring_restored_values() -> AbstractContextManager[None]:
     return setting(_deferring, True)
 
 
+def is_deferring() -> bool:
+    """Whether this is inside `deferring_restored_values`."""
+    return _deferring.get()
+
+
 def sharded_variable(variable: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable that a keras.Variable or tf.Variable has or is; None: it is not in shards."""
     slot = slot_of(variable)
@@ -251,8 +284,14 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
 
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
+    slot = slot_of_handle(handle)
+    return slot if slot is not None and not slot.is_complete else None
+
+
+def slot_of_handle(handle: Any) -> ShardedVariable | None:
+    """As `sharded_variable_of_handle`, also while the rank has all entries."""
     slot = _slots.get(id(handle))
-    return slot if slot is not None and slot.handle is handle and not slot.is_complete else None
+    return slot if slot is not None and slot.handle is handle else None
 
 
 def slot_of(variable: Any) -> ShardedVariable | None:
@@ -331,8 +370,9 @@ def creating_slot(optimizer: Any, reference: Any, name: str | None) -> AbstractC
     """Returns the context in which to create a slot for the weight `reference`: if it will be in shards, it is created
     at once, also while a step is traced, which would create all slots in full together at its end.
     """
-    is_large = _is_large(_sharding_job(optimizer), tuple(reference.shape), name)
-    return tf.init_scope() if is_large else contextlib.nullcontext()
+    job = _sharding_job(optimizer)
+    is_made_at_once = job is not None and name != _ACCUMULATOR and is_large(job, tuple(reference.shape))
+    return tf.init_scope() if is_made_at_once else contextlib.nullcontext()
 
 
 def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, initializer: Any) -> None:
@@ -341,7 +381,7 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
     """
     job, shape = _sharding_job(optimizer), tuple(variable.shape)
     is_slot = shape == tuple(reference.shape) and keras.backend.is_float_dtype(variable.dtype)
-    if job is not None and is_slot and _is_large(job, shape, name):
+    if job is not None and is_slot and name != _ACCUMULATOR and is_large(job, shape):
         is_made = tf.executing_eagerly()  # else the function that is traced will initialize it
         with tf.init_scope():
             first, dtype = keras.initializers.get(initializer), variable.dtype
@@ -351,7 +391,6 @@ def shard_slot(optimizer: Any, reference: Any, variable: Any, name: str | None, 
             models.replace_inner_variable(variable, slot)
 
 
-def _is_large(job: Job | None, shape: tuple[int, ...], name: str | None) -> bool:
-    if job is None or job.shards_from_elements is None or name == _ACCUMULATOR:
-        return False
-    return int(np.prod(shape)) >= job.shards_from_elements
+def is_large(job: Job, shape: tuple[int, ...]) -> bool:
+    """Whether a job has variables of this shape in shards."""
+    return job.shards_from_elements is not None and int(np.prod(shape)) >= job.shards_from_elements

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -18,9 +18,9 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.mesh import choice, laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.step import notices
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
@@ -53,6 +53,7 @@ class CutStep:
         self.reports: list[cut.Report] = []
         self.traces = 0  # begun
         self._snapshots: list[cut.Snapshots] = []
+        self._staging: dict[Hashable, tf.Tensor] = {}
         self._copies: list[tuple[Any, tf.Tensor]] = []
         self._has_failed = False
         self.rows_of_ranks = ""  # what of its batches only one rank has, for messages; "": every rank has all of them
@@ -80,9 +81,10 @@ class CutStep:
         return range(self.rank, self.rank + 1) if mesh is None else mesh.row_ranks()
 
     def tables(self) -> list[str]:
-        """Returns a table of the collectives of each trace, under the step's name."""
+        """Returns a table of the collectives of each trace, under the step's name; one of those that are equal."""
         lost = self.when_a_rank_is_lost()
-        return [f"{self.name}, one step:\n{report.text()}\n{lost}" for report in self.reports]
+        texts = dict.fromkeys(report.text() for report in self.reports)
+        return [f"{self.name}, one step:\n{text}\n{lost}" for text in texts]
 
     def why_not_again(self) -> str | None:
         """Returns why the ranks that are left cannot make this step again when one is lost: rule, what was received,
@@ -108,13 +110,12 @@ class CutStep:
 
     def when_a_rank_is_lost(self) -> str:
         """Returns a line on what becomes of this step then."""
-        if self._job.mesh is not None:
-            return "when a rank is lost: the job ends, because no other rank has its slices of the variables"
         reason = self.why_not_again()
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
-            return "when a rank is lost: the others make this step again"
+            form = "form a smaller mesh, and " if self._job.mesh is not None else ""
+            return f"when a rank is lost: the others {form}make this step again"
         return (
             "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
         )
@@ -143,6 +144,7 @@ class CutStep:
     def forget_graphs(self) -> None:
         """Forgets what was built for other ranks than there are now; what was traced stays."""
         self._snapshots.clear()
+        self._staging.clear()
         self._without_batch.clear()
         self.reports.clear()
 
@@ -280,8 +282,8 @@ class CutStep:
             collectives.begin_with(begins_with)
         shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
         mirrored = [each for each in shares.values() if each.mirror is not None]
-        mirrors = [cut.Mirror(s.chunk.handle, s.mirror.handle, s.flat, s.chunk.dtype) for s in mirrored]
-        self._snapshots.append(cut.Snapshots())
+        mirrors = [_mirror(each) for each in mirrored]
+        self._snapshots.append(cut.Snapshots(self._staging))
         with tf.device(self._job.device):
             outputs = cut.build_step(
                 program,
@@ -295,6 +297,8 @@ class CutStep:
                 captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
                 snapshots=self._snapshots[-1],
                 shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
+                weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
+                gathered_bytes=self._job.gathered_bytes,
                 mirrors=cut.Mirrors(mirrors, self._job.mirror_offset) if mirrors else None,
                 **options,
             )
@@ -320,7 +324,10 @@ class CutStep:
 
         What differs between batches is the rows that ranks of one model axis share: each has read its own.
         """
+        laid_out.refuse_made_outside(self._job, laid_out.made_outside(outer for _, outer in program.captured))
         mesh.layout.check_effects()
+        if mesh.layout.is_to_choose:
+            choice.decide(mesh, program, placements, self.name, self.rank)
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if begins_with is not None:
             everyone.begin_with(begins_with)
@@ -332,12 +339,19 @@ class CutStep:
                 _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
                 for place, (tensor, placement) in enumerate(zip(local, placements))
             ]
+        rows = placements  # what is known to have as many rows
+        if mesh.data.size == 1:  # nothing is shared out along the batch
+            placements = [cut.REPLICATED] * len(placements)
+        cut_variables = [laid_out.laid_out_of_handle(outer) for _, outer in program.captured]
+        mirrors = [_mirror(each.share) for each in cut_variables if each is not None] if self._job.goes_on else []
         options["parts"] = [laid_out.held(each).tensor for each in options.get("parts", ())]
-        self._snapshots.append(cut.Snapshots())
+        self._snapshots.append(cut.Snapshots(self._staging))
         with tf.device(self._job.device):
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
-            report.axis = f"batch axis, {mesh.data.size} ranks"
-            of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
+            report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
+            of_model = cut.cut_along_model(
+                program, model, laid_out.held, placements=rows, report=report.earlier, seed=seed
+            )
             self._traced.append(of_model.function)
             outputs = cut.build_step(
                 of_model.program(),
@@ -350,9 +364,11 @@ class CutStep:
                 snapshots=self._snapshots[-1],
                 earlier=model,
                 everyone=everyone,
+                mirrors=cut.Mirrors(mirrors, self._job.slice_mirror_offset) if mirrors else None,
                 **options,
             )
-        everyone.follow_plan()
+        for each in (everyone, model, data):
+            each.follow_plan()
         self.reports.append(report)
         self._show(report)
         return outputs
@@ -391,7 +407,8 @@ class CutStep:
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
         if self.rank == 0:
-            if config.get("EXPLAIN_STEP"):
+            is_new = report.text() not in (each.text() for each in self.reports if each is not report)
+            if is_new and config.get("EXPLAIN_STEP"):
                 print(self.tables()[-1], flush=True)
             notices.warn_of_what_is_slow(self.name, report)
 
@@ -409,6 +426,11 @@ def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
     numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
     if numeric:
         ops.broadcast_variables(numeric, root=root)
+
+
+def _mirror(share: sharded_slots.Share) -> cut.Mirror:
+    mirror = None if share.mirror is None else share.mirror.handle
+    return cut.Mirror(share.chunk.handle, mirror, share.layout, share.chunk.dtype)
 
 
 def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:

@@ -21,6 +21,7 @@ from keras_ddl.data.rows import gather_rows, row_count, static_rows
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
@@ -60,11 +61,13 @@ class KerasSteps:
     @do_not_convert
     def run(self, execution: Execution, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a step with this rank's rows. COLLECTIVE. Returns: what one process would get."""
-        if self._job.mesh is not None and (execution.is_local or tf.executing_eagerly()):
+        has_part = self._job.mesh is not None or self._job.shards_weights and self._job.size > 1
+        if has_part and (execution.is_local or tf.executing_eagerly()):
             what = "predict_on_batch" if execution.is_local else "run_eagerly=True"
+            why = "that a layout_map cuts" if self._job.mesh is not None else "in shards (shard_weights)"
             raise ConfigError(
-                "A model with variables that a layout_map cuts runs in steps that are traced and cut for all ranks. "
-                f"Received: {what} of {execution.model.name!r} (rank {self._job.rank}). Use fit, evaluate, predict or "
+                f"A model with variables {why} runs in steps that are traced and cut for all ranks. Received: "
+                f"{what} of {execution.model.name!r} (rank {self._job.rank}). Use fit, evaluate, predict or "
                 "strategy.function, without run_eagerly."
             )
         if execution.is_local:
@@ -178,6 +181,7 @@ class KerasSteps:
         specs = arguments.specs(execution.rows.total, of_kind)
         concrete = None if kind is None else kind.traces.get(execution.steps_traced)
         if concrete is None:
+            laid_out.refuse_made_outside(self._job, execution.model.variables)
             flat = arguments.components(arguments.shapes(specs))
             concrete = step.trace(
                 arguments.bound(function, specs), flat, parts=lambda: _accumulators(execution), is_alone=is_alone

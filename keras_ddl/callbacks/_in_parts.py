@@ -1,0 +1,170 @@
+"""A checkpoint that several ranks write: each what it has of variables that are spread over ranks, rank 0 the rest.
+
+They write into one hidden directory, in threads, each bundles of its own. When all are on disk, rank 0 merges their
+indexes and gives the checkpoint its name, in its thread. So a rank that is killed at any moment leaves a hidden
+directory, or a complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from keras_ddl import communicator, model_state
+from keras_ddl.checkpoint.background import BackgroundWriter
+from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, merge_bundles, sync_bundles
+from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.errors import CheckpointError, KerasDdlError
+from keras_ddl.files import durable
+from keras_ddl.resuming import parts
+from keras_ddl.strategy.shards import gathered_slots
+
+Fill: TypeAlias = Callable[[Path], Mapping[str, Any]]  # writes files; returns entries of state.json
+
+_TURN_SECONDS = 5.0
+
+
+class _Report(NamedTuple):
+    """How far one of `size` ranks is, of a job that has lost ranks `epoch` times, in writing the checkpoint of a step.
+
+    Attributes: bundles: names of those that it has written. problem: why it could not; None: it could.
+    """
+
+    step: int
+    epoch: int
+    size: int
+    rank: int
+    is_busy: bool = False
+    bundles: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+class InParts:
+    """Writes checkpoints in parts.
+
+    Attributes:
+        is_on: whether ranks write their own parts; the same on all ranks.
+        awaited: the step of the checkpoint whose parts are being written, or None; the same on all ranks.
+    """
+
+    of_this_process = ("_folder", "_bundles")  # what a rank that joins the others does not get from them
+
+    def __init__(self, dir: Path, writer: BackgroundWriter, buffers: Buffers) -> None:
+        self._dir, self._writer, self._buffers = dir, writer, buffers
+        self.is_on = False
+        self.awaited: int | None = None
+        self._mine: _Report | None = None
+        self._bundles: list[str] = []
+        self._folder: str | None = None
+        self._merge: Callable[[Path, Fill], object] | None = None
+        self._snapshot: Snapshot | None = None
+
+    def at_train_begin(self, model: Any) -> None:
+        """Finds out whether ranks write their own parts. COLLECTIVE, where they have parts."""
+        self.is_on = parts.are_used(model, self._dir)
+
+    def take(self, model: Any, **options: Any) -> Snapshot:
+        """Returns what this rank writes. `options`: of `model_state.take`, on rank 0."""
+        if is_first_rank():
+            return model_state.take(model, in_parts=self.is_on, **options)
+        return model_state.take_parts(model) if self.is_on else Snapshot({})
+
+    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which rank 0 can read what is not written in parts. COLLECTIVE when it begins."""
+        slots = gathered_slots.slots_of(model)
+        if self.is_on:
+            slots = [each for each in slots if model_state.slot_in_parts(each) is None]
+        return gathered_slots.gathered(slots, on_rank=0)
+
+    def make_folder(self) -> str:
+        """On rank 0: returns the name of the directory for the parts of a checkpoint. Raises: CheckpointError."""
+        try:
+            return durable.make_staging(self._dir).name
+        except OSError as error:
+            raise CheckpointError(durable.explain(error, "A checkpoint", self._dir)) from error
+
+    def start(
+        self,
+        step: int,
+        folder: str,
+        snapshot: Snapshot,
+        merge: Callable[[Path, Fill], object] | None = None,
+    ) -> None:
+        """Writes this rank's parts in a thread.
+
+        Args:
+            merge: on rank 0: publishes the directory, when all ranks have written. It gets the function that fills it.
+        """
+        self._folder, self._merge = folder, merge
+        self._snapshot, self._bundles = snapshot, []
+        self._mine = _Report(step, communicator.epoch(), communicator.size(), communicator.rank())
+        rank, path = self._mine.rank, self._dir / folder
+
+        def write() -> None:
+            names = snapshot.write_bundles(path, rank)
+            sync_bundles(path, names, rank)
+            self._bundles = names
+
+        self._writer.start(lambda: snapshot.copy_into(self._buffers), write)
+
+    def agree(self, *, wait: bool) -> bool | None:
+        """Returns whether all parts are written, and rank 0 is merging them; False: some are lost with a rank. None:
+        not yet. COLLECTIVE.
+
+        Raises: CheckpointError, on every rank: one could not write.
+        """
+        while True:  # in turns, each a collective: a write may take longer than their deadline
+            reports = communicator.all_gather_object(self._report(wait), name="Checkpoint/parts")
+            here = [each for each in reports if each is not None]
+            outcome = _outcome(here)
+            if outcome is not None:
+                break
+            if not wait:
+                return None
+        self.awaited = None
+        problem = next((f"rank {each.rank}: {each.problem}" for each in here if each.problem is not None), None)
+        if problem is None and outcome:
+            self._begin_to_merge({each.rank: each.bundles for each in here})
+            return True
+        self._writer.abandon()
+        if self._folder is not None and is_first_rank():
+            shutil.rmtree(self._dir / self._folder, ignore_errors=True)
+        if problem is not None:
+            raise CheckpointError(problem)
+        return False
+
+    def _report(self, wait: bool) -> _Report | None:
+        if self._mine is None or self._mine.step != self.awaited:
+            return None
+        try:
+            is_busy = self._writer.is_busy(_TURN_SECONDS if wait else 0.0)
+        except KerasDdlError as error:
+            self._mine = self._mine._replace(problem=str(error))
+            is_busy = False
+        return self._mine._replace(is_busy=is_busy, bundles=() if is_busy else tuple(self._bundles))
+
+    def _begin_to_merge(self, bundles: Mapping[int, Sequence[str]]) -> None:
+        if self._merge is None or self._folder is None or not is_first_rank():
+            return
+        merge, snapshot, folder = self._merge, self._snapshot, self._dir / self._folder
+        assert snapshot is not None
+
+        def fill(staged: Path) -> Mapping[str, Any]:
+            merge_bundles(staged, bundles)
+            return snapshot.write_files(staged)
+
+        self._merge = self._snapshot = None
+        self._writer.start(lambda: None, lambda: merge(folder, fill))
+
+
+def _outcome(reports: Sequence[_Report]) -> bool | None:
+    """Returns whether these reports are those of all ranks that took the checkpoint; None: one is still writing."""
+    jobs = {(each.epoch, each.size) for each in reports}
+    if len(jobs) != 1 or {each.rank for each in reports} != set(range(reports[0].size)):
+        return False
+    if any(each.problem is not None for each in reports):
+        return True
+    return None if any(each.is_busy for each in reports) else True

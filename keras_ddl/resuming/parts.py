@@ -1,0 +1,85 @@
+"""Whether ranks write and read their own parts of checkpoints, and how each reads its own when a run is resumed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import checkpoint as ckpt
+from keras_ddl import communicator, model_state
+from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.errors import CheckpointError
+from keras_ddl.files import durable
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.shards import gathered_slots, stored_parts
+
+
+def are_used(model: Any, dir: Path) -> bool:
+    """Whether each rank writes and reads its own parts of the checkpoints in `dir`. COLLECTIVE, where ranks have parts.
+
+    They do where they reach the directory. Otherwise rank 0 gathers and scatters them, with a warning.
+    """
+    job = _job_with_parts(model)
+    if job is None:
+        return False
+    needed = job.size if job.mesh is None or job.shards_from_elements is not None else job.mesh.model.size
+    apart = [rank for rank, is_there in enumerate(_reached(dir)[:needed]) if not is_there]
+    if apart and is_first_rank():
+        stack_position.warn(
+            "Each rank writes what it has of the variables that are spread over ranks, where it reaches the checkpoint "
+            f"directory. Received: {dir}, in which rank(s) {', '.join(map(str, apart))} of {needed} do not find what "
+            "rank 0 has written. Rank 0 gathers all of it instead, and needs memory for it. Give a directory on a file "
+            "system that these ranks share."
+        )
+    return not apart
+
+
+def restore(model: Any, dir: Path, step: int) -> None:
+    """Gives every rank its parts of the checkpoint of `step`, in which rank 0 has restored the rest. COLLECTIVE.
+
+    Raises: CheckpointError, on every rank: one could not read its own.
+    Cost: each rank of the first model axis reads its slices, and sends them along the batch axis.
+    """
+    job = _job_with_parts(model)
+    assert job is not None
+    problem = None
+    if job.mesh is None or job.shards_from_elements is not None or job.rank < job.mesh.model.size:
+        try:
+            model_state.restore_parts(model, ckpt.find(dir, step))
+        except CheckpointError as error:
+            problem = str(error)
+    problems = communicator.all_gather_object(problem, name="Checkpoint/restored_parts")
+    failed = next((rank for rank, each in enumerate(problems) if each is not None), None)
+    if failed is not None:
+        raise CheckpointError(f"rank {failed}: {problems[failed]}")
+    if job.mesh is not None:
+        slots = [each for each in gathered_slots.slots_of(model) if model_state.slot_in_parts(each) is not None]
+        stored_parts.send_along_batch(slots, job.mesh.data)
+
+
+def _job_with_parts(model: Any) -> Job | None:
+    """Returns the job of a model, where its ranks may have parts of variables."""
+    strategy = keras_compat.strategy_of(model)
+    job: Job | None = strategy.job if strategy is not None else None
+    if job is None or job.size == 1 or (job.mesh is None and job.shards_from_elements is None):
+        return None
+    return job
+
+
+def _reached(dir: Path) -> list[bool]:
+    """Returns which ranks can write into a directory that rank 0 makes in `dir`. COLLECTIVE."""
+
+    def make() -> str:
+        try:
+            return durable.make_staging(dir).name
+        except OSError as error:
+            raise CheckpointError(durable.explain(error, "A checkpoint", dir)) from error
+
+    folder = dir / on_first_rank(make, "Checkpoint/reach")
+    reached = communicator.all_gather_object(os.access(folder, os.W_OK | os.X_OK), name="Checkpoint/reached")
+    if is_first_rank():
+        folder.rmdir()
+    return reached

@@ -1,0 +1,177 @@
+"""Makes a share of a variable's first value: the bits that one process would have, without the rest of them.
+
+Keras's initializers draw with counter-based generators, so any stretch of a draw can be made alone (cut/philox.py), and
+what they compute of the numbers they compute entry by entry. The initializer is traced once, and the graph is evaluated
+for one stretch of the flat order after another. Other initializers (Orthogonal, functions of the program) make all
+entries at once: of these there is no `Recipe`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import FuncGraph, tf
+from keras_ddl.cut import philox
+from keras_ddl.cut.flat_shards import Runs
+
+_NAMES = (
+    "Zeros Ones Constant RandomNormal RandomUniform TruncatedNormal VarianceScaling "
+    "GlorotNormal GlorotUniform HeNormal HeUniform LecunNormal LecunUniform"
+)
+_INITIALIZERS = {name: getattr(keras.initializers, name) for name in _NAMES.split(" ")}
+_TRUNCATED = "StatelessTruncatedNormalV2"
+_DRAWS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", _TRUNCATED)
+_ENTRYWISE = ("AddV2", "Sub", "Mul", "RealDiv", "Cast", "Identity")
+_BLOCK = 1 << 20  # entries that are computed at a time
+
+
+class Recipe(NamedTuple):
+    """One of Keras's initializers, as ranks send it to each other.
+
+    Attributes: config: but for the seed. seed: what the draw begins with; None: nothing is drawn.
+    """
+
+    name: str
+    config: dict[str, Any]
+    seed: int | np.ndarray | None
+
+
+class _Drawn(keras.random.SeedGenerator):
+    """A generator that gives a seed that another has given."""
+
+    def __init__(self, seed: np.ndarray) -> None:
+        self._seed = seed
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        return tf.constant(self._seed)
+
+
+def recipe_of(initializer: Any) -> Recipe | None:
+    """Returns how an initializer makes its value; None: all entries at once.
+
+    A recipe takes the next seed of the initializer's generator, as the initializer would have.
+    """
+    name = type(initializer).__name__
+    if _INITIALIZERS.get(name) is not type(initializer) or np.ndim(getattr(initializer, "value", 0)):
+        return None
+    seed = getattr(initializer, "seed", None)
+    if isinstance(seed, keras.random.SeedGenerator):
+        seed = np.asarray(seed.next())
+    config = initializer.get_config()
+    if "seed" in config:
+        config["seed"] = 0  # without one, making the initializer again would draw from Python's generator
+    return Recipe(name, config, seed)
+
+
+class FirstValue:
+    """The value that a recipe gives for a shape and a dtype.
+
+    Attributes: shape, dtype: of all of it.
+    """
+
+    def __init__(self, recipe: Recipe, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
+        seed = recipe.seed
+        initializer = _INITIALIZERS[recipe.name].from_config(recipe.config)
+        if seed is not None:
+            initializer.seed = _Drawn(seed) if isinstance(seed, np.ndarray) else seed
+        self._graph = FuncGraph("first_value")
+        with self._graph.as_default():
+            self._output = tf.convert_to_tensor(initializer(shape, dtype=dtype))
+        self._scalars = {id(inner): outer for outer, inner in self._graph.captures}
+        self.is_possible = self._is_possible(self._output)
+
+    def _is_possible(self, tensor: tf.Tensor) -> bool:
+        """Whether a stretch of a tensor of this shape can be made alone."""
+        operation = tensor.op
+        if operation.type in _DRAWS:
+            return int(self._scalar(operation.inputs[3])) in philox.ALGORITHMS
+        if operation.type not in _ENTRYWISE:
+            return operation.type in ("Fill", "Const")
+        of_all = [each for each in operation.inputs if each.shape.rank]
+        return all(each.shape == self.shape and self._is_possible(each) for each in of_all)
+
+    def share(self, runs: Runs, shape: Any) -> tf.Tensor:
+        """Returns the entries of some runs, in a shape of as many. Cost: memory for them, once more while they are made
+        if they are not all equal, and some MB.
+        """
+        if not self._differs(self._output):
+            return tf.fill(shape, self._stretch(self._output, 0, 1)[0])
+        if runs.length >= _BLOCK or runs.stride == runs.length:
+            begins = (runs.first + number * runs.stride for number in range(runs.number))
+            parts = [part for begin in begins for part in self._blocks(begin, runs.length)]
+        else:
+            parts = list(self._columns(runs))
+        return tf.reshape(parts[0] if len(parts) == 1 else tf.concat(parts, 0), shape)
+
+    def _blocks(self, first: int, count: int) -> Iterator[tf.Tensor]:
+        """Yields a run, some entries at a time."""
+        for begin in range(first, first + count, _BLOCK):
+            yield self._stretch(self._output, begin, min(_BLOCK, first + count - begin))
+
+    def _columns(self, runs: Runs) -> Iterator[tf.Tensor]:
+        """Yields short runs, some at a time: whole strides are drawn, and what lies between the runs is dropped."""
+        many = max(1, _BLOCK // runs.stride)
+        begin = runs.first % runs.stride
+        for number in range(0, runs.number, many):
+            some = min(many, runs.number - number)
+            drawn = self._stretch(self._output, number * runs.stride, some * runs.stride)
+            yield tf.reshape(drawn, [some, runs.stride])[:, begin : begin + runs.length]
+
+    def _differs(self, tensor: tf.Tensor) -> bool:
+        operation = tensor.op
+        if operation.type in _ENTRYWISE:
+            return any(self._differs(each) for each in operation.inputs if each.shape.rank)
+        return bool(operation.type != "Fill")
+
+    def _stretch(self, tensor: tf.Tensor, first: int, count: int) -> tf.Tensor:
+        """Returns entries of a tensor of this shape, which follow `first` others in flat order."""
+        operation = tensor.op
+        if operation.type in _DRAWS:
+            return self._draw(operation, first, count)
+        if operation.type == "Fill":
+            return tf.fill([count], self._scalar(operation.inputs[1]))
+        if operation.type == "Const":
+            return tf.constant(tf.make_ndarray(operation.get_attr("value")).reshape(-1)[first : first + count])
+        operands = [
+            self._stretch(each, first, count) if each.shape.rank else self._scalar(each) for each in operation.inputs
+        ]
+        return _run(operation, operands)
+
+    def _draw(self, operation: tf.Operation, first: int, count: int) -> tf.Tensor:
+        key, counter, algorithm = (self._scalar(each) for each in operation.inputs[1:])
+        dtype = operation.outputs[0].dtype
+        return philox.stretch(
+            lambda moved, shape: _run(operation, [tf.convert_to_tensor(shape), key, moved, algorithm]),
+            counter,
+            first,
+            [count],
+            dtype,
+            in_groups=first % philox.numbers_of_a_group(dtype) == 0,
+            counters_of_a_group=philox.counters_of_a_truncated_group(dtype) if operation.type == _TRUNCATED else 1,
+        )
+
+    def _scalar(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the value of a tensor that is no larger than it must be: a bound, a seed, a counter."""
+        if id(tensor) not in self._scalars:
+            operation = tensor.op
+            if operation.type == "Const":
+                values = [tf.constant(tf.make_ndarray(operation.get_attr("value")))]
+            else:
+                made = _run(operation, [self._scalar(each) for each in operation.inputs])
+                values = list(made) if isinstance(made, (list, tuple)) else [made]
+            self._scalars.update((id(each), value) for each, value in zip(operation.outputs, values))
+        return self._scalars[id(tensor)]
+
+
+def _run(operation: tf.Operation, inputs: list[tf.Tensor]) -> Any:
+    """Runs an operation of a graph, now, on other inputs."""
+    function = getattr(tf.raw_ops, operation.type)
+    named = dict(zip((each.name for each in operation.op_def.input_arg), inputs, strict=True))
+    attributes = {each.name for each in operation.op_def.attr} & set(inspect.signature(function).parameters)
+    return function(**named, **{name: operation.get_attr(name) for name in attributes})

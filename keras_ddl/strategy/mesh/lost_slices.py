@@ -1,0 +1,271 @@
+"""Shares slices out anew when ranks of a mesh are lost.
+
+Each slice lies on every rank of its model position, one for each data rank; where there is one data rank only, also on
+another model rank, as its mirror (cut/mirrors.py). So what a lost rank had is there, unless all ranks with a slice are
+lost together. Ranks exchange what they lack, no rank has more than its share, and what stays where it is stays.
+
+Another rank may be lost meanwhile, and those that are left begin again. So a rank keeps its slices until every rank has
+its next ones, which are of the next generation. If some have taken theirs by then, the others have made their own, and
+take them as well. A rank that has no place in the new mesh gives what it has, and gets nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from keras_ddl import communicator, ops
+from keras_ddl.compat import models
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Slices
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh.laid_out import LaidOutVariable, slice_variable
+from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.survivors import NewMesh, largest_mesh
+from keras_ddl.strategy.shards.sharded_slots import Share, all_slots
+from keras_ddl.topology import Topology
+from keras_ddl.topology.mirrors import mirror_offset
+
+_NAME = "keras_ddl/slices"
+
+
+class Place(NamedTuple):
+    """What one rank has of each variable: slice `rank` of `size`, and if `offset` is not 0, the mirror of another.
+
+    Rank r's slice is also in the mirror of model rank (r + offset) % size.
+    """
+
+    rank: int
+    size: int
+    offset: int
+
+    def slices(self) -> list[int]:
+        """Returns the numbers of the slices that this rank has, its own first."""
+        return [self.rank, (self.rank - self.offset) % self.size] if self.offset else [self.rank]
+
+
+Places: TypeAlias = Sequence[Place | None]  # by rank; None: it has none, or of an earlier generation
+
+
+class _Known(NamedTuple):
+    """What a rank says before slices are shared out.
+
+    Attributes:
+        generation: of its slices. made: the mesh for which it has made the next ones; None: for none. stays: in it.
+        variables: number -> whether it can be made anew, if not all ranks have it.
+    """
+
+    generation: int
+    made: NewMesh | None
+    stays: bool
+    variables: dict[int, bool]
+
+
+class _Next(NamedTuple):
+    """The mesh that is to be formed. rank, place: of this process in it; None: it has none."""
+
+    mesh: NewMesh
+    rank: int | None
+    place: Place | None
+    variables: list[LaidOutVariable]
+
+
+class _Piece(NamedTuple):
+    """A part of a slice on its way: rows `first` to `end`, along the cut axis of the variable, of slice `old`."""
+
+    old: int
+    first: int
+    end: int
+    giver: int
+
+
+class LostSlices:
+    """The slices of one job.
+
+    Args: job: whose mesh has just been made. layout: over it.
+    Attributes: layout: by which the ranks have shared the slices out.
+    """
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self._job, self.layout = job, layout
+        self._place: Place = _place_in(layout, job)
+        self._generation = 0
+        self._next: _Next | None = None
+        self._others: list[LaidOutVariable] = []
+
+    def share_out(self, topology: Topology, least: int) -> NewMesh | str:
+        """Gives each rank that stays its slices of every variable. COLLECTIVE. All have finished the same steps.
+
+        Args: topology: of the ranks that are left. least: with fewer in the mesh nothing is done.
+        Returns: the mesh that the ranks are to form; or, on every rank, why they cannot: then nothing has changed.
+        Raises: RankLostError: another rank was lost; to be called again with those that are left.
+        Cost: one all_to_all of each variable, of what is to lie elsewhere; and the slices from before beside the next,
+            as in a step before it commits.
+        """
+        variables = [each for each in all_slots() if isinstance(each, LaidOutVariable) and each.job is self._job]
+        made = None if self._next is None else self._next.mesh
+        stays = self._next is not None and self._next.place is not None
+        mine = _Known(self._generation, made, stays, {each.number: each.first_value is not None for each in variables})
+        everyone: list[_Known] = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
+        newest = max(each.generation for each in everyone)
+        have_made = made is not None and all((each.generation, each.made) == (newest, made) for each in everyone)
+        if have_made and any(each.stays for each in everyone):
+            newest += 1  # those that may have taken them are lost
+        self._take(newest)
+        self._next = None
+        numbers = set.intersection(*(set(each.variables) for each in everyone))
+        if _is_only_on_some(everyone, numbers):
+            return (
+                "A variable that a layout_map cuts must be made on all ranks before one is lost. Received: some ranks "
+                "have made variables in a step that others had not begun. Build the model before fit."
+            )
+        of_all = [each for each in variables if each.number in numbers]
+        self._others = [each for each in variables if each.number not in numbers]
+        size = self.layout.data_size, self.layout.model_size
+        own = (self._place, size) if self._generation == newest else None
+        gathered = communicator.all_gather_object(own, name=f"{_NAME}/places")
+        places = [None if each is None else each[0] for each in gathered]
+        _, model_size = next(each[1] for each in gathered if each is not None)
+        mesh = largest_mesh(model_size, topology.hosts, {each.shape[each.axis] for each in of_all})
+        if mesh.size < least:
+            return mesh
+        lost = set(range(model_size)).difference(*(each.slices() for each in places if each is not None))
+        if of_all and lost:
+            return (
+                "A slice lies on all ranks of its model position, and where there is one data rank, on two neighbours. "
+                f"Received: all ranks with slice {min(lost)} of {model_size} were lost together, and with them a part "
+                f"of {models.plain_name(of_all[0].name)}."
+            )
+        next_places = places_in(mesh, topology.hosts)
+        for each in of_all:
+            each.next_share = self._next_share(each, places, next_places, topology.rank, newest + 1)
+        number = mesh.staying.index(topology.rank) if topology.rank in mesh.staying else None
+        self._next = _Next(mesh, number, next_places[topology.rank], of_all)
+        communicator.barrier(name=f"{_NAME}/made")
+        self._take(newest + 1)
+        return mesh
+
+    def begin_others_anew(self) -> None:
+        """Gives variables that not all ranks had made their first values. The mesh is formed."""
+        for each in self._others:
+            if each.first_value is not None:
+                each.begin_anew(each.first_value(), self._job)
+
+    def _take(self, generation: int) -> None:
+        """Stores what was made for a generation, unless this rank has it, or has no place in its mesh."""
+        if generation == self._generation or self._next is None:
+            return
+        mesh, rank, place, variables = self._next
+        if rank is None or place is None:
+            return
+        self._generation, self._place = generation, place
+        self.layout = self.layout.of_smaller_mesh(mesh.data_size, mesh.model_size, rank)
+        for each in variables:
+            each.take_next_share(generation)
+
+    def _next_share(
+        self, slot: LaidOutVariable, places: Places, next_places: Places, rank: int, generation: int
+    ) -> Share | None:
+        """Returns what rank `rank`, this one, is to have of a variable; None: nothing. COLLECTIVE."""
+        size = next(each.size for each in next_places if each is not None)
+        shape = tuple(slot.shape.as_list())
+        slices = Slices(shape, size, slot.axis)
+        old_extent = shape[slot.axis] // next(each.size for each in places if each is not None)
+        needed = [
+            {
+                number: _pieces(number, slices.extent, old_extent, places, to)
+                for number in _lacking(places, next_places, to)
+            }
+            for to in range(len(places))
+        ]
+        received = _exchanged(slot, needed, old_extent, rank) if any(needed) else {}
+        place = next_places[rank]
+        if place is None or place.size == 1 and not received:
+            return None
+        with tf.device(self._job.device):
+            held = [
+                slot.variable_with(number) if number not in received else slice_variable(slot, slices, received[number])
+                for number in place.slices()
+            ]
+        return Share(slices, place.rank, place.offset, held[0], held[1] if place.offset else None, generation)
+
+
+def _place_in(layout: Layout, job: Job) -> Place:
+    return Place(job.rank % layout.model_size, layout.model_size, job.slice_mirror_offset)
+
+
+def places_in(mesh: NewMesh, hosts: Sequence[int]) -> list[Place | None]:
+    """Returns the place of each rank that is left, in the mesh that they are to form. hosts: of these ranks."""
+    offset = mirror_offset([hosts[each] for each in mesh.staying]) if mesh.data_size == 1 else 0
+    places: list[Place | None] = [None] * len(hosts)
+    for number, rank in enumerate(mesh.staying):
+        places[rank] = Place(number % mesh.model_size, mesh.model_size, offset)
+    return places
+
+
+def _is_only_on_some(everyone: Sequence[_Known], numbers: set[int]) -> bool:
+    """Whether a variable is lost because not all ranks have it. Those with lower numbers than others that all have are
+    of models that are gone, and that some ranks have not forgotten yet.
+    """
+    last = max(numbers, default=-1)
+    return any(number > last and not is_slot for each in everyone for number, is_slot in each.variables.items())
+
+
+def _lacking(places: Places, next_places: Places, rank: int) -> list[int]:
+    """Returns the slices that a rank is to have, and does not have."""
+    old, new = places[rank], next_places[rank]
+    if new is None:
+        return []
+    return [each for each in new.slices() if old is None or old.size != new.size or each not in old.slices()]
+
+
+def _pieces(number: int, extent: int, old_extent: int, places: Places, to: int) -> list[_Piece]:
+    """Returns the parts of a slice that rank `to` is to have, in their order, and who gives them."""
+    first, end = number * extent, (number + 1) * extent
+    olds = range(first // old_extent, (end - 1) // old_extent + 1)
+    return [
+        _Piece(old, max(first, old * old_extent), min(end, (old + 1) * old_extent), _giver(places, old, to))
+        for old in olds
+    ]
+
+
+def _giver(places: Places, old: int, to: int) -> int:
+    """Returns who gives a part of a slice to rank `to`: this itself, if it has it, or one of those that do in turn."""
+    having = [rank for rank, each in enumerate(places) if each is not None and old in each.slices()]
+    return to if to in having else having[to % len(having)]
+
+
+def _exchanged(
+    slot: LaidOutVariable, needed: Sequence[dict[int, list[_Piece]]], old_extent: int, rank: int
+) -> dict[int, tf.Tensor]:
+    """Returns the slices that this rank, `rank`, lacks, by number. COLLECTIVE. needed: by rank, slice -> pieces."""
+    order = [slot.axis, *(each for each in range(slot.shape.rank) if each != slot.axis)]
+    given = {old for slices in needed for pieces in slices.values() for old, *_, giver in pieces if giver == rank}
+    rows_of = {old: tf.transpose(slot.variable_with(old).read_value(), order) for old in given}
+    sent, splits = [], []
+    for slices in needed:
+        mine = [each for pieces in slices.values() for each in pieces if each.giver == rank]
+        sent += [
+            rows_of[each.old][each.first - each.old * old_extent : each.end - each.old * old_extent] for each in mine
+        ]
+        splits.append(sum(each.end - each.first for each in mine))
+    shape = [slot.shape[axis] for axis in order[1:]]
+    rows = tf.concat(sent, axis=0) if sent else tf.zeros([0, *shape], slot.dtype)
+    received, _ = ops.all_to_all(rows, splits, name=f"{_NAME}/{slot.number}")
+    to_come = sorted(
+        (
+            (each.giver, place, number, each)
+            for number, pieces in needed[rank].items()
+            for place, each in enumerate(pieces)
+        ),
+        key=lambda entry: entry[0],
+    )
+    parts = tf.split(received, [each.end - each.first for *_, each in to_come]) if to_come else []
+    by_slice: dict[int, dict[int, tf.Tensor]] = {}
+    for (_, place, number, _), part in zip(to_come, parts):
+        by_slice.setdefault(number, {})[place] = part
+    back = [order.index(axis) for axis in range(len(order))]
+    return {
+        number: tf.transpose(tf.concat([pieces[place] for place in sorted(pieces)], axis=0), back)
+        for number, pieces in by_slice.items()
+    }

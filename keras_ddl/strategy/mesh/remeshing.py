@@ -1,0 +1,98 @@
+"""Goes on with a smaller mesh when ranks are lost: slices are shared out, ranks without a place in it leave, and the
+others make the communicators of its axes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from keras_ddl import communicator
+from keras_ddl.errors import CollectiveError, RankLostError
+from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.why_it_ends import TooFewError
+
+if TYPE_CHECKING:
+    from keras_ddl.strategy.interface import StrategyInterface
+    from keras_ddl.strategy.job import Job
+    from keras_ddl.strategy.mesh.layout import Layout
+    from keras_ddl.strategy.mesh.survivors import NewMesh
+    from keras_ddl.topology import Topology
+
+
+def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
+    """Returns the layout over the mesh that goes on; None: there is none."""
+    return next((each.job.slices.layout for each in strategies if each.job.slices is not None), None)
+
+
+def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
+    """Returns why a job with these Strategies does not go on; None: it may. The same on all ranks."""
+    count = sum(each.job.slices is not None for each in strategies)
+    if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
+        return None
+    return (
+        "One Strategy with a layout_map goes on, beside others without shard_optimizer. Received: "
+        f"{count} with a layout_map, of {len(strategies)}."
+    )
+
+
+def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology], None]) -> str | None:
+    """Shares out the slices of a mesh, if there is one, and forms the next. COLLECTIVE over the ranks that are left.
+
+    Args: renew: has the Strategies go on with the ranks of a topology.
+    Returns: None; or what is lost.
+    Raises: RankLostError: another rank was lost; to be called again when those that are left have met. TooFewError.
+        SystemExit: this rank has no place in the mesh.
+    """
+    job = next((each.job for each in strategies if each.job.slices is not None), None)
+    if job is None or job.slices is None:
+        return None
+    topology = communicator.topology()
+    # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
+    of_launcher = min(communicator.min_ranks(), topology.size)
+    least = max(of_launcher, *(each.job.settings.min_ranks for each in strategies))
+    mesh = job.slices.share_out(topology, least)
+    if isinstance(mesh, str):
+        return mesh
+    if mesh.size < least:
+        raise TooFewError(
+            "fit goes on with as many ranks of a mesh as --min-np and Strategy(min_ranks=...) say. Received: a mesh of "
+            f"{mesh.data_size} x {mesh.model_size}, and at least {least} ranks (rank {topology.rank}). Restart the job "
+            "(keras-ddl run --restarts), or make the number smaller."
+        )
+    _form(job, mesh, topology, renew)
+    return None
+
+
+def _form(job: Job, mesh: NewMesh, topology: Topology, renew: Callable[[Topology], None]) -> None:
+    """Forms a mesh of which the slices are shared out. COLLECTIVE."""
+    assert job.slices is not None
+    if len(mesh.staying) < topology.size:
+        if topology.rank not in mesh.staying:
+            renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
+            raise RankLostError("All ranks that were to form the mesh are lost.")
+        topology = communicator.regroup_with()
+        renew(topology)
+        if topology.size != mesh.size:
+            raise RankLostError("Another rank was lost while ranks formed a mesh.")
+    layout = job.slices.layout
+    try:
+        job.mesh = ranks.connect(layout, topology)
+    except CollectiveError as error:  # the engine does not say who is gone
+        raise RankLostError(str(error)) from None
+    job.slices.begin_others_anew()
+    if topology.rank == 0:
+        ranks.warn_of_hosts(layout, topology)
+
+
+def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
+    """Says on rank 0 which mesh goes on. lost: ranks of the one before."""
+    if before is not None and after is not None and communicator.rank() == 0:
+        names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
+        print(
+            f"keras_ddl: of the mesh {before.data_size} x {before.model_size}, {names} was lost; "
+            f"{after.data_size} x {after.model_size} go on.",
+            file=sys.stderr,
+            flush=True,
+        )

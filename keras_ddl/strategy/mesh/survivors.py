@@ -1,0 +1,67 @@
+"""Which mesh the ranks form that are left when some are lost, and which of them have no place in it.
+
+A mesh of D x M is one of D' x M' afterwards. No rank then needs more memory than before, so M' is at least M; and as
+the sums of the model axis are many and nothing hides them, it is less than 2 M. Among these the largest mesh is taken,
+and of equal ones that with the fewest model ranks:
+
+    2 x 2 without a rank: 1 x 3, if 3 divides all that is cut; else 1 x 2, and one rank leaves
+    4 x 2 without a rank: 3 x 2, and one rank leaves
+    8 x 2 without a rank: 5 x 3, if 3 divides; else 7 x 2, and one rank leaves
+
+Only where fewer ranks are left than M, M' is smaller, as large as the layout allows: each rank then has larger slices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+
+class NewMesh(NamedTuple):
+    """The mesh with which a job goes on.
+
+    Attributes: data_size, model_size: extents of its axes. staying: ranks of those that are left, in their new order.
+    """
+
+    data_size: int
+    model_size: int
+    staying: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return self.data_size * self.model_size
+
+
+def largest_mesh(model_size: int, hosts: Sequence[int], extents: Collection[int]) -> NewMesh:
+    """Returns the mesh of the ranks that are left.
+
+    Args:
+        model_size: of the mesh before. hosts: of each rank that is left, as in Topology.
+        extents: of all axes that are cut, which the new number of model ranks must divide.
+    """
+    left = len(hosts)
+    if left >= model_size:
+        sizes = range(model_size, min(left, 2 * model_size - 1) + 1)
+        fitting = [each for each in sizes if _divides(each, extents)] or [model_size]
+        chosen = max(fitting, key=lambda each: (left // each * each, -each))
+    else:
+        chosen = max(each for each in range(1, left + 1) if _divides(each, extents))
+    return NewMesh(left // chosen, chosen, _staying(hosts, chosen, left % chosen))
+
+
+def _divides(size: int, extents: Collection[int]) -> bool:
+    return all(extent % size == 0 for extent in extents)
+
+
+def _staying(hosts: Sequence[int], model_size: int, leaving: int) -> tuple[int, ...]:
+    """Returns which ranks stay, if so many leave: first those that alone on their host would not fill a model axis."""
+    gone: set[int] = set()
+    counts = Counter(hosts)
+    for host in sorted(counts, key=lambda each: (counts[each] % model_size, -each)):
+        ranks = [rank for rank, on in enumerate(hosts) if on == host]
+        beyond = min(counts[host] % model_size, leaving - len(gone))
+        gone.update(ranks[len(ranks) - beyond :])
+    others = [rank for rank in reversed(range(len(hosts))) if rank not in gone]
+    gone.update(others[: leaving - len(gone)])
+    return tuple(rank for rank in range(len(hosts)) if rank not in gone)

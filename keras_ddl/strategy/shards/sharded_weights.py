@@ -1,0 +1,134 @@
+"""Large weights in shards: Strategy(shard_weights=True), which is stage 3 of ZeRO.
+
+Keras makes them, and their value is at once a `ShardedWeight`: for Keras a variable of the full shape, which has no
+memory of its own; beside it this rank's chunk, as of a slot. A step that is traced on the global batch reads and
+assigns it as ever, and the cut gathers it where all of it is needed (cut/gathered_weights.py). Outside of steps it can
+be read where it has been gathered (gathered_slots.py), and assigned the same on all ranks.
+
+A rank makes its chunk of what one of Keras's initializers draws (first_values.py). What other initializers give is made
+in full, and becomes a chunk before the next is made: no rank ever has two of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.communicator import history
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import UninitializedVariable, tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.first_values import FirstValue, recipe_of
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
+from keras_ddl.strategy.step import tracing
+from keras_ddl.strategy.variable_origin import is_of_all_ranks
+
+
+class ShardedWeight(ShardedVariable):
+    """A variable in shards that models use: graphs that read it outside of steps find it where it has been gathered."""
+
+    @property
+    def gathered(self) -> tf.Tensor | None:
+        """All entries, while they can be read. Graphs that read the variable as it is find them, too."""
+        return self._gathered
+
+    @gathered.setter
+    def gathered(self, value: tf.Tensor | None) -> None:
+        self._gathered = value
+        if not self.is_complete:
+            held = tf.zeros([0], self.dtype) if value is None else value
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if self.is_complete or tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
+            return super()._read_variable_op(*args, **kwargs)
+        value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
+        if tracing.job_of_step() is not None or self.gathered is not None or self.is_without_values:
+            return value
+        # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
+        shape = tf.raw_ops.VariableShape(input=self.handle)
+        problem = f"keras_ddl: {self._refusal('a read in a graph')}"
+        with tf.control_dependencies([tf.debugging.assert_equal(shape, self.shape.as_list(), problem)]):
+            return tf.identity(value)
+
+    def _refusal(self, what: str) -> ConfigError:
+        where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
+        return ConfigError(
+            "A weight that Strategy(shard_weights=True) keeps in shards can be used in steps of fit, evaluate, predict "
+            f"and strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank}). Read and save "
+            "it inside `with strategy.whole_model(model):`, on all ranks; save with keras_ddl.callbacks.Checkpoint; or "
+            "make the Strategy without shard_weights."
+        )
+
+
+def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
+    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: it is no large weight, or its
+    chunks cannot be made alone. COLLECTIVE, where it is a large weight.
+    """
+    shape, job = models.declared_shape(variable), _job(variable)
+    if job is None or shape is None or not is_large(job, shape):
+        return None
+    with tf.init_scope():
+        own, name = recipe_of(initializer), _name(variable, "first_value")
+        recipe = history.left_to_join(lambda: own, lambda: communicator.broadcast_object(own, root=0, name=name))
+        value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
+        if value is None or not value.is_possible:
+            return None
+        return ShardedWeight(value, variable.name, job, lambda: value, is_trained=True)
+
+
+def initial_value(variable: Any, value: Any) -> Any:
+    """Returns what a Keras variable is to be made with: a ShardedWeight if it is a large weight, else `value`.
+
+    COLLECTIVE, where it is one. `value`: its first value, or a function that returns it.
+    """
+    job = _job(variable)
+    if job is None or isinstance(value, tf.Variable):
+        return value
+    with tf.init_scope():
+        shape = models.declared_shape(variable)
+        if shape is None:  # Keras takes it from the value
+            value = _called(value)
+            shape = tuple(tf.convert_to_tensor(value).shape)
+        if not is_large(job, shape):
+            return value
+        made, name = tf.convert_to_tensor(_called(value), variable.dtype), _name(variable, "weight")
+        agreed: np.ndarray = history.left_to_join(made.numpy, lambda: agreement.broadcast_value(made.numpy(), name))
+        first = functools.partial(_first_value, value if callable(value) else None, variable.dtype)
+        return ShardedWeight(tf.constant(agreed, made.dtype), variable.name, job, first, is_trained=True)
+
+
+def _job(variable: Any) -> Job | None:
+    """Returns the job that has a variable in shards, if it is large, which is made now; None: none does."""
+    strategy = keras_compat.scope_strategy()
+    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    if job is None or not job.shards_weights or not variable.trainable or not is_of_all_ranks():
+        return None
+    has_shards = job.size > 1 or job.goes_on  # one rank may become several
+    return job if has_shards and keras.backend.is_float_dtype(variable.dtype) else None
+
+
+def _name(variable: Any, collective: str) -> str:
+    return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
+
+
+def _called(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
+def _first_value(initializer: Any, dtype: str) -> tf.Tensor:
+    """Returns the value of a weight that other ranks have yet to make, in a step that not all of them have begun."""
+    if initializer is None:
+        raise ConfigError(
+            "When a rank is lost in the first step, weights in shards that this step made begin anew from their "
+            f"initializers. Received: a weight that was made from a value (rank {communicator.rank()}). Build the "
+            "model before fit."
+        )
+    return tf.convert_to_tensor(initializer(), dtype)

@@ -1,0 +1,73 @@
+"""Which boxes of the complete tensors this rank stores of variables that are spread over ranks.
+
+A checkpoint is written and read in these (model_state.py), so that no rank has all of a variable. What cannot be
+written so is gathered, as for any other reader (gathered_slots.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator, ops
+from keras_ddl.communicator import Communicator
+from keras_ddl.compat import models
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import Slices
+from keras_ddl.cut.flat_shards import Box, Layout
+from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_deferring, sharded_variable
+
+
+def boxes_of(slot: ShardedVariable) -> list[Box] | None:
+    """Returns the boxes whose entries this rank stores, in its order; None: it stores them otherwise."""
+    layout = slot.share.layout
+    if isinstance(layout, Slices):
+        is_stored_so = tuple(slot.chunk.shape) == layout.shape_of_slice
+    else:
+        is_stored_so = type(layout) is Layout and tuple(slot.chunk.shape) == (layout.chunk(slot.share.rank)[1],)
+    return layout.boxes(slot.share.rank) if is_stored_so else None
+
+
+def is_written_here(slot: ShardedVariable) -> bool:
+    """Whether this rank writes its boxes: of ranks that have the same, the first one does."""
+    return not isinstance(slot, LaidOutVariable) or communicator.rank() < slot.share.layout.size
+
+
+def slot_in_parts(variable: Any) -> ShardedVariable | None:
+    """Returns the ShardedVariable that a variable has or is, if ranks store boxes of it. The same on all ranks."""
+    slot = sharded_variable(variable)
+    return slot if slot is not None and boxes_of(slot) is not None else None
+
+
+def restore(slot: ShardedVariable, read: Callable[[Sequence[Box]], tf.Tensor], source: str) -> None:
+    """Assigns what this rank stores of a variable: its own boxes, and the mirror of another rank's.
+
+    Args:
+        read: returns the entries of boxes of the complete tensor, one box after the other.
+        source: from where they come, equal on all ranks.
+    """
+    share = slot.share
+    if slot.gathered is not None:
+        complete = tuple((0, extent) for extent in slot.shape.as_list())
+        slot.assign(tf.reshape(read([complete]), slot.shape))
+        return
+    share.chunk.assign(tf.reshape(read(share.layout.boxes(share.rank)), share.chunk.shape))
+    if share.mirror is not None:
+        share.mirror.assign(read(share.layout.boxes((share.rank - share.offset) % share.layout.size)))
+    if not is_deferring():
+        slot.note_assignment(np.frombuffer(source.encode(), np.uint8))
+
+
+def send_along_batch(slots: Iterable[ShardedVariable], data: Communicator) -> None:
+    """Gives the ranks of the other data positions the slices that those of the first have. COLLECTIVE.
+
+    `data`: of the ranks that differ from this one along the batch axis only. Cost: a broadcast of each slice.
+    """
+    for slot in slots:
+        if isinstance(slot, LaidOutVariable):
+            name = f"keras_ddl/slots/{models.plain_name(slot.name.partition(':')[0])}/restored"
+            with ops.translate_errors():
+                slot.chunk.assign(ops.broadcast(slot.chunk.read_value(), name=name, comm=data))

@@ -1,0 +1,180 @@
+"""Weights of which each rank holds a chunk, gathered for as long as a step uses them: shard_weights=True."""
+
+import keras
+import numpy as np
+import pytest
+from cut.layouts import transformer
+from cut.simulated import Simulation
+
+from keras_ddl.compat.tensorflow import tf
+
+RNG = np.random.default_rng(4)
+NOTHING, EVERYTHING = 1, 1 << 30  # bytes of gathered weights at a time
+
+
+class Trained:
+    """A Keras model in a training step, its weights of `least` entries or more in shards, slots and all."""
+
+    def __init__(self, model, batch, *, size=3, bound=NOTHING, optimizer=None, least=4, loss=None, static=True):
+        self.model, self.batch = model, batch
+        optimizer = optimizer or keras.optimizers.Adam(1e-2)
+        weights = model.trainable_variables
+        optimizer.build(weights)
+        loss = loss or (lambda outputs: tf.reduce_mean(tf.square(outputs)))
+
+        def step(*batch):
+            with tf.GradientTape() as tape:
+                value = loss(model(batch[0] if len(batch) == 1 else batch, training=True))
+                value += sum(model.losses)
+                scaled = optimizer.scale_loss(value)
+            optimizer.apply(tape.gradient(scaled, [each.value for each in weights]), weights)
+            return value
+
+        self.variables = [each.value for each in [*model.variables, *optimizer.variables]]
+        large = [v for v in [*weights, *optimizer.variables] if np.prod(v.shape) >= least and v.dtype == "float64"]
+        self.sharded = [each.value for each in large]
+        held = [each.value.handle for each in weights if any(each is other for other in large)]
+        self.simulation = Simulation(
+            step, [*batch], size, variables=self.variables, sharded=self.sharded, static=static,
+            weights=held, gathered_bytes=bound,
+        )  # fmt: skip
+
+    def train(self, steps=2):
+        for number in range(steps):
+            batch = [x if x.dtype.kind == "i" else x * (1 + number) for x in self.batch]
+            expected = self.simulation.expected(*batch)
+            for outputs in self.simulation(*batch):
+                for mine, one in zip(outputs, expected):
+                    np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
+        for variable in self.variables:
+            if any(variable is each for each in self.sharded):
+                np.testing.assert_allclose(self.simulation.together(variable), variable, rtol=0, atol=1e-12)
+            elif variable.dtype.is_floating:
+                for copies in self.simulation.copies:
+                    np.testing.assert_allclose(copies[id(variable.handle)], variable, rtol=0, atol=1e-12)
+        return self.simulation.reports[0]
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    before = keras.backend.floatx(), keras.config.dtype_policy()
+    keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    keras.utils.set_random_seed(3)
+    yield
+    keras.backend.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+def mlp(layers=4, **options):
+    dense = [keras.layers.Dense(7, activation="tanh", **options) for _ in range(layers)]
+    return keras.Sequential([keras.Input((7,)), *dense])
+
+
+X = RNG.normal(size=(7, 7))
+
+
+def gathers(report):
+    return [each for each in report.entries if each.kind == "all_gather"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_weights_in_shards_equal_one_process(size):
+    report = Trained(mlp(), [X], size=size, least=8).train()
+    again = [each for each in gathers(report) if "again" in each.reason]
+    # The last layer's backward pass follows its forward pass, and nothing needs the first layer's once more.
+    assert len(gathers(report)) == 4 + 2 and len(again) == 2, report.text()
+    assert {each.kind for each in report.entries} == {"all_gather", "reduce_scatter", "sum"}, report.text()
+
+
+def test_weights_that_fit_the_bound_are_gathered_once():
+    assert len(gathers(Trained(mlp(), [X], bound=EVERYTHING, least=8).train())) == 4
+
+
+def transformer_and_tokens():
+    return transformer(blocks=1), [RNG.integers(0, 16, (7, 5)).astype("int32")]
+
+
+class Tied(keras.Model):
+    """The table of an embedding is also the kernel of the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.dense = keras.layers.Embedding(9, 5), keras.layers.Dense(5)
+        self.build((None, 4))
+
+    def build(self, shape):
+        self.table.build(shape)
+        self.dense.build((*shape, 5))
+
+    def call(self, tokens):
+        return keras.ops.matmul(self.dense(self.table(tokens)), keras.ops.transpose(self.table.embeddings))
+
+
+def convolutions():
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    x = layers.Conv2D(3, 3, padding="same", activation="relu")(image)
+    x = layers.BatchNormalization()(x)
+    x = layers.Conv2DTranspose(2, 3, padding="same")(layers.SeparableConv2D(4, 3)(x))
+    return keras.Model(image, layers.Dense(3)(layers.Flatten()(x)))
+
+
+def recurrent():
+    steps = keras.Input((4, 3))
+    x = keras.layers.LSTM(5, return_sequences=True)(steps)
+    return keras.Model(steps, keras.layers.GRU(3)(x))
+
+
+def constrained():
+    return mlp(3, kernel_regularizer=keras.regularizers.L2(0.1), kernel_constraint=keras.constraints.MaxNorm(0.5))
+
+
+def repeated():
+    layer, x = keras.layers.Dense(7, activation="tanh"), keras.Input((7,))
+    return keras.Model(x, layer(keras.layers.Dense(7)(layer(x))))
+
+
+MODELS = {
+    "transformer": transformer_and_tokens,
+    "tied": lambda: (Tied(), [RNG.integers(0, 9, (7, 4)).astype("int32")]),
+    "convolutions": lambda: (convolutions(), [RNG.normal(size=(7, 6, 6, 2))]),
+    "simple loop": lambda: (
+        keras.Sequential([keras.Input((3, 2)), keras.layers.SimpleRNN(4)]),
+        [X[:, :6].reshape(7, 3, 2)],
+    ),
+    "recurrent": lambda: (recurrent(), [RNG.normal(size=(7, 4, 3))]),
+    "constrained": lambda: (constrained(), [X]),
+    "repeated": lambda: (repeated(), [X]),
+}
+
+
+@pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", [name if name in ("tied", "simple loop") else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
+)
+def test_layers_with_weights_in_shards_equal_one_process(name, bound):
+    model, batch = MODELS[name]()
+    Trained(model, batch, bound=bound).train()
+
+
+def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
+    Trained(mlp(), [X], static=False).train()
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1, weight_decay=0.1),
+    "averaged": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(1e-2, clipnorm=0.1), initial_scale=64.0, dynamic_growth_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "scaled" else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
+)
+def test_optimizers_of_weights_in_shards_equal_one_process(name):
+    model, batch = MODELS["tied"]()
+    Trained(model, batch, optimizer=OPTIMIZERS[name](), least=8).train(3)
