@@ -58,7 +58,7 @@ class Builder(Context):
         self.override: OpOverride | None = None
         self._sharding = Sharding(self, self._apply_rules)
         self._both = BothPlacements(self)
-        self._updates = ReplicatedUpdates(self)
+        self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
         self._done: dict[Node, list[tf.Operation]] = {}
 
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
@@ -149,8 +149,8 @@ class Builder(Context):
         made = self.override.make(self, node) if self.override is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)
-        if made is None and not self.rows_by_extent:
-            made = self._updates.make(node)
+        if made is None and self.updates is not None and not self.rows_by_extent:
+            made = self.updates.make(node)
         return self._apply_rules(node) if made is None else made
 
     def _apply_rules(self, node: Node) -> PlacedOutputs:
