@@ -23,7 +23,8 @@ from keras_ddl.errors import ConfigError
 MOST_MOVED = 64
 _SMALLEST = 1000  # variables with a smaller fraction of all bytes, and vectors, are not tried on their own
 _MOST_ROUNDS = 8
-_TWICE = 2  # as many bytes as along another axis: then more are not looked at
+# As many times the bytes of another axis, and an axis is left: alone, and with what it goes together with.
+_MOST_ALONE, _MOST_TOGETHER = 4, 2
 _MOST_REJECTED = 3  # variables of one kind
 
 
@@ -100,12 +101,12 @@ class _Search:
         first: dict[int, int] = {}  # bytes that the variable moves alone, by axis
         for axis in range(len(unit.shape)):
             least = min(first.values(), default=MOST_MOVED * unit.bytes)
-            tried = self._run({unit: axis}, _TWICE * least) if self._is_divided(unit, axis) else None
+            tried = self._run({unit: axis}, _MOST_ALONE * least) if self._is_divided(unit, axis) else None
             if tried is not None:
                 first[axis] = tried.bytes - tried.bytes_of_joins
         best: _Group | None = None
         for axis in sorted(first, key=lambda each: first[each]):
-            most = None if best is None else _TWICE * best.moved
+            most = None if best is None else _MOST_TOGETHER * best.moved
             if most is not None and first[axis] > most:
                 break
             group = self._grown({unit: axis}, [], most)

@@ -68,15 +68,20 @@ def _show(mesh: Mesh, step: str, units: Sequence[Unit], axes: Mapping[Unit, int]
     cut = sum(unit.bytes for unit in axes)
     lines = [
         f"keras_ddl: model_parallel={size} cuts {len(axes)} of {len(units)} variables of {step}, with "
-        f"{cut / total:.0%} of {total:,} bytes. To change it, make it in the script:",
+        f"{cut / total:.1%} of {total:,} bytes. To change it, make it in the script:",
         "",
         f"mesh = keras_ddl.device_mesh({(mesh.data.size, size)})",
         "layout_map = keras.distribution.LayoutMap(mesh)",
-        *(f"layout_map[{_quoted(key)}] = {each!r}" for key, each in keys.items()),
+        *(f"layout_map[{_quoted(key)}] = {_written_axes(each)}" for key, each in keys.items()),
         "strategy = keras_ddl.Strategy(layout_map=layout_map)",
         "",
     ]
     print("\n".join(lines), flush=True)
+
+
+def _written_axes(axes: Axes) -> str:
+    names = ["None" if each is None else f'"{each}"' for each in axes]
+    return f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
 
 
 def _quoted(key: str) -> str:
