@@ -26,8 +26,10 @@ def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 
 
 def initialize_with_initializer(original: Callable[..., Any], variable: Any, initializer: Any) -> None:
-    """Makes this rank's slice of a keras.Variable alone, where its initializer can."""
+    """Makes this rank's slice or chunk of a keras.Variable alone, where its initializer can."""
     made = laid_out.from_initializer(variable, initializer)
+    if made is None:
+        made = sharded_weights.from_initializer(variable, initializer)
     if made is None:
         original(variable, initializer)
     else:

@@ -245,7 +245,7 @@ def _exchanged(
     shape = [slot.shape[axis] for axis in order[1:]]
     rows = tf.concat(sent, axis=0) if sent else tf.zeros([0, *shape], slot.dtype)
     received, _ = ops.all_to_all(rows, splits, name=f"{_NAME}/{slot.number}")
-    mine = sorted(
+    taken = sorted(
         (
             (each.giver, place, number, each)
             for number, pieces in needed[rank].items()
@@ -253,9 +253,9 @@ def _exchanged(
         ),
         key=lambda entry: entry[0],
     )
-    parts = tf.split(received, [each.end - each.first for *_, each in mine]) if mine else []
+    parts = tf.split(received, [each.end - each.first for *_, each in taken]) if taken else []
     by_slice: dict[int, dict[int, tf.Tensor]] = {}
-    for (_, place, number, _), part in zip(mine, parts):
+    for (_, place, number, _), part in zip(taken, parts):
         by_slice.setdefault(number, {})[place] = part
     back = [order.index(axis) for axis in range(len(order))]
     return {
