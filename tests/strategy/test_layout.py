@@ -185,10 +185,12 @@ def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
         "dense_2/kernel": None,
         "table.x/t": ("model", None),
     }
+    pair = {1: (None, "model"), 2: ("model", None), 3: None}
+    axes |= {f"conv{stage}_block{n}_{k}_conv/w": each for stage in (2, 3) for n in (1, 2) for k, each in pair.items()}
     keys = written(list(axes), {path: each for path, each in axes.items() if each is not None})
     assert set(keys) == {
         r"block_\d+/attention/(query|key)/kernel", r"block_\d+/attention/output/kernel", r"block_\d+/up/kernel",
-        "dense/kernel", "dense_1/kernel", r"table\.x/t",
+        "dense/kernel", "dense_1/kernel", r"table\.x/t", r"conv\d+_block\d+_1_conv/w", r"conv\d+_block\d+_2_conv/w",
     }  # fmt: skip
     layout = layout_map((2, 2), **keys)
     assert {path: None if (found := layout[path]) is None else found.axes for path in axes} == axes
