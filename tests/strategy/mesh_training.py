@@ -1,8 +1,11 @@
 """A training that saves checkpoints and goes on from them, on a mesh with a model axis of two. Run by test_mesh.py.
 
-mesh_training.py FOLDER EPOCHS
+mesh_training.py FOLDER EPOCHS [RANK:STEP]
+    RANK is killed before it makes STEP
 """
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -27,7 +30,17 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2, name="narrow")])
     model.compile(keras.optimizers.Adam(1e-2, weight_decay=0.1), "mse", jit_compile=False)
 callback = keras_ddl.callbacks.Checkpoint(folder / "saved", resume=True, save_freq=4, save_best=False)
-model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback])
+KILLED = [int(each) for each in sys.argv[3].split(":")] if len(sys.argv) > 3 else [-1, -1]
+RANK = strategy.rank
+
+
+def kill(batch: int, logs: object = None) -> None:
+    if [RANK, int(model.optimizer.iterations.numpy())] == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+killing = keras.callbacks.LambdaCallback(on_train_batch_begin=kill)
+model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, killing])
 with strategy.whole_model(model):
     found = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 if strategy.rank == 0:
