@@ -9,10 +9,12 @@ from typing import Any
 import keras
 
 from keras_ddl import export
+from keras_ddl.callbacks._answers_of_ranks import AnswersOfRanks
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
+from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.strategy.shards import gathered_slots
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
@@ -42,6 +44,8 @@ class BaseGraphs:
         self._options = {name: _options_of(name, self.names, self.is_single, options) for name in self.names}
         self.is_written = self.is_due = False
         self._written: list[Any] = []  # by this process
+        self._ranks: dict[str | None, AnswersOfRanks] = {}  # of a model of which ranks have parts
+        self._elsewhere: dict[str | None, Elsewhere] = {}
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known.
@@ -106,17 +110,41 @@ class BaseGraphs:
         """Returns name -> the part of the model, None -> the model itself."""
         return {name: model if name is None else _find(model, name, part) for name, part in self._parts.items()}
 
+    def answer(self, model: Any) -> None:
+        """Has the graphs of a model of which ranks have parts know its outputs, for a checkpoint. COLLECTIVE."""
+        if not self.is_written or not gathered_slots.slots_in(model.variables):
+            return
+        self._run_on_ranks(model)
+        answers = [each.answer() for each in self._ranks.values()]
+        for base, outputs in zip(self._written, answers):
+            base.answers = outputs
+
     def _write(self, model: Any) -> None:
         self.is_due = False
-        with gathered_slots.gathered(gathered_slots.slots_in(model.variables), on_rank=0):
-            on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
+        if gathered_slots.slots_in(model.variables):
+            self._run_on_ranks(model)
+            self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
+        on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
         self.is_written = True
+
+    def _run_on_ranks(self, model: Any) -> None:
+        if not self._ranks:
+            parts = self._served(model).items()
+            self._ranks = {name: AnswersOfRanks(model, part, self._options[name]) for name, part in parts}
 
     def _write_here(self, model: Any) -> None:
         assert self._dir is not None
         for name, part in self._served(model).items():
             whole = None if name is None else model
-            base = export.write_base_graph(part, self._dir, name=name, whole=whole, **self._options[name])
+            with gathered_slots.without_values(gathered_slots.slots_in(model.variables)):
+                base = export.write_base_graph(
+                    part,
+                    self._dir,
+                    name=name,
+                    whole=whole,
+                    elsewhere=self._elsewhere.get(name),
+                    **self._options[name],
+                )
             for sentence in base.warnings:
                 stack_position.warn(sentence)
             self._written.append(base)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
+from keras_ddl.cut.after_commit import AfterCommit
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
@@ -128,8 +129,10 @@ def build_step(
     outputs = [builder.replicated(value) for value in program.outputs]
     if writes is not None:
         if mirrors is not None:
-            mirrors.update(writes, earlier or collectives, lambda: everything_before(writes, outputs))
-        commit(writes, everyone or collectives, outputs)
+            mirrors.update(writes, earlier or collectives, lambda: everything_before(writes.needed(), outputs))
+        # On a mesh memory is what is short; without one, updates overlap with sums of other gradients.
+        after = None if earlier is None else AfterCommit(writes.values(), [*outputs, *writes.scattered()])
+        commit(writes, everyone or collectives, outputs, after)
     if not keeps_rows:
         return outputs
     local = [builder.local(value) if builder.placement(value) == Sharded(0) else None for value in program.outputs]

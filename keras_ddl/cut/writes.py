@@ -11,6 +11,7 @@ at once), the variable is written when the program says so, and copied before: `
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -140,15 +141,27 @@ class Writes:
             value = variable_ops.difference_of(self.value(handle, value.dtype), value)
         self._new[handle.ref()] = handle, value
 
-    def needed(self) -> list[tf.Tensor]:
-        """Returns what must have been computed before the commit."""
-        late = [each for inputs, _ in self._late for each in inputs]
-        return [*(value for _, value in self._new.values()), *late]
+    def values(self) -> list[tf.Tensor]:
+        """Returns what variables will be assigned, in that order."""
+        return [value for _, value in self._new.values()]
 
-    def make_all(self, committed: tf.Operation) -> None:
-        """Writes everything, after `committed`."""
+    def needed(self) -> list[tf.Tensor]:
+        """Returns all that is written."""
+        return [*self.values(), *self.scattered()]
+
+    def scattered(self) -> list[tf.Tensor]:
+        """Returns the operands of what scatters rows after the commit."""
+        return [each for inputs, _ in self._late for each in inputs]
+
+    def make_all(self, committed: tf.Operation, after: Postponed | None = None) -> None:
+        """Writes everything, after `committed`. after: what has yet to be computed then, one value after the other."""
+        written: dict[Hashable, tf.Operation] = {}
+        previous = committed
         with tf.control_dependencies(None), tf.control_dependencies([committed]):
-            written = {key: variable_ops.assign(handle, value) for key, (handle, value) in self._new.items()}
+            for key, (handle, value) in self._new.items():
+                is_late = after is not None and after.follow(previous, value)
+                written[key] = variable_ops.assign(handle, value)
+                previous = written[key] if is_late else previous
             for inputs, create in self._late:
                 before = [written[key] for key in (inputs[0].ref(),) if key in written]
                 with tf.control_dependencies(before):
@@ -156,20 +169,44 @@ class Writes:
             self.snapshots.forget(committed)
 
 
-def commit(writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor]) -> None:
-    """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE."""
-    with tf.control_dependencies(None), tf.control_dependencies(everything_before(writes, outputs)):
+class Postponed(Protocol):
+    """Operations of a step that run after the commit: after_commit.py."""
+
+    def __contains__(self, tensor: tf.Tensor) -> bool:
+        """Whether one of them gives this tensor."""
+
+    def operands(self) -> list[tf.Tensor]:
+        """Returns what these operations need of what runs before the commit."""
+
+    def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
+        """Has what a value needs, and what no value before needed, run after `previous`. False: it needs nothing."""
+
+
+def commit(
+    writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor], after: Postponed | None = None
+) -> None:
+    """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE.
+
+    after: what of the step runs after the commit.
+    """
+    needed = writes.needed()
+    if after is not None:
+        needed = [*(each for each in needed if each not in after), *after.operands()]
+    with tf.control_dependencies(None), tf.control_dependencies(everything_before(needed, outputs)):
         ready = tf.identity(tf.constant([0], tf.int32))
     with tf.control_dependencies(None):
         committed = collectives.reduce([ready], "max", "commit")[0].op
     writes.report.commits = True
-    writes.make_all(committed)
+    writes.make_all(committed, after)
 
 
-def everything_before(writes: Writes, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """Returns the operations after which a step has run everything but its commit, as far as it is built."""
+def everything_before(needed: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """Returns the operations after which a step has run everything but its commit, as far as it is built.
+
+    needed: what must have been computed, besides the outputs.
+    """
     graph = tf.compat.v1.get_default_graph()
-    values = [each for each in [*outputs, *writes.needed()] if isinstance(each, tf.Tensor)]
+    values = [each for each in [*outputs, *needed] if isinstance(each, tf.Tensor)]
     needed = [each.op for each in values if not tf_compat.is_eager(each) and each.graph is graph]
     needed += [each for each in graph.get_operations() if tf_compat.is_stateful(each) and each.type not in _IDLE]
     return _ends(needed)

@@ -9,6 +9,7 @@ entries at once: of these there is no `Recipe`.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,23 +102,26 @@ class FirstValue:
         """
         if not self._differs(self._output):
             return tf.fill(shape, self._stretch(self._output, 0, 1)[0])
-        result = np.empty((runs.number, runs.length), self.dtype.as_numpy_dtype)
         if runs.length >= _BLOCK or runs.stride == runs.length:
-            for number in range(runs.number):
-                self._fill(result[number], runs.first + number * runs.stride)
-        else:  # short runs: whole strides are drawn, and what lies between the runs is dropped
-            many = max(1, _BLOCK // runs.stride)
-            first = runs.first % runs.stride
-            for number in range(0, runs.number, many):
-                some = min(many, runs.number - number)
-                drawn = self._stretch(self._output, number * runs.stride, some * runs.stride)
-                result[number : number + some] = drawn.numpy().reshape(some, -1)[:, first : first + runs.length]
-        return tf.constant(result.reshape(shape))
+            begins = (runs.first + number * runs.stride for number in range(runs.number))
+            parts = [part for begin in begins for part in self._blocks(begin, runs.length)]
+        else:
+            parts = list(self._columns(runs))
+        return tf.reshape(parts[0] if len(parts) == 1 else tf.concat(parts, 0), shape)
 
-    def _fill(self, run: np.ndarray, first: int) -> None:
-        for begin in range(0, len(run), _BLOCK):
-            count = min(_BLOCK, len(run) - begin)
-            run[begin : begin + count] = self._stretch(self._output, first + begin, count).numpy()
+    def _blocks(self, first: int, count: int) -> Iterator[tf.Tensor]:
+        """Yields a run, some entries at a time."""
+        for begin in range(first, first + count, _BLOCK):
+            yield self._stretch(self._output, begin, min(_BLOCK, first + count - begin))
+
+    def _columns(self, runs: Runs) -> Iterator[tf.Tensor]:
+        """Yields short runs, some at a time: whole strides are drawn, and what lies between the runs is dropped."""
+        many = max(1, _BLOCK // runs.stride)
+        begin = runs.first % runs.stride
+        for number in range(0, runs.number, many):
+            some = min(many, runs.number - number)
+            drawn = self._stretch(self._output, number * runs.stride, some * runs.stride)
+            yield tf.reshape(drawn, [some, runs.stride])[:, begin : begin + runs.length]
 
     def _differs(self, tensor: tf.Tensor) -> bool:
         operation = tensor.op

@@ -53,6 +53,7 @@ class Mesh:
     ) -> None:
         self.shape, self.static, self.options = shape, static, options
         self.layout = dict(layout)
+        self._arguments = len(arguments)
         self._by_handle = {id(each.handle): each for each in variables}
         data, model = shape
         self.positions = [(d, m) for d in range(data) for m in range(model)]
@@ -96,6 +97,7 @@ class Mesh:
             Program(self.concrete.graph),
             self._collectives[at],
             lambda outer: self._held(outer, at),
+            placements=[Sharded(0)] * self._arguments,
             report=self.model_reports[at],
             seed=3,
         )

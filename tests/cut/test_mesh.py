@@ -12,6 +12,7 @@ from cut.layouts import TRANSFORMER, Rules, axes, transformer
 from cut.mesh import Mesh, Position
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import after_commit
 from keras_ddl.errors import ConfigError
 
 layers = keras.layers
@@ -81,8 +82,9 @@ def test_a_block_has_two_sums_forward_and_two_backward():
 VOCABULARY: Rules = {**TRANSFORMER, "table": 0, "head/kernel": 1, "head/bias": 0}
 
 
-def test_a_vocabulary_is_cut_without_gathering_rows_or_logits():
-    mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3]).check(*tokens(), steps=2)
+@pytest.mark.parametrize("static", [True, False])
+def test_a_vocabulary_is_cut_without_gathering_rows_or_logits(static):
+    mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3], static=static).check(*tokens(), steps=2)
     kinds = [kind for kind, _ in mesh.moved()["model"]]
     assert "gather" not in kinds and kinds.count("max") == 1, mesh.moved()
     assert not mesh.model_reports[0, 0].replicated
@@ -360,3 +362,46 @@ def test_any_layout_equals_one_process(name, seed):
 
     batch = [RNG.normal(size=(7, 6)), RNG.normal(size=(7, 2))]
     Mesh(step, batch, (2, 2), every, layout).check(*batch)
+
+
+def test_new_values_are_made_after_the_commit_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(after_commit, "_SMALL", 1)
+    mesh = dense_on(keras.optimizers.Adam(1e-2), (1, 2)).check(X, RNG.normal(size=(7, 3)))
+    numbers = [tf.constant(n, tf.int64) for n in (7, 0, 7)]
+    graph = mesh.functions[0, 0].get_concrete_function(*numbers, X, RNG.normal(size=(7, 3))).graph
+    writes_before: dict[str, set[str]] = {each.name: set() for each in graph.get_operations()}
+    is_changing = True
+    while is_changing:
+        is_changing = False
+        for each in graph.get_operations():
+            before = [*(tensor.op for tensor in each.inputs), *each.control_inputs]
+            own = {one.name for one in before if one.type == "AssignVariableOp"}
+            merged = own.union(*(writes_before[one.name] for one in before))
+            is_changing |= merged != writes_before[each.name]
+            writes_before[each.name] = merged
+    writes = [writes_before[each.name] for each in graph.get_operations() if each.type == "AssignVariableOp"]
+    assert sum(map(bool, writes)) >= 5, writes  # both kernels with their moments
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(4, True), (None, True), (4096, False)])
+def test_a_gradient_waits_for_the_commit_if_its_operands_are_smaller(rows, expected):
+    with tf.Graph().as_default():
+        x, dy = (tf.tanh(tf.compat.v1.placeholder(tf.float32, [rows, 256])) for _ in range(2))
+        gradient = tf.matmul(x, dy, transpose_a=True)
+        value = gradient * 0.1
+        after = after_commit.AfterCommit([value], [x, dy])
+        assert (gradient in after) is expected and value in after
+        assert gradient not in after_commit.AfterCommit([value], [gradient])
+        assert value not in after_commit.AfterCommit([value], [value])
+
+
+def test_what_needs_a_collective_is_made_before_the_commit(monkeypatch):
+    monkeypatch.setattr(after_commit, "_SMALL", 1)
+    for optimizer in (keras.optimizers.AdamW(1e-2, global_clipnorm=0.1, use_ema=True), keras.optimizers.SGD(1e-2)):
+        mesh = dense_on(optimizer).check(X, RNG.normal(size=(7, 3)))
+        before = {at: {key: each.numpy() for key, each in copies.items()} for at, copies in mesh.copies.items()}
+        mesh.everyone.breaks = "commit"
+        with pytest.raises(tf.errors.OpError, match="a rank was lost"):
+            mesh(X, RNG.normal(size=(7, 3)))
+        for at, copies in mesh.copies.items():
+            assert all(np.array_equal(each.numpy(), before[at][key]) for key, each in copies.items())

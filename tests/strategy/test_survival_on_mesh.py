@@ -75,7 +75,7 @@ def test_a_mesh_of_fewer_ranks_than_min_np_ends(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_mesh_that_was_resumed_goes_on_from_its_mirrors(tmp_path: Path) -> None:
     program = str(Path(__file__).with_name("mesh_training.py"))
-    for name, arguments in (("one", ["2"]), ("two", ["1"]), ("two", ["2", "1:8"])):
+    for name, arguments in (("one", ["2", "1"]), ("two", ["1", "2"]), ("two", ["2", "2", "1", "8"])):
         (tmp_path / name).mkdir(exist_ok=True)
         start = ["run", "-np", "1"] if name == "one" else ["run", "-np", "2", "--min-np", "1"]
         ended = run([*start, "python", program, str(tmp_path / name), *arguments], tmp_path)

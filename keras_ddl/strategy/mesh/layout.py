@@ -22,13 +22,14 @@ class Layout:
 
     Args:
         layout_map: a keras.distribution.LayoutMap. size, rank: of this job, for checks and messages.
+        is_to_choose: it is empty, and choice.py chooses what each variable that is made is cut along.
     Attributes:
         data_size, model_size: the extents of the axes. model_axis: the name of the second; None: there is only one.
     Raises: ConfigError: the mesh is none of this job.
     """
 
-    def __init__(self, layout_map: Any, size: int, rank: int) -> None:
-        self._map, self._rank = layout_map, rank
+    def __init__(self, layout_map: Any, size: int, rank: int, *, is_to_choose: bool = False) -> None:
+        self._map, self._rank, self.is_to_choose = layout_map, rank, is_to_choose
         mesh = layout_map.device_mesh
         if not isinstance(mesh, keras.distribution.DeviceMesh):
             raise self._error("a LayoutMap needs a DeviceMesh", f"device_mesh={mesh!r}", "Use keras_ddl.device_mesh.")

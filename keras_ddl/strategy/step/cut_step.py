@@ -18,7 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.mesh import choice, laid_out
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.step import notices
@@ -326,6 +326,8 @@ class CutStep:
         """
         laid_out.refuse_made_outside(self._job, laid_out.made_outside(outer for _, outer in program.captured))
         mesh.layout.check_effects()
+        if mesh.layout.is_to_choose:
+            choice.decide(mesh, program, placements, self.name, self.rank)
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if begins_with is not None:
             everyone.begin_with(begins_with)
@@ -337,6 +339,7 @@ class CutStep:
                 _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
                 for place, (tensor, placement) in enumerate(zip(local, placements))
             ]
+        rows = placements  # what is known to have as many rows
         if mesh.data.size == 1:  # nothing is shared out along the batch
             placements = [cut.REPLICATED] * len(placements)
         cut_variables = [laid_out.laid_out_of_handle(outer) for _, outer in program.captured]
@@ -346,7 +349,9 @@ class CutStep:
         with tf.device(self._job.device):
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
             report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
-            of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
+            of_model = cut.cut_along_model(
+                program, model, laid_out.held, placements=rows, report=report.earlier, seed=seed
+            )
             self._traced.append(of_model.function)
             outputs = cut.build_step(
                 of_model.program(),

@@ -1,0 +1,112 @@
+"""Postpones until after the commit what a step computes for its writes alone: new values never exist all at once.
+
+A step writes nothing before it commits (writes.py), and its new values would fill memory until then, beside the old
+ones: with Adam, all weights and slots twice. But what nothing but writes need, and what cannot fail, may run after the
+commit as well: the arithmetic of optimizers, and products that give gradients, where no collective follows. It then
+runs variable by variable, and the old value is freed before the next new one is made.
+
+A product whose operands are larger than itself is made before the commit all the same, and frees them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from keras_ddl.compat.tensorflow import add_control_input, is_eager, is_stateful, tf
+from keras_ddl.cut.report import FEW_ROWS
+from keras_ddl.cut.specs.entrywise import BINARY, UNARY
+
+# Operations that fail on no value. Of integers there are divisions that do.
+_ENTRYWISE = {*UNARY, *BINARY, "AddN", "Select"}
+_OTHERS = {
+    "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2DBackpropFilter", "Sum", "Transpose", "Reshape",
+    "Squeeze", "ExpandDims", "Identity", "Fill", "BroadcastTo",
+}  # fmt: skip
+_SMALL = 1 << 16  # bytes of a tensor that is not worth it
+
+
+class AfterCommit:
+    """The operations of the current graph that are to run after the commit.
+
+    Args:
+        values: what variables are to be assigned, in that order. outputs: what the step returns.
+    """
+
+    def __init__(self, values: Sequence[tf.Tensor], outputs: Iterable[tf.Tensor]) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        self._operations: dict[str, tf.Operation] = {}  # by name, in the order in which they were made
+        operations = graph.get_operations()
+        wanted = {each.op.name for each in values if not is_eager(each) and each.graph is graph}
+        returned = {each.op.name for each in outputs if not is_eager(each)}
+        readers: dict[str, list[str]] = {}
+        for each in operations:
+            for before in (*(tensor.op for tensor in each.inputs), *each.control_inputs):
+                readers.setdefault(before.name, []).append(each.name)
+        for each in reversed(operations):
+            others = readers.get(each.name, [])
+            is_alone = all(name in self._operations for name in others) and (others or each.name in wanted)
+            if is_alone and each.name not in returned and _may_wait(each):
+                self._operations[each.name] = each
+        self._operations = dict(reversed(self._operations.items()))
+        for each in list(self._operations.values()):
+            if not self._inside(each) and _bytes(_made_for(each)) > _bytes(each.outputs):
+                del self._operations[each.name]
+
+    def __contains__(self, tensor: tf.Tensor) -> bool:
+        return not is_eager(tensor) and tensor.op.name in self._operations
+
+    def operands(self) -> list[tf.Tensor]:
+        """Returns what these operations need of what runs before the commit."""
+        return [each for one in self._operations.values() for each in one.inputs if each not in self]
+
+    def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
+        """Has what a value needs, and what no value before needed, run after `previous`. False: it needs nothing."""
+        own: dict[str, tf.Operation] = {}
+        stack = [value.op] if value in self else []
+        while stack:
+            operation = stack.pop()
+            if self._operations.pop(operation.name, None) is not None:
+                own[operation.name] = operation
+                stack += self._of_one(operation)
+        for each in own.values():
+            if not any(tensor.op.name in own for tensor in each.inputs):
+                add_control_input(each, previous)
+        return bool(own)
+
+    def _of_one(self, operation: tf.Operation) -> list[tf.Operation]:
+        return [each.op for each in operation.inputs if each.op.name in self._operations]
+
+    def _inside(self, operation: tf.Operation) -> bool:
+        """Whether it needs others of these operations."""
+        return any(each.op.name in self._operations for each in operation.inputs)
+
+
+def _may_wait(operation: tf.Operation) -> bool:
+    kind = operation.type
+    if is_stateful(operation) or kind not in _ENTRYWISE and kind not in _OTHERS:
+        return False
+    return (
+        all(
+            (each.dtype.is_floating or each.dtype == tf.bool) and each.shape.is_fully_defined()
+            for each in operation.outputs
+        )
+        and _bytes(operation.outputs) >= _SMALL
+    )
+
+
+def _made_for(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the operands that would be freed, did it run: no variables."""
+    return [each for each in {id(each): each for each in operation.inputs}.values() if each.op.type not in _LASTING]
+
+
+_LASTING = ("ReadVariableOp", "Const", "Placeholder")
+
+
+def _bytes(tensors: Iterable[tf.Tensor]) -> int:
+    """Returns the bytes of tensors, supposing that unknown extents are of FEW_ROWS rows."""
+    total = 0
+    for each in tensors:
+        if each.shape.rank is not None and each.dtype not in (tf.variant, tf.resource, tf.string):
+            total += math.prod(FEW_ROWS if n is None else n for n in each.shape.as_list()) * each.dtype.size
+    return total

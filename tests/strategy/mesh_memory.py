@@ -1,0 +1,77 @@
+"""Trains a network of wide layers with Adam, and says how much memory the process took. Run by test_mesh_memory.py.
+
+mesh_memory.py WIDTH BLOCKS [--alone] [--limit MB] [--data N] [--shard-optimizer]
+
+--alone: in plain Keras, as one process. --limit: of private memory above what the imported runtime has (RLIMIT_DATA).
+--data: ranks of the data axis (default 1). Rank 0 prints MB as JSON: what its weights and slots take, resident memory
+of the imported runtime, and the most resident memory above it, of the largest rank.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_ddl
+from keras_ddl.strategy.shards import sharded_slots
+
+
+def memory(field):
+    """Returns a field of /proc/self/status, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(each for each in lines if each.startswith(field)).split()[1]) * 1024 / 1e6
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("width", type=int)
+parser.add_argument("blocks", type=int)
+parser.add_argument("--alone", action="store_true")
+parser.add_argument("--limit", type=float)
+parser.add_argument("--data", type=int, default=1)
+parser.add_argument("--shard-optimizer", action="store_true")
+options = parser.parse_args()
+
+scope, rank = contextlib.nullcontext(), 0
+if not options.alone:
+    size = keras_ddl.init().size
+    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((options.data, size // options.data)))
+    layout[".*up/kernel"] = (None, "model")
+    layout[".*down/kernel"] = ("model", None)
+    layout[".*up/bias"] = ("model",)
+    strategy = keras_ddl.Strategy(layout_map=layout, shard_optimizer=options.shard_optimizer)
+    scope, rank = strategy.scope(), strategy.rank
+keras.ops.matmul(np.ones((64, 64), "float32"), np.ones((64, 64), "float32"))
+runtime, data = memory("VmRSS"), memory("VmData")
+if options.limit is not None:
+    limit = int((data + options.limit) * 1e6)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+
+with scope:
+    inputs = x = keras.Input((options.width,))
+    for n in range(options.blocks):
+        wide = keras.layers.Dense(4 * options.width, activation="relu", name=f"block{n}up")(x)
+        x = x + keras.layers.Dense(options.width, name=f"block{n}down")(wide)
+    model = keras.Model(inputs, x)
+    model.compile(keras.optimizers.Adam(1e-4), "mse")
+rows = np.random.default_rng(0).normal(size=(64, options.width)).astype("float32")
+history = model.fit(rows, rows, batch_size=32, epochs=2, verbose=0)
+
+held = [one for each in [*model.variables, *model.optimizer.variables] for one in sharded_slots.local_variables(each)]
+share = sum(np.prod(each.shape) * tf.as_dtype(each.dtype).size for each in held) / 1e6
+tensors = tf.config.experimental.get_memory_info("CPU:0")["peak"] / 1e6  # of TensorFlow's allocator
+found = {"share": share, "runtime": runtime, "peak": memory("VmHWM") - runtime, "data": memory("VmData") - data}
+found["tensors"] = tensors
+if not options.alone:
+    worst = [max(each) for each in zip(*keras_ddl.all_gather_object(list(found.values()), name="found"))]
+    found = dict(zip(found, worst))
+if rank == 0:
+    print("measured", json.dumps({**found, "loss": history.history["loss"]}), flush=True)
