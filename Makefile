@@ -6,6 +6,7 @@
 #   make test ARGS="-k warmup -x"  pass arguments to pytest
 #   make test WORKERS=0            one test after the other
 #   make test TORCH=1              with PyTorch installed, whose tests are skipped otherwise
+#   make test-all HUB=1            with KerasHub installed, the same
 
 VENV ?= .venv
 EXTRAS ?= cpu,dev,docs,notebooks,serving-base,translation
@@ -109,6 +110,15 @@ ifdef TORCH
 test test-all: $(VENV)/.torch
 $(VENV)/.torch: $(STAMP)
 	$(BIN)/python -m pip install -q --no-compile $(if $(filter 1,$(TORCH)),'torch>=2.8$(COMMA)<2.16',$(TORCH))
+	@touch $@
+endif
+
+ifdef HUB
+# KerasHub requires tensorflow-text, and that the full tensorflow, which would overwrite tensorflow-cpu.
+test test-all: $(VENV)/.hub
+$(VENV)/.hub: $(STAMP)
+	$(BIN)/python -m pip install -q --no-compile kagglehub 'kagglesdk==0.1.28' tokenizers sentencepiece
+	$(BIN)/python -m pip install -q --no-compile --no-deps 'keras-hub==0.32.0'
 	@touch $@
 endif
 

@@ -131,6 +131,9 @@ def take(
     )
     for each in bases:
         weights.update({key: tensor_of(variable) for key, variable in each.extra_variables().items()})
+    for values, all_keys in ((weights, {*variables, *weights}), (state_of_optimizers, {*slots})):
+        if all_keys:
+            values[bundle.GRAPH] = bundle.object_graph(sorted(all_keys))
     names = {id(variable): key for key, variable in variables.items()}
     trained = {name: trained_variables(each) or () for name, each in built.items()}
     return Snapshot(

@@ -21,7 +21,7 @@ from keras_ddl.export.graft import ExportResult
 from keras_ddl.export.proof import replay
 from keras_ddl.export.proof.scan import scan_proto
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
-from keras_ddl.export.sources import saved_variables, weight_files
+from keras_ddl.export.sources import saved_variables
 from keras_ddl.files import digests, durable
 
 _WHAT = "An export"
@@ -134,7 +134,7 @@ def _find_graph(prefix: Path, wanted: str | None) -> Path:
             f"{', '.join(base_graphs)}. Choose with --meta-graph (meta_graph=), {' or '.join(names)}, or give a .meta "
             f"file."
         )
-    if weight_files.GRAPH in bundle.entries(str(prefix)):
+    if bundle.GRAPH in bundle.entries(str(prefix)):
         raise ExportError(
             f"A Saver's checkpoint must have a graph beside it. Received: {prefix}, of tf.train.Checkpoint, which "
             "stores weights only. Give the directory with the base graph of its model, and this with --weights."

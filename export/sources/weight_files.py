@@ -21,7 +21,6 @@ from keras_ddl.export.sources.object_graphs import ObjectGraph
 from keras_ddl.export.tracing.isolation import layers_of
 
 _H5 = (".weights.h5", ".keras")
-GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
         if all(key in entries for key in keys):
             return bundle.read(prefix, {key: entries[key][0] for key in keys})
         graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
-            bundle.read(prefix, {GRAPH: "string"})[GRAPH].numpy()
+            bundle.read(prefix, {bundle.GRAPH: "string"})[bundle.GRAPH].numpy()
         )
         places = ObjectGraph(graph, entries).resolve(base, keys)
         missing = [key for key in keys if key not in places]

@@ -63,7 +63,9 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         for variable, value in saved:
-            variable.assign(value)
+            # Only what has changed: other ranks make no such assignment, and variables that ranks share count them.
+            if tf.convert_to_tensor(variable).numpy().tobytes() != value.numpy().tobytes():
+                variable.assign(value)
 
 
 def layers_of(model: Any) -> list[Any]:

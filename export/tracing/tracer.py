@@ -20,11 +20,13 @@ from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
 from keras_ddl.export.signatures import declarations, functions
 from keras_ddl.export.sources.object_graphs import places_in_objects
 from keras_ddl.export.sources.weight_files import places_in_h5
+from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.export.tracing.inputs import Inputs
 from keras_ddl.export.tracing.isolation import layers_of, portable_layers, unchanged
 from keras_ddl.files import digests
 
 UNTRACKED = "untracked"
+_NO_SAMPLE = "the model fails on generated rows ({}), so an export cannot compare outputs; give sample="
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,17 @@ class Tracer:
     """One trace of a model, which has a name if it is a part of `whole`. Run it in `isolated`."""
 
     def __init__(
-        self, model: Any, inputs: Inputs, staged: Path, allowed: list[str], name: str | None, whole: Any
+        self,
+        model: Any,
+        inputs: Inputs,
+        staged: Path,
+        allowed: list[str],
+        name: str | None,
+        whole: Any,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.model, self.inputs, self.staged, self.allowed = model, inputs, staged, allowed
-        self.name, self.whole = name, whole
+        self.name, self.whole, self.elsewhere = name, whole, elsewhere
 
     def run(
         self,
@@ -97,7 +106,7 @@ class Tracer:
         report = self._scan()
         static = self._drop_weights([*captured, *untracked])
         read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
-        rows, origin = self._choose_sample(trace, read_by_any, rows, _own_rows(trace, declared), warnings)
+        rows, origin = self._choose_sample(trace, read_by_any, rows, own_rows(trace, declared), warnings)
         record: dict[str, Any] = {
             "name": self.name,
             "tensorflow": tf.__version__,
@@ -112,6 +121,7 @@ class Tracer:
                 key: _fingerprint(each)
                 for key, each in own.items()
                 if key not in captured and not each.trainable and not model_state.is_seed(each)
+                if self.elsewhere is None or all(each is not spread for spread in self.elsewhere.spread)
             },
             "h5": places_in_h5(self.model, own),
             "h5_of_whole": {} if self.whole is self.model else places_in_h5(self.whole, own),
@@ -224,6 +234,12 @@ class Tracer:
         warnings: list[str],
     ) -> tuple[Mapping[str, Any] | None, str | None]:
         origin = "given" if rows is not None else "made up"
+        if self.elsewhere is not None:
+            if self.elsewhere.rows is None:
+                warnings.append(_NO_SAMPLE.format("when all ranks ran it"))
+                return None, None
+            save(self.staged / manifest.SAMPLE, {name: storable(array) for name, array in self.elsewhere.rows.items()})
+            return self.elsewhere.rows, origin
         rows = {**(rows if rows is not None else self.inputs.made_up_sample()), **own_rows}
         for name in trace.own:
             try:
@@ -240,10 +256,7 @@ class Tracer:
                 raise ExportError(
                     f"The model must run on sample=. Received: {type(error).__name__}: {error}. Give rows as in fit."
                 ) from error
-            warnings.append(
-                f"the model fails on generated rows ({type(error).__name__}), so an export cannot compare "
-                f"outputs; give sample="
-            )
+            warnings.append(_NO_SAMPLE.format(type(error).__name__))
             return None, None
         save(self.staged / manifest.SAMPLE, {name: storable(array) for name, array in rows.items()})
         return rows, origin
@@ -253,8 +266,15 @@ class Tracer:
     ) -> list[str]:
         if rows is None:
             return []
+        if self.elsewhere is not None:
+            return list(self.elsewhere.random)
         first, second = (answer(function, rows, variables) for _ in range(2))
-        return [name for name in first if compare({name: first[name]}, {name: second[name]}, 0.0)["problems"]]
+        return differing(first, second)
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Returns the names of outputs that are not the same twice."""
+    return [name for name in first if compare({name: first[name]}, {name: second[name]}, 0.0)["problems"]]
 
 
 def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Iterable[Any]) -> dict[str, Any]:
@@ -267,7 +287,7 @@ def answer(function: Callable[..., Any], rows: Mapping[str, Any], variables: Ite
         return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}
 
 
-def _own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[str, Any]:
+def own_rows(trace: signatures.Trace, declared: declarations.Declared) -> dict[str, Any]:
     """Returns the samples of signatures with their own inputs, under the keys that `replay.rows_of` expects."""
     return {
         source(name, each): array

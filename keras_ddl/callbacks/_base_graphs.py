@@ -9,10 +9,12 @@ from typing import Any
 import keras
 
 from keras_ddl import export
+from keras_ddl.callbacks._answers_of_ranks import AnswersOfRanks
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
+from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.strategy.shards import gathered_slots
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
@@ -42,6 +44,9 @@ class BaseGraphs:
         self._options = {name: _options_of(name, self.names, self.is_single, options) for name in self.names}
         self.is_written = self.is_due = False
         self._written: list[Any] = []  # by this process
+        self._ranks: dict[str | None, AnswersOfRanks] = {}  # of a model of which ranks have parts
+        self._elsewhere: dict[str | None, Elsewhere] = {}
+        self._answers: dict[str | None, Mapping[str, Any] | None] = {}
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known.
@@ -72,6 +77,9 @@ class BaseGraphs:
         """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
         if self.is_written and not self._written:
             self._write_here(model)
+        is_spread = bool(gathered_slots.spread_in(model.variables))
+        for base in self._written:
+            base.runs_elsewhere, base.answers = is_spread, self._answers.get(base.name)
         return self._written
 
     def _are_ready_at_begin(self, model: Any) -> bool:
@@ -106,17 +114,37 @@ class BaseGraphs:
         """Returns name -> the part of the model, None -> the model itself."""
         return {name: model if name is None else _find(model, name, part) for name, part in self._parts.items()}
 
+    def answer(self, model: Any) -> None:
+        """Finds out what the served models answer, for the next checkpoint, where no rank has all of their weights."""
+        self._answers = {}
+        if self.is_written and gathered_slots.spread_in(model.variables):
+            self._run_on_ranks(model)
+            self._answers = {name: each.answer() for name, each in self._ranks.items()}
+
     def _write(self, model: Any) -> None:
         self.is_due = False
-        with gathered_slots.gathered(gathered_slots.slots_in(model.variables), on_rank=0):
-            on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
+        if gathered_slots.spread_in(model.variables):
+            self._run_on_ranks(model)
+        on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
         self.is_written = True
+
+    def _run_on_ranks(self, model: Any) -> None:
+        if not self._ranks:
+            parts = self._served(model).items()
+            self._ranks = {name: AnswersOfRanks(model, part, self._options[name]) for name, part in parts}
+            self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
 
     def _write_here(self, model: Any) -> None:
         assert self._dir is not None
+        spread = [each for each in model.variables if gathered_slots.spread_in([each])]
         for name, part in self._served(model).items():
             whole = None if name is None else model
-            base = export.write_base_graph(part, self._dir, name=name, whole=whole, **self._options[name])
+            # Where layouts are chosen in the first step, ranks may have parts only since the graph was first written.
+            elsewhere = self._elsewhere.get(name, Elsewhere(None, (), spread)) if spread else None
+            with gathered_slots.without_values(gathered_slots.slots_in(spread)):
+                base = export.write_base_graph(
+                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._options[name]
+                )
             for sentence in base.warnings:
                 stack_position.warn(sentence)
             self._written.append(base)

@@ -72,15 +72,11 @@ class InParts:
             return model_state.take(model, in_parts=self.is_on, **options)
         return model_state.take_parts(model) if self.is_on else Snapshot({})
 
-    def gathered(self, model: Any, *, weights: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which rank 0 can read what is not written in parts. COLLECTIVE when it begins.
-
-        `weights`: also all weights of the model.
-        """
+    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which rank 0 can read what is not written in parts. COLLECTIVE when it begins."""
         slots = gathered_slots.slots_of(model)
         if self.is_on:
-            read = {id(each) for each in gathered_slots.slots_in(model.variables)} if weights else set()
-            slots = [each for each in slots if id(each) in read or model_state.slot_in_parts(each) is None]
+            slots = [each for each in slots if model_state.slot_in_parts(each) is None]
         return gathered_slots.gathered(slots, on_rank=0)
 
     def make_folder(self) -> str:

@@ -368,11 +368,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved, self._is_due, self._in_flight = step, False, True
         if self._clock is not None:
             self._clock.restart()
+        if not in_epoch:
+            self._bases.answer(self.model)
         record, arrays = capture(self.model, self.others, epoch, in_epoch, last_logs)
         with contextlib.ExitStack() as stack:
             if in_epoch:
                 arrays.update(stack.enter_context(agreed_layer_state(self.model)))
-            stack.enter_context(self._in_parts.gathered(self.model, weights=self._bases.is_written and not in_epoch))
+            stack.enter_context(self._in_parts.gathered(self.model))
             extra = {
                 "learning_rate": self._rates(),
                 "batches": self._batches,

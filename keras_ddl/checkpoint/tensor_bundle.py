@@ -21,6 +21,7 @@ from keras_ddl.files import durable
 if TYPE_CHECKING:
     from keras_ddl.cut.flat_shards import Box
 
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends every variable's key in an object-based TensorFlow checkpoint
 
 # Of which TensorFlow reads boxes (GetSliceValue in tensorflow/core/util/tensor_bundle/tensor_bundle.cc, 2.19 to 2.21).
@@ -59,8 +60,29 @@ def variable_key(*names: str) -> str:
 
 def name_of(key: str) -> str:
     """Returns the last attribute name in a key of `variable_key`."""
-    escaped = key.removesuffix(SUFFIX).rsplit("/", 1)[-1]
-    return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", escaped)
+    return _unescaped(key.removesuffix(SUFFIX).rsplit("/", 1)[-1])
+
+
+def object_graph(keys: Iterable[str]) -> Any:
+    """Returns the entry GRAPH of a bundle with these keys of `variable_key`, a string tensor. By it tf.train.Checkpoint
+    finds the variables of an object: those of `Checkpoint(weights={"dense/kernel": ...})` are under "weights".
+    """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.nodes.add()
+    places: dict[tuple[str, ...], int] = {(): 0}
+    for key in keys:
+        names = tuple(map(_unescaped, key.removesuffix(SUFFIX).split("/")))
+        for depth in range(len(names)):
+            if names[: depth + 1] not in places:
+                places[names[: depth + 1]] = len(graph.nodes)
+                parent = graph.nodes[places[names[:depth]]]
+                parent.children.add(node_id=len(graph.nodes), local_name=names[depth])
+                graph.nodes.add()
+        graph.nodes[places[names]].attributes.add(name="VARIABLE_VALUE", full_name=names[-1], checkpoint_key=key)
+    return tf.constant(graph.SerializeToString(deterministic=True))
 
 
 def write(prefix: str, tensors: Mapping[str, Any], parts: Mapping[str, Part] | None = None) -> None:
@@ -167,6 +189,10 @@ def _spec(shape: Sequence[int], box: Box) -> str:
     """Returns the box as TensorFlow spells it: "10 4 0,5:-" is the first five rows of a tensor [10, 4]."""
     extents = ":".join("-" if each == (0, size) else f"{each[0]},{each[1]}" for each, size in zip(box, shape))
     return " ".join([*map(str, shape), extents])
+
+
+def _unescaped(name: str) -> str:
+    return re.sub(r"\.(\.|S)", lambda match: "." if match[1] == "." else "/", name)
 
 
 def _size(box: Box) -> int:

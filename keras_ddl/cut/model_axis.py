@@ -13,8 +13,9 @@ same way.)
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -24,9 +25,10 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.dims import ONE, Dim
+from keras_ddl.cut.extents import Dims
 from keras_ddl.cut.flat_shards import Box, Layout, Runs
 from keras_ddl.cut.placements import REPLICATED, Batch, Placement, Sharded
-from keras_ddl.cut.program import Program
+from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import Report
 
 _Array = TypeVar("_Array", tf.Tensor, np.ndarray)
@@ -151,11 +153,28 @@ class MeshLayout:
         return self.flat.cut(slice_, rank // self.model)
 
 
+def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Value, Dims | None]:
+    """Returns the extents of a program's arguments, as `cut_along_model` takes `placements`: open ones by name, and the
+    rows of the batch by one name.
+    """
+    result: dict[Value, Dims | None] = {}
+    rows: Dim | None = None
+    for value, placement in zip(program.inputs, itertools.chain(placements, itertools.repeat(REPLICATED))):
+        extents = value.shape.as_list() if value.rank is not None else None
+        dims = [Dim.unknown("extent", value.key, i) if e is None else Dim(e) for i, e in enumerate(extents or ())]
+        if isinstance(placement, Sharded) and extents is not None and extents[placement.axis] is None:
+            rows = rows or dims[placement.axis]
+            dims[placement.axis] = rows
+        result[value] = None if extents is None else tuple(dims)
+    return result
+
+
 def cut_along_model(
     program: Program,
     collectives: Collectives,
     held: Callable[[tf.Tensor], HeldVariable],
     *,
+    placements: Sequence[Placement] = (),
     report: Report | None = None,
     seed: int = 0,
 ) -> ModelStep:
@@ -165,9 +184,10 @@ def cut_along_model(
         program: the step traced on the global batch.
         collectives: of the model axis.
         held: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
+        placements: of the arguments along the batch, which is cut next: those that are sharded have equally many rows.
         report, seed: as of `build_step`.
     """
-
+    known = argument_dims(program, placements)
     traced: dict[str, tf.Operation] = {}
 
     def step(*arguments: tf.Tensor) -> list[tf.Tensor]:
@@ -177,7 +197,8 @@ def cut_along_model(
         for value, outer in program.captured:
             builder.place(value, *held(outer))
         for value, tensor in zip(program.inputs, arguments):
-            builder.place(value, tensor, REPLICATED, builder.input_dims(value, REPLICATED))
+            builder.extents.named[value.key] = value
+            builder.place(value, tensor, REPLICATED, known[value])
         builder.build()
         traced.update(builder.built_from)
         return [builder.replicated(value) for value in program.outputs]

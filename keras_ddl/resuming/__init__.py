@@ -16,6 +16,7 @@ from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
 from keras_ddl.strategy.shards import sharded_slots
+from keras_ddl.strategy.variable_origin import of_all_ranks
 
 
 @dataclasses.dataclass
@@ -47,7 +48,8 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
         in_parts: whether each rank reads its own parts of what is spread over ranks (`parts.are_used`).
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    build_for_data(model)
+    with of_all_ranks():
+        build_for_data(model)
     if not is_built(model):
         raise CheckpointError(
             "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
@@ -57,7 +59,9 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
     def plan() -> Any:
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
-    model_state.build_optimizers(model, on_first_rank(plan, "Checkpoint/optimizers"))
+    to_build = on_first_rank(plan, "Checkpoint/optimizers")
+    with of_all_ranks():
+        model_state.build_optimizers(model, to_build)
 
     def restore() -> Resumed:
         resumed = on_first_rank(lambda: _read_latest(model, dir, in_parts), "Checkpoint/restore")

@@ -18,7 +18,7 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.mesh import layout_to_choose, ranks
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.mesh.lost_slices import LostSlices
 from keras_ddl.strategy.shards import gathered_slots
@@ -80,6 +80,8 @@ class Strategy(tf.distribute.Strategy):
         layout_map: a keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`): which
             variables are cut along which axis of theirs, by the ranks of the mesh's second axis. Each rank has its
             slices of them, also of what optimizers keep for them; the results are those of one process (docs/mesh.md).
+        model_parallel: as layout_map, on a mesh with so many model ranks, a divisor of the number of ranks. The layout
+            is chosen when the first step is traced, and printed. Until then each rank has all weights.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
@@ -108,6 +110,7 @@ class Strategy(tf.distribute.Strategy):
         shard_weights: bool = False,
         min_ranks: int = 1,
         layout_map: keras.distribution.LayoutMap | None = None,
+        model_parallel: int = 1,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -123,11 +126,12 @@ class Strategy(tf.distribute.Strategy):
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        settings = Settings(
-            *chosen, compression, shard_optimizer or shard_weights, min_ranks, layout_map, shard_weights
-        )
+        sharded = shard_optimizer or shard_weights is True
+        settings = Settings(*chosen, compression, sharded, min_ranks, layout_map, shard_weights, model_parallel)
         check_settings(settings, topology.rank)
-        layout = None if layout_map is None else Layout(layout_map, topology.size, topology.rank)
+        layout = layout_to_choose(model_parallel, topology) if layout_map is None else None
+        if layout_map is not None:
+            layout = Layout(layout_map, topology.size, topology.rank)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
@@ -141,7 +145,7 @@ class Strategy(tf.distribute.Strategy):
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
         if self.job.goes_on and layout is not None:
-            self._check_goes_on_with_layout()
+            self._check_goes_on_with_layout(layout)
             self.job.slices = LostSlices(self.job, layout)
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
@@ -174,7 +178,13 @@ class Strategy(tf.distribute.Strategy):
         own = " ".join(f"{name}={value!r}" for name, value in vars(self.job.settings).items())
         return f"<keras_ddl.Strategy rank={self.rank} size={self.size} device={self.job.device} {own}>"
 
-    def _check_goes_on_with_layout(self) -> None:
+    def _check_goes_on_with_layout(self, layout: Layout) -> None:
+        if layout.is_to_choose:
+            raise ConfigError(
+                "A job goes on without a lost rank where the layout is known before it starts. Received: "
+                f"model_parallel={layout.model_size} under `keras-ddl run --min-np` (rank {self.rank}). Pass the "
+                "layout_map that a run without --min-np prints."
+            )
         if history.takes_newcomers():
             raise ConfigError(
                 "A job with a layout_map goes on with the ranks that are left, and takes no others. Received: "

@@ -35,6 +35,7 @@ class Settings:
     min_ranks: int
     layout_map: Any = None
     shard_weights: bool = False
+    model_parallel: int = 1
 
 
 @dataclass(eq=False)
@@ -127,6 +128,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "a keras.distribution.LayoutMap",
         "variables that every rank has in full",
     ),
+    "model_parallel": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
     "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
 }
 
@@ -138,6 +140,7 @@ _WITH_LAYOUT: dict[str, Any] = {
     "batch_statistics": "global",
     "gather_predictions": "all",
 }
+_WITH_CHOICE: dict[str, Any] = {**_WITH_LAYOUT, "shard_optimizer": False}  # of model_parallel
 
 
 def check_settings(settings: Settings, rank: int) -> None:
@@ -155,10 +158,18 @@ def check_settings(settings: Settings, rank: int) -> None:
             f"Strategy: compression works on all-reduces only, and {shards} sends gradients by reduce-scatter. "
             f"Received: compression={settings.compression!r} and {shards} (rank {rank}). Leave one of them out."
         )
-    for name, alone in _WITH_LAYOUT.items() if settings.layout_map is not None else ():
+    if settings.layout_map is not None and settings.model_parallel != 1:
+        raise ConfigError(
+            "Strategy: model_parallel chooses a layout, and layout_map is one. Received: "
+            f"model_parallel={settings.model_parallel} and a layout_map (rank {rank}). Leave one of them out."
+        )
+    has_layout = settings.layout_map is not None or settings.model_parallel != 1
+    kind = "a layout_map" if settings.layout_map is not None else "model_parallel"
+    alone_with = _WITH_LAYOUT if settings.layout_map is not None else _WITH_CHOICE
+    for name, alone in alone_with.items() if has_layout else ():
         value = getattr(settings, name)
         if value != alone:
             raise ConfigError(
-                f"Strategy: with a layout_map, {name} must be {alone!r}. Received: {name}={value!r} (rank {rank}). "
+                f"Strategy: with {kind}, {name} must be {alone!r}. Received: {name}={value!r} (rank {rank}). "
                 "Leave one of them out."
             )

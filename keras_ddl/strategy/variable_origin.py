@@ -26,6 +26,11 @@ def of_one_rank() -> AbstractContextManager[None]:
     return setting(_of_one_rank, True)
 
 
+def of_all_ranks() -> AbstractContextManager[None]:
+    """Returns a context in which all ranks make variables, also where a rank might do so alone, as in callbacks."""
+    return setting(_of_one_rank, False)
+
+
 def is_of_all_ranks() -> bool:
     """Whether all ranks make the variable that is made now, and agree on its first value."""
     return not _of_one_rank.get()

@@ -249,3 +249,19 @@ def test_keys_are_those_of_tensorflow_s_checkpoints(tmp_path: Path) -> None:
         key = bundle.variable_key("weights", name)
         assert bundle.read(prefix, {key: "float32"})[key].numpy() == number
         assert bundle.name_of(key) == name
+
+
+def test_a_checkpoint_is_restored_by_tensorflows_checkpoint(tmp_path: Path) -> None:
+    model, again = make_model(), make_model()
+    fit(model, 1)
+    saved = model_state.save_checkpoint(model, tmp_path, 3)
+    again.optimizer.build(again.trainable_variables)
+    for prefix, kind, of_model, of_again in (
+        (saved.weights, "weights", model.variables, again.variables),
+        (saved.optimizer, "optimizer", model.optimizer.variables, again.optimizer.variables),
+    ):
+        paths = list(model_state.named(of_model))
+        read = tf.train.Checkpoint(**{kind: dict(zip(paths, (each.value for each in of_again)))}).read(prefix)
+        read.assert_consumed()
+        for mine, expected in zip(of_again, of_model, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), expected.numpy())

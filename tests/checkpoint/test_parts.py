@@ -1,4 +1,4 @@
-"""Bundles that several write, each its boxes of tensors: TensorFlow reads complete tensors, others boxes."""
+"""Bundles that several write, each its boxes of tensors: TensorFlow reads complete tensors, others what they need."""
 
 import itertools
 import math

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+from cut.mesh import Mesh, Position
 
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.mesh.layout import Layout
+
+Loss = Callable[[Any, Any], Any]
 Rules = Mapping[str, int]  # a regular expression over paths of weights -> an axis
 
 # As in Megatron-LM (arXiv 1909.08053): heads and features are cut where they begin, and summed where they end.
@@ -45,9 +54,63 @@ def axes(weights: Sequence[Any], optimizer: Any, rules: Rules) -> dict[int, int]
         found = [axis for pattern, axis in rules.items() if re.search(pattern, weight.path)]
         if not found:
             continue
-        result[id(weight.value)] = found[0]
-        prefix = weight.path.replace("/", "_") + "_"
-        for slot in optimizer.variables if optimizer is not None else ():
-            if slot.path.rpartition("/")[2].startswith(prefix) and slot.shape == weight.shape:
-                result[id(slot.value)] = found[0]
+        result.update((id(each), found[0]) for each in [weight.value, *slots_of(weight, optimizer)])
     return result
+
+
+def slots_of(weight: Any, optimizer: Any) -> list[Any]:
+    """Returns the tf.Variables of a weight's shape that an optimizer keeps for it."""
+    prefix = weight.path.replace("/", "_") + "_"
+    slots = optimizer.variables if optimizer is not None else ()
+    alike = [each for each in slots if each.path.rpartition("/")[2].startswith(prefix)]
+    return [each.value for each in alike if each.shape == weight.shape]
+
+
+def mesh_of_layers(shape: tuple[int, int]) -> Any:
+    """Returns a keras.distribution.DeviceMesh over simulated ranks."""
+    devices = [f"rank:{each}" for each in range(shape[0] * shape[1])]
+    return keras.distribution.DeviceMesh(shape, ("batch", "model"), devices=devices)
+
+
+def written_in_docs(name: str, mesh: Any) -> Any:
+    """Returns the LayoutMap that docs/mesh.md gives under a name, a dict of the axes by key."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "mesh.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^{name} = \{{.*?^\}}", page, re.MULTILINE | re.DOTALL)
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for key, axes in ast.literal_eval(text.partition(" = ")[2]).items():
+        layout_map[key] = axes
+    return layout_map
+
+
+def axes_of(layout_map: Any, variables: Sequence[Any], shape: tuple[int, int]) -> dict[int, int]:
+    """Returns the axis of each variable that a LayoutMap cuts, by id of its value. All keys must match one."""
+    layout = Layout(layout_map, shape[0] * shape[1], 0)
+    found = {id(each.value): layout.axis_of(each.path, tuple(each.shape)) for each in variables}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layout.check_effects()
+    return {key: axis for key, axis in found.items() if axis is not None}
+
+
+def mesh_of(
+    model: keras.Model,
+    optimizer: Any,
+    loss: Loss,
+    batch: Sequence[np.ndarray],
+    shape: Position,
+    rules: Rules,
+    **options: Any,
+) -> Mesh:
+    """Returns a training step of a model on a mesh."""
+    optimizer.build(model.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = loss(y, model(x, training=True))
+            scaled = optimizer.scale_loss(result)
+        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return result
+
+    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
+    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)

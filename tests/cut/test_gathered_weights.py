@@ -139,6 +139,10 @@ MODELS = {
     "transformer": transformer_and_tokens,
     "tied": lambda: (Tied(), [RNG.integers(0, 9, (7, 4)).astype("int32")]),
     "convolutions": lambda: (convolutions(), [RNG.normal(size=(7, 6, 6, 2))]),
+    "simple loop": lambda: (
+        keras.Sequential([keras.Input((3, 2)), keras.layers.SimpleRNN(4)]),
+        [X[:, :6].reshape(7, 3, 2)],
+    ),
     "recurrent": lambda: (recurrent(), [RNG.normal(size=(7, 4, 3))]),
     "constrained": lambda: (constrained(), [X]),
     "repeated": lambda: (repeated(), [X]),
@@ -147,7 +151,7 @@ MODELS = {
 
 @pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "name", [name if name in ("tied", "recurrent") else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
+    "name", [name if name in ("tied", "simple loop") else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
 )
 def test_layers_with_weights_in_shards_equal_one_process(name, bound):
     model, batch = MODELS[name]()

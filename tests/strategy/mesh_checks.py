@@ -1,6 +1,12 @@
 """Strategy(layout_map=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
 
 import contextlib
+import errno
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,11 +16,15 @@ from cut.layouts import transformer
 
 import keras_ddl
 from harness.rank_program import long
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import after_commit, requests
-from keras_ddl.errors import ConfigError, DriftError
+from keras_ddl.errors import CheckpointError, ConfigError, DriftError
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
@@ -58,12 +68,28 @@ def assert_equal(model: keras.Model, one: keras.Model) -> None:
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
 
 
+def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model) -> None:
+    """The two ranks of a model axis have written each half of what is cut; TensorFlow reads all of it."""
+    assert saved.state is not None
+    files = sorted(file for file in saved.state["files"] if ".data-" in file)
+    assert files == [f"{each}.data-0000{i}-of-00002" for each in ("optimizer", "weights") for i in range(2)], files
+    held = bundle.read(saved.weights, {key: "float64" for key, _, _ in saved.state["weights"]})
+    for mine, expected in zip(held.values(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+    half = 8 * (6 * 8 + 8 + 8 * 2) // 2  # bytes of what is cut; Adam has two slots of each
+    assert [(saved.path / file).stat().st_size for file in files[1::2]] == [2 * half, half]
+
+
 def check_fit_and_evaluate_equal_one_process():
     model, one = compiled(STRATEGY), compiled(None)
     mesh = STRATEGY.job.mesh
     before = mesh.data.native().count()
-    for each in (model, one):
-        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    with shared_folder() as path, gathers() as gathered:
+        save = keras_ddl.callbacks.Checkpoint(path, export_base=False, save_best=False, keep=1)
+        model.fit(X, Y, batch_size=10, epochs=2, verbose=0, callbacks=[save])
+        one.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+        assert gathered == []
+        assert_saved_in_slices(ckpt.latest(path), one)
     of_batch, of_model = mesh.data.native().count(), mesh.model.native().count()
     assert of_batch["coordinated"] == before["coordinated"] and of_batch["planned"] > 0, of_batch
     assert of_model["planned"] > 0 == of_model["fell_back"] == of_batch["fell_back"], of_model
@@ -196,7 +222,7 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
 
 
 @long
-def check_a_training_is_resumed_from_what_rank_0_has_written():
+def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
     options = {"batch_size": 10, "shuffle": False, "verbose": 0}
 
     def fit(strategy: Any, epochs: int, *callbacks: Any) -> keras.Model:
@@ -204,11 +230,69 @@ def check_a_training_is_resumed_from_what_rank_0_has_written():
         model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options)
         return model
 
-    with shared_folder() as path:
+    with shared_folder() as path, gathers() as gathered:
         for epochs in (1, 2):
-            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, sample=X[:3])
             model = fit(STRATEGY, epochs, save)
-        assert_equal(model, fit(None, 2))
+        assert gathered == []
+        one = fit(None, 2)
+        assert_equal(model, one)
+        saved = ckpt.latest(path)
+        assert_saved_in_slices(saved, one)
+        with np.load(saved.path / "golden.npz") as golden:
+            (answers,) = (golden[name] for name in golden.files if name.startswith("answers:"))
+        np.testing.assert_allclose(answers, one.predict(X[:3], verbose=0), rtol=0, atol=1e-12)
+
+
+@long
+def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_gets_all():
+    model, one = compiled(STRATEGY), compiled(None)
+    options = {"batch_size": 10, "verbose": 0, "shuffle": False}
+    with shared_folder() as path, pytest.MonkeyPatch.context() as patched, gathers() as gathered:
+        save = keras_ddl.callbacks.Checkpoint(path, save_best=False, export_base=False)
+        model.fit(X, Y, epochs=1, callbacks=[save], **options)
+
+        def fail(*_: Any) -> Any:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        if RANK == 1:
+            patched.setattr(Snapshot, "write_bundles", fail)
+        with pytest.raises(CheckpointError, match="rank 1: .*No space left" if RANK != 1 else "No space left"):
+            model.fit(X, Y, epochs=2, initial_epoch=1, callbacks=[save], **options)
+        keras_ddl.barrier()
+        assert [entry.name for entry in path.iterdir()] == ["ckpt-00000005"]
+        assert gathered == []
+        patched.undo()
+        if RANK == 1:
+            patched.setattr(os, "access", lambda *_: False)
+        here = {"save_best": False, "export_base": False, "resume": True}
+        apart = keras_ddl.callbacks.Checkpoint(path / "apart", **here)
+        with (
+            pytest.warns(UserWarning, match=r"rank\(s\) 1 of 2 do not find") if RANK == 0 else contextlib.nullcontext()
+        ):
+            model.fit(X, Y, epochs=3, initial_epoch=2, callbacks=[apart], **options)
+        assert gathered != []
+        again = compiled(STRATEGY)
+        again.fit(X, Y, epochs=3, callbacks=[keras_ddl.callbacks.Checkpoint(path / "apart", **here)], **options)
+        one.fit(X, Y, epochs=3, **options)
+        assert_equal(again, one)
+
+
+@contextlib.contextmanager
+def gathers() -> Iterator[list[str]]:
+    """Yields the names of variables that were gathered on this rank meanwhile."""
+    names: list[str] = []
+    original = gathered_slots._gather
+
+    def gather(slot: Any) -> Any:
+        names.append(slot.name)
+        return original(slot)
+
+    gathered_slots._gather = gather
+    try:
+        yield names
+    finally:
+        gathered_slots._gather = original
 
 
 @long
@@ -353,3 +437,82 @@ def check_train_on_batch_and_accumulated_gradients_equal_one_process():
         model.train_on_batch(X[:40][RANK::SIZE], Y[:40][RANK::SIZE])
     assert_equal(model, one)
     assert everyone(1) == [1] * SIZE
+
+
+CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
+
+
+def shown_layout(output: str) -> keras.distribution.LayoutMap:
+    """Returns the layout that rank 0 has printed, made as the printed lines make it."""
+    lines = [
+        each
+        for each in keras_ddl.broadcast_object(output, name="test/shown").splitlines()
+        if re.match(r"(mesh|layout_map)\b", each)
+    ]
+    names: dict[str, Any] = {"keras": keras, "keras_ddl": keras_ddl}
+    exec("\n".join(lines), names)
+    return names["layout_map"]
+
+
+def cut_axes(model: keras.Model) -> dict[str, int]:
+    cut = [each for each in model.variables if isinstance(each.value, LaidOutVariable) and not each.value.is_complete]
+    return {each.path: each.value.axis for each in cut}
+
+
+def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it():
+    model, one, shown = compiled(CHOOSES), compiled(None), io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        for each in (model, one):
+            each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    assert_equal(model, one)
+    np.testing.assert_allclose(
+        model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
+    )
+    axes = cut_axes(model)
+    assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
+    assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3  # and two slots of each
+    layout = Layout(shown_layout(shown.getvalue()), SIZE, RANK)
+    assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
+        each.path: axes.get(each.path) for each in model.weights
+    }
+
+
+@long
+def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_trained():
+    adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
+    model, one = (
+        compiled(
+            each,
+            lambda: transformer(blocks=2),
+            adam,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        for each in (CHOOSES, None)
+    )
+    with CHOOSES.scope():
+        model.optimizer.build(model.trainable_variables)
+    for each in (model, one):
+        each.evaluate(TOKENS, LABELS, batch_size=7, verbose=0)
+        each.fit(TOKENS, LABELS, batch_size=7, verbose=0)
+    assert_equal(model, one)
+    axes = cut_axes(model)
+    for block in range(2):
+        for name, axis in (("query", 1), ("key", 1), ("value", 1), ("attention_output", 0)):
+            assert axes[f"attention{block}/{name}/kernel"] == axis, axes
+        assert (axes[f"up{block}/kernel"], axes[f"down{block}/kernel"]) == (1, 0), axes
+    table = CHOOSES.explain(model)
+    along_model = table[table.index("train_step") :].partition("along the batch axis")[0]
+    assert "gather" not in along_model, along_model
+
+
+def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
+    make = lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
+    model, one = compiled(CHOOSES, lambda: make()), compiled(None, make)
+    y = Y[:, :1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in (model, one):
+            each.fit(X, y, batch_size=10, verbose=0)
+    told = [str(each.message) for each in caught if "is worth cutting" in str(each.message)]
+    assert len(told) == (RANK == 0)
+    assert_equal(model, one)

@@ -1,8 +1,10 @@
 """A training that saves checkpoints and goes on from them, its optimizer in shards or not. Run by test_shards.py.
 
-sharded_training.py FOLDER EPOCHS sharded|whole
+sharded_training.py FOLDER EPOCHS sharded|whole [VICTIM]   VICTIM: the rank killed as it writes its second checkpoint
 """
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,12 +12,25 @@ import keras
 import numpy as np
 
 import keras_ddl
+from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.strategy.shards import gathered_slots
 
 folder, epochs, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 strategy = keras_ddl.Strategy(shard_optimizer=kind == "sharded")
 from strategy.common import X, Y, dense_model, set_precision  # noqa: E402  (which makes another Strategy)
 
+is_victim = sys.argv[4:] == [str(strategy.rank)]  # by the rank that it begins with
+write_bundles, written = Snapshot.write_bundles, []
+
+
+def write_or_die(self, folder, writer=None):
+    if len(written) == 1 and is_victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    written.append(folder)
+    return write_bundles(self, folder, writer)
+
+
+Snapshot.write_bundles = write_or_die
 set_precision("float64")
 keras.utils.set_random_seed(11)
 with strategy.scope():
@@ -28,5 +43,6 @@ model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callback
 assert bool(gathered_slots.slots_of(model)) == (kind == "sharded" and strategy.size > 1)
 with strategy.whole_optimizer(model):
     found = [*model.get_weights(), *(each.numpy() for each in model.optimizer.variables)]
+assert strategy.size == 1 or kind != "sharded" or len(written) > 1  # each rank wrote its own
 if strategy.rank == 0:
     np.savez(folder / f"{kind}_{strategy.size}_{epochs}.npz", *found)

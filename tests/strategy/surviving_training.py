@@ -1,9 +1,9 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, accumulation, eager, compiled (its own train_step, which
-        calls XLA), two (optimizers), unlike (newcomers trace something else at first), saving; A+B is both. With meshM:
-        on a mesh with a model axis of M, whose layout cuts what M divides
+    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled
+        (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first),
+        saving; A+B is both. With meshM: on a mesh with a model axis of M, whose layout cuts what M divides
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
@@ -44,6 +44,7 @@ KILLED = {
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
 KIND, MODEL = MODEL, next((each for each in ("cnn", "lstm", "attention") if each in MODEL.split("+")), "mlp")
+IN_SHARDS = "shards" in KIND or "weights" in KIND
 ON_MESH = re.search(r"mesh(\d)", KIND)
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
 
@@ -63,7 +64,7 @@ def layout_map(model_ranks: int) -> keras.distribution.LayoutMap:
 strategy = None
 if "KERAS_DDL_RUN_DIR" in os.environ:
     layout = {"layout_map": layout_map(int(ON_MESH[1]))} if ON_MESH else {}
-    strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND, **layout)
+    strategy = keras_ddl.Strategy(seed=3, shard_optimizer=IN_SHARDS, shard_weights="weights" in KIND, **layout)
 keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
 AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
@@ -105,7 +106,8 @@ plain_join, communicator.join_others = communicator.join_others, join_others
 
 def built(kind: str) -> list[keras.layers.Layer]:
     if kind == "mlp":
-        first = layers.Dense(12 if ON_MESH else 16, activation="relu", name="first")
+        units = 16 if not ON_MESH or "by8" in KIND else 12
+        first = layers.Dense(units, activation="relu", name="first")
         return [layers.Flatten(), first, layers.BatchNormalization(name="batch_normalization")]
     if kind == "cnn":
         return [layers.Conv1D(8, 3, activation="relu"), layers.BatchNormalization(), layers.GlobalAveragePooling1D()]
@@ -237,14 +239,14 @@ if "saving" in KIND:
     folder = tempfile.TemporaryDirectory() if strategy is None else None  # else in that of the test
     saved_at = "saved.keras" if folder is None else f"{folder.name}/saved.keras"
     callbacks.append(keras.callbacks.ModelCheckpoint(saved_at))
-in_shards = "shards" in KIND and strategy is not None and strategy.size > 1
+in_shards = IN_SHARDS and strategy is not None and strategy.size > 1
 history = model.fit(
     **data(), epochs=EPOCHS, verbose=0, validation_data=(x[:30], y[:30]), validation_batch_size=12, callbacks=callbacks
 )
 history.history["steps"] = [kills.steps]  # a callback of the program that counts
 predicted = model.predict(x[:25], batch_size=10, verbose=0, callbacks=[Kills()])
 if AWAITED:  # newcomers have traced the training step before they came, and the others have kept it
-    expected = 2 if "unlike" in KIND or ("shards" in KIND and ME < AWAITED) else 1  # shards: nobody traces ahead
+    expected = 2 if "unlike" in KIND or (IN_SHARDS and ME < AWAITED) else 1  # shards: nobody traces ahead
     assert traces(model) == expected, (ME, traces(model))
 if in_shards:
     assert gathered_slots.slots_of(model)

@@ -27,7 +27,18 @@ def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "model", ["cnn", "lstm", "attention", "unlike", "shards+two", "shards+saving", "shards+accumulation"]
+    "model",
+    [
+        "cnn",
+        "lstm",
+        "attention",
+        "unlike",
+        "shards+two",
+        "shards+saving",
+        "shards+accumulation",
+        "weights",
+        "weights+saving",
+    ],
 )
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
@@ -60,8 +71,9 @@ def test_others_are_killed_before_and_while_a_spare_gets_its_shards(killed: str,
 
 
 @pytest.mark.long
-def test_a_spare_joins_the_last_rank_which_had_all_of_the_optimizer(tmp_path: Path) -> None:
-    check(tmp_path, "shards", "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
+@pytest.mark.parametrize("kind", ["shards", "weights"])
+def test_a_spare_joins_the_last_rank_which_had_all_that_is_in_shards(kind: str, tmp_path: Path) -> None:
+    check(tmp_path, kind, "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
 
 
 @pytest.mark.long

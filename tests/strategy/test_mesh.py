@@ -8,27 +8,86 @@ import pytest
 
 from harness.launching import python_path
 from harness.rank_tests import rank_tests, run_ranks
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.checkpoint.snapshot import Snapshot
+from keras_ddl.export import export_saved_model
+from keras_ddl.files import durable
 
 HERE = Path(__file__).parent
 test_mesh = rank_tests(HERE / "mesh_checks.py", [4])
 
 
-def trained(folder, ranks, epochs):
+def train(folder, data_ranks, model_ranks, epochs, *kill):
+    """Runs a training in a folder. `kill`: which rank dies, and when."""
+    program, ranks = HERE / "mesh_training.py", data_ranks * model_ranks
+    environment = {"PYTHONPATH": python_path(HERE.parent)}
+    return run_ranks(program, ranks, args=[folder, epochs, model_ranks, *kill], timeout=240, env=environment)
+
+
+def trained(folder, data_ranks, model_ranks, epochs):
     """Returns weights and optimizer state at the end of a training in a folder."""
-    program = HERE / "mesh_training.py"
-    run_ranks(program, ranks, args=[folder, epochs], timeout=240, env={"PYTHONPATH": python_path(HERE.parent)}).check()
-    with np.load(folder / f"{ranks}_{epochs}.npz") as arrays:
+    train(folder, data_ranks, model_ranks, epochs).check()
+    with np.load(folder / f"{data_ranks * model_ranks}_{epochs}.npz") as arrays:
         return [arrays[name] for name in arrays.files]
+
+
+def assert_close(mine, expected):
+    for each, other in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(each, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_checkpoints_of_a_mesh_are_those_of_one_process_and_resume_on_another(tmp_path):
-    trained(tmp_path, 4, 1)
+def test_checkpoints_of_a_mesh_resume_on_others_and_are_exported_as_those_of_one_process(tmp_path):
+    trained(tmp_path, 2, 2, 1)
+    for each in ckpt.list_checkpoints(tmp_path / "saved"):
+        ckpt.validate(each)
     (tmp_path / "one").mkdir()
-    expected = trained(tmp_path / "one", 1, 2)
-    for ranks in (2, 1):
-        folder = tmp_path / f"on_{ranks}"
+    expected = trained(tmp_path / "one", 1, 1, 2)
+    for data_ranks, model_ranks in ((1, 1), (4, 1), (1, 4), (3, 1)):
+        folder = tmp_path / f"on_{data_ranks}x{model_ranks}"
         shutil.copytree(tmp_path / "saved", folder / "saved")
-        for mine, theirs in zip(trained(folder, ranks, 2), expected, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+        assert_close(trained(folder, data_ranks, model_ranks, 2), expected)
+    # What 2 x 2 ranks have written, and the same values written by one process.
+    step = ckpt.latest(tmp_path / "saved").step
+    copy = rewritten(ckpt.latest(tmp_path / "saved"), tmp_path / "rewritten")
+    exported = [export_saved_model(each, each.with_suffix(".out"), which=step) for each in (tmp_path / "saved", copy)]
+    assert "as the trained model did" in exported[0].proof
+    for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
+        assert len({(each.path / name).read_bytes() for each in exported}) == 1, name
+
+
+def rewritten(checkpoint, folder):
+    """Writes what a checkpoint holds as one process writes it, beside a copy of its base graph. Returns the folder."""
+    shutil.copytree(checkpoint.path.parent / "base", folder / "base")
+    state = checkpoint.state
+    prefixes = {"weights": checkpoint.weights, "optimizer": checkpoint.optimizer}
+    values = {name: bundle.read(each, {k: d for k, d, _ in state[name]}) for name, each in prefixes.items()}
+    snapshot = Snapshot(values, record={name: state[name] for name in ("weights", "optimizer", "optimizers", "bases")})
+    snapshot.record["base"] = {}
+    ckpt.write(folder, checkpoint.step, snapshot.fill)
+    assert len(list(ckpt.latest(folder).path.glob("*.data-*"))) == 2
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parallel
+def test_a_training_whose_ranks_are_killed_as_they_write_goes_on_from_the_last_complete_checkpoint(tmp_path):
+    (tmp_path / "one").mkdir()
+    expected = trained(tmp_path / "one", 1, 1, 4)
+    for (data_ranks, model_ranks), rank, moment, step in (
+        ((2, 2), 1, "writes its part", 2),
+        ((1, 4), 3, "has written its part", 4),
+        ((1, 2), 0, "merges", 6),
+        ((2, 2), 0, "has merged", 8),
+        ((1, 2), 0, "publishes", 8),
+        ((1, 4), 0, "has published", 10),
+    ):
+        assert train(tmp_path, data_ranks, model_ranks, 4, rank, moment).returncode not in (0, None)
+        found = ckpt.list_checkpoints(tmp_path / "saved")
+        assert found[-1].step == step, (moment, [each.step for each in found])
+        for each in found:
+            ckpt.validate(each)
+    assert_close(trained(tmp_path, 3, 1, 4), expected)
+    assert not [entry for entry in (tmp_path / "saved").iterdir() if entry.name.startswith(durable.TEMPORARY)]

@@ -8,13 +8,17 @@ import pytest
 
 from harness.launching import python_path
 from harness.rank_tests import rank_tests, run_ranks
+from keras_ddl import checkpoint as ckpt
+from launch.launching import run
 
 FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
 HERE = Path(__file__).parent
 test_shards = rank_tests(HERE / "shard_checks.py", [3], env=FEW)
 
 # Weights in shards, which are gathered anew wherever one is needed.
-test_weights = rank_tests(HERE / "weight_checks.py", [2], env={**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"})
+test_weights = rank_tests(
+    HERE / "weight_checks.py", [2, 3], check_timeout=240, env={**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
+)
 
 
 def trained(folder, ranks, epochs, kind):
@@ -42,8 +46,29 @@ def test_checkpoints_are_whole_and_resume_at_any_number_of_ranks(tmp_path):
     for arrays in found.values():
         for mine, theirs in zip(arrays, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    for each in ckpt.list_checkpoints(saved):
+        assert len(list(each.path.glob("optimizer.data-*"))) == 3
     # And back: what was saved whole goes on in shards.
     shutil.copytree(tmp_path / "one" / "saved", tmp_path / "back" / "saved")
     again = trained(tmp_path / "back", 3, 6, "sharded")
     for mine, theirs in zip(again, trained(tmp_path / "one", 1, 6, "whole"), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parallel
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_lost_as_it_writes_its_shards_leaves_the_checkpoints_of_the_others(tmp_path, victim):
+    (tmp_path / "one").mkdir()
+    expected = trained(tmp_path / "one", 1, 4, "whole")
+    program = str(HERE / "sharded_training.py")
+    command = ["run", "-np", "3", "--min-np", "1", "python", program, str(tmp_path), "4", "sharded", str(victim)]
+    ended = run(command, tmp_path, env={**FEW, "PYTHONPATH": python_path(HERE.parent)})
+    assert ended.status == 0, ended
+    with np.load(tmp_path / "sharded_2_4.npz") as arrays:
+        for name, theirs in zip(arrays.files, expected, strict=True):
+            np.testing.assert_allclose(arrays[name], theirs, rtol=0, atol=1e-12)
+    saved = ckpt.list_checkpoints(tmp_path / "saved")
+    assert saved[-1].step == 20, saved
+    for each in saved:
+        ckpt.validate(each)

@@ -100,6 +100,12 @@ def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("killed", ["step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5"])
+def test_weights_in_shards_go_on_from_their_mirrors(killed: str, tmp_path: Path) -> None:
+    check(tmp_path, "weights", "arrays", *killed.split())
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["cnn", "lstm", "attention", *STEPS])
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:7")

@@ -4,10 +4,16 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
+from cut.layouts import transformer
 
 import keras_ddl
+from harness.rank_program import long
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
-from strategy.common import X, Y, dense_model, everyone, set_precision
+from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
 
 STRATEGY = keras_ddl.Strategy(shard_weights=True, drift_check_percent=100)
 optimizers = keras.optimizers
@@ -39,6 +45,13 @@ def assert_equal(model, one, tolerance=1e-12):
         np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance)
 
 
+def assert_equal_weights(model, one):
+    with STRATEGY.whole_model(model):
+        mine = model.get_weights()
+    for value, expected in zip(mine, one.get_weights(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+
+
 def check_fit_evaluate_and_predict_equal_one_process():
     model, one = fitted(STRATEGY), fitted(None)
     assert_equal(model, one)
@@ -50,3 +63,226 @@ def check_fit_evaluate_and_predict_equal_one_process():
         np.testing.assert_allclose(call(model), call(one), rtol=0, atol=1e-12)
     table = STRATEGY.explain(model)
     assert "of a weight's shards for MatMul" in table and "reduce_scatter" in table, table
+
+
+@long
+def check_optimizers_of_weights_in_shards_equal_one_process():
+    made = {
+        "adamw": lambda: optimizers.AdamW(1e-2, clipnorm=0.5),
+        "nesterov": lambda: optimizers.SGD(1e-2, momentum=0.9, nesterov=True, weight_decay=0.01),
+        "sgd": lambda: optimizers.SGD(1e-2),
+        "ftrl": lambda: optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1),
+        "averaged": lambda: optimizers.RMSprop(1e-2, use_ema=True, ema_overwrite_frequency=3),
+    }
+    for name, make in made.items():
+        try:
+            assert_equal(fitted(STRATEGY, optimizer=make), fitted(None, optimizer=make))
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@long
+def check_options_of_optimizers_with_weights_in_shards_equal_one_process():
+    accumulating = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=2, global_clipnorm=0.3)  # noqa: E731
+    scaled = lambda: optimizers.LossScaleOptimizer(  # noqa: E731
+        optimizers.Adam(1e-2), initial_scale=64.0, dynamic_growth_steps=2
+    )
+    for optimizer in (accumulating, scaled):
+        assert_equal_weights(*(fitted(each, optimizer=optimizer) for each in (STRATEGY, None)))
+
+
+@long
+def check_averages_swap_with_weights_in_shards():
+    averaged = lambda: optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9)  # noqa: E731
+    for swaps in (False, True):
+        mine, one = (
+            fitted(
+                each,
+                optimizer=averaged,
+                callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True) for _ in range(swaps)],
+            )
+            for each in (STRATEGY, None)
+        )
+        assert_equal_weights(mine, one)
+
+
+@long
+def check_a_transformer_with_weights_in_shards_equals_one_process():
+    tokens, labels = (np.random.default_rng(3).integers(0, 16, (23, 5)).astype("int32") for _ in range(2))
+
+    def trained(strategy):
+        set_precision("float64")  # of the loss, too
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        adam = lambda: optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
+        model = compiled(strategy, lambda: transformer(blocks=1), adam, loss, metrics=["accuracy"])
+        options = {"batch_size": 7, "verbose": 0}
+        history = model.fit(tokens, labels, epochs=1, validation_data=(tokens, labels), **options).history
+        return model, [*history.values(), model.predict(tokens[:9], **options)]
+
+    (model, mine), (one, expected) = trained(STRATEGY), trained(None)
+    for values, others in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(values, others, rtol=0, atol=1e-12)
+    assert_equal(model, one)
+
+
+@long
+def check_mixed_precision_gathers_halves():
+    def make():
+        keras.config.set_dtype_policy("mixed_float16")
+        return dense_model()
+
+    def trained(strategy):
+        keras.backend.set_floatx("float32")
+        keras.utils.set_random_seed(11)
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            model = make()
+            model.compile(optimizers.SGD(1e-2), "mse", jit_compile=False)
+        model.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0)
+        return model
+
+    model, one = trained(STRATEGY), trained(None)
+    with STRATEGY.whole_model(model):
+        for mine, expected in zip(model.get_weights(), one.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-3)
+    gathers = [line for line in STRATEGY.explain(model).splitlines() if "weight's shards" in line]
+    sizes = {2 * entries for entries in (6 * 8, 8, 8 * 2, 2)}  # bytes of halves
+    assert gathers and all(int(line.split()[1].replace(",", "")) in sizes for line in gathers), gathers
+
+
+@long
+def check_a_training_is_resumed_with_or_without_weights_in_shards():
+    whole = keras_ddl.Strategy(shard_weights=False, drift_check_percent=100)
+    with shared_folder() as path:
+        for epochs, strategy in ((1, STRATEGY), (2, whole), (3, STRATEGY)):
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_freq=2, save_best=False)
+            model = fitted(strategy, epochs=epochs, callbacks=[save])
+        assert_equal(model, fitted(None, epochs=3))
+
+
+@long
+def check_a_model_is_saved_complete_and_loaded():
+    model, one = fitted(STRATEGY, epochs=1), fitted(None, epochs=1)
+    with shared_folder() as folder:
+        path = f"{folder}/model.keras"
+        with STRATEGY.whole_model(model):
+            model.save(path)
+            values = model.get_weights()
+        keras_ddl.barrier()
+        loaded = keras.models.load_model(path)
+        for mine, expected in zip(loaded.get_weights(), one.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+        for load in (lambda each: each.load_weights(path), lambda each: each.set_weights(values)):
+            again = compiled(STRATEGY)
+            load(again)
+            np.testing.assert_allclose(
+                again.evaluate(X, Y, verbose=0), one.evaluate(X, Y, verbose=0), rtol=0, atol=1e-12
+            )
+        saver = keras.callbacks.ModelCheckpoint(f"{folder}/of_fit.weights.h5", save_weights_only=True)
+        again.fit(X, Y, batch_size=10, shuffle=False, verbose=0, callbacks=[saver])
+        keras_ddl.barrier()
+        other = compiled(None)
+        other.load_weights(f"{folder}/of_fit.weights.h5")
+        with STRATEGY.whole_model(again):
+            for mine, expected in zip(other.get_weights(), again.get_weights(), strict=True):
+                np.testing.assert_array_equal(mine, expected)
+
+
+@long
+def check_a_step_of_the_program_equals_one_process():
+    def step_of(model):
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            trained = model.trainable_variables
+            model.optimizer.apply(tape.gradient(loss, [each.value for each in trained]), trained)
+            return loss
+
+        return step
+
+    model, one = compiled(STRATEGY), compiled(None)
+    cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
+    for begin in (0, 11, 22):
+        batch = X[begin : begin + 11], Y[begin : begin + 11]
+        np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
+    assert_equal(model, one)
+    assert "of a weight's shards" in cut.explain()
+
+
+def check_a_weight_in_shards_is_refused_outside_of_steps():
+    model = compiled(STRATEGY)
+    kernel = model.trainable_variables[0]
+    refused = [
+        lambda: model.get_weights(),
+        lambda: model(X[:2]),
+        lambda: tf.function(lambda: kernel.value * 2.0, autograph=False)(),
+        lambda: STRATEGY.run(lambda: kernel.value * 2.0),
+        lambda: kernel.assign_add(kernel),
+        lambda: model.predict_on_batch(X[:2]),
+    ]
+    for call in refused:
+        with pytest.raises((ConfigError, ValueError, tf.errors.InvalidArgumentError), match="in shards"):
+            call()
+    eager = compiled(STRATEGY, run_eagerly=True)
+    with pytest.raises(ConfigError, match="run_eagerly=True"):
+        eager.fit(X, Y, verbose=0)
+    assert "ShardedWeight" in repr(kernel.value)
+    if RANK == SIZE - 1:
+        kernel.assign(np.ones(kernel.shape))
+    with pytest.raises(ConfigError, match="the same on all ranks"):
+        model.fit(X, Y, batch_size=10, verbose=0)
+
+
+def check_settings_that_exclude_one_another_are_refused():
+    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE, 1)))
+    for options, words in (
+        ({"shard_weights": "yes"}, "shard_weights must be True or False"),
+        ({"shard_weights": True, "compression": "float16"}, "and shard_weights=True"),
+        ({"shard_weights": True, "layout_map": layout}, "with a layout_map, shard_weights must be False"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            keras_ddl.Strategy(**options)
+    with pytest.raises(ConfigError, match="Received: Muon"):
+        fitted(STRATEGY, optimizer=lambda: optimizers.Muon(1e-2), epochs=1)
+
+
+@long
+def check_rank_0s_first_values_count():
+    with STRATEGY.scope():
+        weight = keras.Variable(np.full((4, 3), float(RANK)), dtype="float64")
+    model = compiled(STRATEGY)
+    assert np.all(weight.value.chunk.numpy() == 0.0)
+    assert gathered_slots.slots_of(model)
+
+
+class Decaying(keras.Model):
+    """Decays its weight in each step, whatever the batch; also in the one that finds the end of the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = self.add_weight(shape=(6, 2), initializer="ones", name="kernel")
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+    def train_step(self, data):
+        self.kernel.assign(self.kernel * 0.5)
+        return {"loss": tf.reduce_mean(self(data[0]))}
+
+
+@long
+def check_weights_in_shards_are_written_where_the_data_ends():
+    def trained(strategy):
+        model = compiled(strategy, Decaying)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).filter(lambda x, _: tf.shape(x)[0] > 0)
+        model.fit(data, epochs=1, verbose=0)
+        return model
+
+    assert_equal(trained(STRATEGY), trained(None))
+
+
+@long
+def check_weights_that_fit_makes_are_in_shards():
+    make = lambda: keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(2)])  # noqa: E731
+    model, one = fitted(STRATEGY, make, epochs=1), fitted(None, make, epochs=1)
+    assert isinstance(model.trainable_variables[0].value, ShardedWeight)
+    assert_equal(model, one)

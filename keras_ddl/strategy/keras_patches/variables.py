@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_ddl.compat import models
 from keras_ddl.compat.optimizers import averaged_weights
-from keras_ddl.strategy.mesh import laid_out, mesh_slots
+from keras_ddl.strategy.mesh import laid_out, mesh_slots, undecided
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.variable_origin import of_keras
 
@@ -19,14 +19,17 @@ def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, which is none of the program's own (distribute_loop/variables.py)."""
     with of_keras():
         value = laid_out.initial_value(variable, value)
+        value = undecided.initial_value(variable, value)
         result = original(variable, sharded_weights.initial_value(variable, value))
     laid_out.note_made(variable)
     return result
 
 
 def initialize_with_initializer(original: Callable[..., Any], variable: Any, initializer: Any) -> None:
-    """Makes this rank's slice of a keras.Variable alone, where its initializer can."""
+    """Makes this rank's slice or chunk of a keras.Variable alone, where its initializer can."""
     made = laid_out.from_initializer(variable, initializer)
+    if made is None:
+        made = sharded_weights.from_initializer(variable, initializer)
     if made is None:
         original(variable, initializer)
     else:

@@ -9,6 +9,8 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.topology import Topology
 
 
 def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model")) -> Any:
@@ -36,3 +38,20 @@ def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "mod
             f"Start {math.prod(shape)} ranks, or choose another shape."
         )
     return keras.distribution.DeviceMesh(shape, axis_names, devices=[f"rank:{each}" for each in range(topology.size)])
+
+
+def layout_to_choose(model_parallel: int, topology: Topology) -> Layout | None:
+    """Returns the layout of a mesh with so many model ranks, which is yet to be chosen; None: there is nothing to cut.
+
+    Raises: ConfigError: that number does not divide the number of ranks.
+    """
+    if model_parallel == 1 or topology.size == 1:
+        return None
+    if topology.size % model_parallel:
+        raise ConfigError(
+            f"Strategy: model_parallel must divide the number of ranks ({topology.size}). Received: "
+            f"model_parallel={model_parallel} (rank {topology.rank}). Start a multiple of {model_parallel} ranks, or "
+            "choose a divisor."
+        )
+    mesh = device_mesh((topology.size // model_parallel, model_parallel))
+    return Layout(keras.distribution.LayoutMap(mesh), topology.size, topology.rank, is_to_choose=True)

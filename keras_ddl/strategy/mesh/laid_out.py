@@ -37,6 +37,7 @@ from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
 from keras_ddl.strategy.variable_origin import is_of_all_ranks
 
+NO_AXIS = -1
 _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
 _reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=None)
 
@@ -47,7 +48,7 @@ class LaidOutVariable(ShardedWeight):
     While a job goes on with one model rank, which has all of it, it is a variable like any other: `is_complete`.
 
     Attributes:
-        job: whose. axis: that is cut.
+        job: whose. axis: that is cut; NO_AXIS: it is not cut (undecided.py).
         first_value: returns what it was made with, if that is the same on every rank: of what an optimizer keeps.
     """
 
@@ -238,11 +239,16 @@ def _called(value: Any) -> Any:
 
 def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
     assert job.mesh is not None
-    reference = _reference.get()
-    weight = models.inner_variable(reference) if reference is not None else None
+    weight = weight_of_slot()
     if isinstance(weight, LaidOutVariable):
-        return weight.axis if tuple(weight.shape) == shape else None
+        return weight.axis if tuple(weight.shape) == shape and weight.axis != NO_AXIS else None
     return job.mesh.layout.axis_of(variable.path, shape)
+
+
+def weight_of_slot() -> Any:
+    """Returns the tf.Variable of the weight for which an optimizer makes a slot now; None: it makes none."""
+    reference = _reference.get()
+    return models.inner_variable(reference) if reference is not None else None
 
 
 def laid_out_of_handle(handle: Any) -> LaidOutVariable | None:

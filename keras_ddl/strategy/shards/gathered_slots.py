@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, history
 from keras_ddl.communicator.comparison import other_rank
 from keras_ddl.compat import models
+from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
+_is_inference: ContextVar[bool] = ContextVar("keras_ddl_inference", default=False)
 _gathered: list[Sequence[ShardedVariable]] = []  # of the open contexts of `gathered`, on all ranks alike
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
     """Returns the slots in shards among variables, in their order; also while one rank has all entries of them."""
     return [each for each in map(sharded_slots.slot_of, variables) if each is not None]
+
+
+def spread_in(variables: Iterable[Any]) -> list[ShardedVariable]:
+    """Returns the slots in shards among variables of which no rank has all entries. The same on all ranks."""
+    return [each for each in slots_in(variables) if not each.is_complete]
 
 
 def slots_of(owner: Any) -> list[ShardedVariable]:
@@ -54,6 +62,23 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
             each.gathered = values
 
 
+@contextlib.contextmanager
+def without_values(slots: Sequence[ShardedVariable]) -> Iterator[None]:
+    """Inside, a graph that reads these slots can be traced and saved, to be served elsewhere: without their values."""
+    for each in slots:
+        each.is_without_values = True
+    try:
+        yield
+    finally:
+        for each in slots:
+            each.is_without_values = False
+
+
+def inference() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which a step may run also where slots are gathered: it changes none of them."""
+    return setting(_is_inference, True)
+
+
 def _gather(slot: ShardedVariable) -> tf.Tensor:
     def gather(_: Communicator | None = None) -> tf.Tensor:
         if slot.is_complete:
@@ -70,7 +95,11 @@ def _gather(slot: ShardedVariable) -> tf.Tensor:
 
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
     """Raises ConfigError, on every rank, where some of these slots are gathered, because the step would change them."""
-    if any(_gathered) and {id(each) for some in _gathered for each in some} & {id(each) for each in slots()}:
+    if (
+        any(_gathered)
+        and not _is_inference.get()
+        and {id(each) for some in _gathered for each in some} & {id(each) for each in slots()}
+    ):
         raise ConfigError(
             "A step that may change what an optimizer keeps in shards must not run inside `with "
             "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the values gathered there would be "

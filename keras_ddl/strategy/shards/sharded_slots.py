@@ -118,6 +118,7 @@ class ShardedVariable(UninitializedVariable):
         initial: returns its first value.
         gathered: all entries, while they can be read (gathered_slots.py).
         restored: inside `deferring_restored_values`, the value that this rank has restored for all.
+        is_without_values: while a graph is traced to be served elsewhere: reads are allowed, and give nothing.
         assignments: outside of steps: how many, and a checksum of the last, by which the ranks compare them.
     """
 
@@ -137,6 +138,7 @@ class ShardedVariable(UninitializedVariable):
         self.begin_anew(value, job)
         self.gathered: tf.Tensor | None = None
         self.restored: tf.Tensor | None = None
+        self.is_without_values = False
         self.assignments = (0, 0)
         _slots[id(self.handle)] = self
 
@@ -187,7 +189,8 @@ class ShardedVariable(UninitializedVariable):
     def _store(self, share: Share) -> None:
         if share.layout.size == 1:
             self.is_complete = True
-            super().assign(tf.reshape(share.chunk, self.shape))
+            # Unlike `assign`, whatever shape the handle holds while entries are in chunks.
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.reshape(share.chunk, self.shape))
             share = replace(share, chunk=None, mirror=None)
         elif self.is_complete:
             self.is_complete = False
@@ -199,10 +202,13 @@ class ShardedVariable(UninitializedVariable):
         return tf.constant(True)
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        if self.is_complete or _in_traced_step():
+        if self.is_complete or self.is_without_values or _in_traced_step():
             return super()._read_variable_op(*args, **kwargs)
+        return self._read_gathered("a read")
+
+    def _read_gathered(self, what: str) -> tf.Tensor:
         if self.gathered is None or not tf.executing_eagerly():
-            raise self._refusal("a read")
+            raise self._refusal(what)
         return self.gathered
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,14 +232,14 @@ class ShardedVariable(UninitializedVariable):
         self.assignments = (self.assignments[0] + 1, checksum(content))
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_add")
-        return super().assign_add(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_add(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_add") + delta)
 
     def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_complete and not _in_traced_step():
-            raise self._refusal("assign_sub")
-        return super().assign_sub(delta, *args, **kwargs)
+        if self.is_complete or _in_traced_step():
+            return super().assign_sub(delta, *args, **kwargs)
+        return self.assign(self._read_gathered("assign_sub") - delta)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
@@ -249,7 +255,7 @@ class ShardedVariable(UninitializedVariable):
         rank = self.share.rank
         first, count = self.layout.chunk(rank)
         return (
-            f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, rank {rank} has entries "
             f"{first} to {first + count}>"
         )
 
@@ -279,8 +285,20 @@ def sharded_variable(variable: Any) -> ShardedVariable | None:
 
 def sharded_variable_of_handle(handle: Any) -> ShardedVariable | None:
     """Returns the ShardedVariable with this resource handle; None for all other tensors."""
+    slot = slot_of_handle(handle)
+    return slot if slot is not None and not slot.is_complete else None
+
+
+def slot_of_handle(handle: Any) -> ShardedVariable | None:
+    """As `sharded_variable_of_handle`, also while the rank has all entries."""
     slot = _slots.get(id(handle))
-    return slot if slot is not None and slot.handle is handle and not slot.is_complete else None
+    return slot if slot is not None and slot.handle is handle else None
+
+
+def chunk_of_handle(handle: Any) -> tf.Tensor | None:
+    """Returns the handle of this rank's chunk of the ShardedVariable with this handle; None for all other tensors."""
+    slot = sharded_variable_of_handle(handle)
+    return None if slot is None else slot.chunk.handle
 
 
 def slot_of(variable: Any) -> ShardedVariable | None:

@@ -5,7 +5,8 @@ memory of its own; beside it this rank's chunk, as of a slot. A step that is tra
 assigns it as ever, and the cut gathers it where all of it is needed (cut/gathered_weights.py). Outside of steps it can
 be read where it has been gathered (gathered_slots.py), and assigned the same on all ranks.
 
-Each is made in full, and becomes a chunk before the next is made: no rank ever has two of them.
+A rank makes its chunk of what one of Keras's initializers draws (first_values.py). What other initializers give is made
+in full, and becomes a chunk before the next is made: no rank ever has two of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
+from keras_ddl.strategy.first_values import FirstValue, recipe_of
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
 from keras_ddl.strategy.step import tracing
@@ -48,7 +50,7 @@ class ShardedWeight(ShardedVariable):
         if self.is_complete or tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
             return super()._read_variable_op(*args, **kwargs)
         value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None:
+        if tracing.job_of_step() is not None or self.gathered is not None or self.is_without_values:
             return value
         # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
         shape = tf.raw_ops.VariableShape(input=self.handle)
@@ -66,16 +68,29 @@ class ShardedWeight(ShardedVariable):
         )
 
 
+def from_initializer(variable: Any, initializer: Any) -> ShardedWeight | None:
+    """Returns what a Keras variable is to be made with, of rank 0's initializer; None: it is no large weight, or its
+    chunks cannot be made alone. COLLECTIVE, where it is a large weight.
+    """
+    shape, job = models.declared_shape(variable), _job(variable)
+    if job is None or shape is None or not is_large(job, shape):
+        return None
+    with tf.init_scope():
+        own, name = recipe_of(initializer), _name(variable, "first_value")
+        recipe = history.left_to_join(lambda: own, lambda: communicator.broadcast_object(own, root=0, name=name))
+        value = FirstValue(recipe, shape, variable.dtype) if recipe is not None else None
+        if value is None or not value.is_possible:
+            return None
+        return ShardedWeight(value, variable.name, job, lambda: value, is_trained=True)
+
+
 def initial_value(variable: Any, value: Any) -> Any:
     """Returns what a Keras variable is to be made with: a ShardedWeight if it is a large weight, else `value`.
 
     COLLECTIVE, where it is one. `value`: its first value, or a function that returns it.
     """
-    strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    if job is None or not job.shards_weights or not variable.trainable or isinstance(value, tf.Variable):
-        return value
-    if not (job.size > 1 or job.goes_on) or not is_of_all_ranks() or not keras.backend.is_float_dtype(variable.dtype):
+    job = _job(variable)
+    if job is None or isinstance(value, tf.Variable):
         return value
     with tf.init_scope():
         shape = models.declared_shape(variable)
@@ -84,11 +99,24 @@ def initial_value(variable: Any, value: Any) -> Any:
             shape = tuple(tf.convert_to_tensor(value).shape)
         if not is_large(job, shape):
             return value
-        first = functools.partial(_first_value, value if callable(value) else None, variable.dtype)
-        made = tf.convert_to_tensor(_called(value), variable.dtype)
-        name = f"keras_ddl/weights/{models.plain_name(variable.path)}"
+        made, name = tf.convert_to_tensor(_called(value), variable.dtype), _name(variable, "weight")
         agreed: np.ndarray = history.left_to_join(made.numpy, lambda: agreement.broadcast_value(made.numpy(), name))
+        first = functools.partial(_first_value, value if callable(value) else None, variable.dtype)
         return ShardedWeight(tf.constant(agreed, made.dtype), variable.name, job, first, is_trained=True)
+
+
+def _job(variable: Any) -> Job | None:
+    """Returns the job that has a variable in shards, if it is large, which is made now; None: none does."""
+    strategy = keras_compat.scope_strategy()
+    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    if job is None or not job.shards_weights or not variable.trainable or not is_of_all_ranks():
+        return None
+    has_shards = job.size > 1 or job.goes_on  # one rank may become several
+    return job if has_shards and keras.backend.is_float_dtype(variable.dtype) else None
+
+
+def _name(variable: Any, collective: str) -> str:
+    return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
 
 
 def _called(value: Any) -> Any:

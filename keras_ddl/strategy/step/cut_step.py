@@ -18,7 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import laid_out, mesh_slots
+from keras_ddl.strategy.mesh import choice, laid_out, mesh_slots
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.step import notices
@@ -114,7 +114,8 @@ class CutStep:
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
-            return "when a rank is lost: the others make this step again"
+            form = "form a smaller mesh, and " if self._job.mesh is not None else ""
+            return f"when a rank is lost: the others {form}make this step again"
         return (
             "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
         )
@@ -235,7 +236,12 @@ class CutStep:
         scope, mesh = f"{self.scope}/end", self._job.mesh
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if mesh is None:
-            return cut.writes_without_batch(concrete.graph, everyone)
+            return cut.writes_without_batch(
+                concrete.graph,
+                everyone,
+                chunk_of=sharded_slots.chunk_of_handle,
+                has_mirrors=bool(self._job.mirror_offset),
+            )
         model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
         data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
         of_model = cut.cut_along_model(cut.Program(concrete.graph), model, laid_out.held)
@@ -325,6 +331,8 @@ class CutStep:
         """
         laid_out.refuse_made_outside(self._job, laid_out.made_outside(outer for _, outer in program.captured))
         mesh.layout.check_effects()
+        if mesh.layout.is_to_choose:
+            choice.decide(mesh, program, placements, self.name, self.rank)
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if begins_with is not None:
             everyone.begin_with(begins_with)
@@ -336,6 +344,7 @@ class CutStep:
                 _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
                 for place, (tensor, placement) in enumerate(zip(local, placements))
             ]
+        rows = placements  # what is known to have as many rows
         if mesh.data.size == 1:  # nothing is shared out along the batch
             placements = [cut.REPLICATED] * len(placements)
         cut_variables = [laid_out.laid_out_of_handle(outer) for _, outer in program.captured]
@@ -347,7 +356,9 @@ class CutStep:
         with tf.device(self._job.device):
             report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
             report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
-            of_model = cut.cut_along_model(program, model, laid_out.held, report=report.earlier, seed=seed)
+            of_model = cut.cut_along_model(
+                program, model, laid_out.held, placements=rows, report=report.earlier, seed=seed
+            )
             self._traced.append(of_model.function)
             outputs = cut.build_step(
                 of_model.program(),

@@ -1,0 +1,73 @@
+"""The outputs of a served model for its sample, where each rank has parts of its weights: a step of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from keras_ddl import communicator
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.models import plain_name
+from keras_ddl.errors import DeadlineError, ExportError, RankLostError
+from keras_ddl.export.proof.replay import storable
+from keras_ddl.export.tracing.elsewhere import Elsewhere
+from keras_ddl.export.tracing.isolation import unchanged
+from keras_ddl.export.tracing.live import Live, live
+from keras_ddl.export.tracing.tracer import differing
+from keras_ddl.strategy.shards import gathered_slots
+
+
+class AnswersOfRanks:
+    """Runs the live model, in inference, on all ranks together; rank 0's sample on all of them.
+
+    Args:
+        model: whose weights ranks have in parts. part: of it that is served, or itself.
+        options: as in `export.write_base_graph`.
+    Cost: one trace; then a step on the sample for each answer.
+    """
+
+    def __init__(self, model: Any, part: Any, options: Mapping[str, Any]) -> None:
+        self._model, self._name = model, f"Checkpoint/{plain_name(part.name)}/answers"
+        self._live: Live = live(part, **options)
+        self._rows = communicator.broadcast_object(dict(self._live.rows), name=self._name)
+        self._runs = True  # the same on all ranks
+        self._step: Callable[..., dict[str, Any]] = keras_compat.strategy_of(model).function(self._live.function)
+
+    def elsewhere(self) -> Elsewhere:
+        """Returns what the base graph needs to know of the model. COLLECTIVE.
+
+        Raises: ExportError, on every rank: it does not run on the sample that the user gave.
+        """
+        spread = [each for each in self._model.variables if gathered_slots.spread_in([each])]
+        first, problem = self._try()
+        second, problem = self._try() if problem is None else (None, problem)
+        self._runs = problem is None
+        if first is None or second is None:
+            if self._live.is_given:
+                raise ExportError(f"The model must run on sample=. Received: {problem}. Give rows as in fit.")
+            return Elsewhere(None, (), spread)
+        return Elsewhere(self._rows, differing(first, second), spread)
+
+    def answer(self) -> dict[str, Any] | None:
+        """Returns name -> output, on every rank; None: the model has failed. COLLECTIVE."""
+        return self._try()[0] if self._runs else None
+
+    def _try(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Returns the outputs, and on which rank the model has failed in which way. COLLECTIVE."""
+        outputs, problem = None, None
+        try:
+            outputs = self._run()
+        except (RankLostError, DeadlineError):
+            raise
+        except Exception as error:  # a model's own code may fail in any way
+            problem = f"{type(error).__name__}: {error}"
+        problems = communicator.all_gather_object(problem, name=f"{self._name}/problems")
+        failed = next((f"rank {rank}: {each}" for rank, each in enumerate(problems) if each is not None), None)
+        return (outputs, None) if failed is None else (None, failed)
+
+    def _run(self) -> dict[str, Any]:
+        # What inference changes, as seeds, is small, and no rank has parts of it.
+        state = [v for v in self._model.variables if not v.trainable and not gathered_slots.spread_in([v])]
+        with unchanged([each.value for each in state]), gathered_slots.inference():
+            outputs = self._step(**self._rows)
+        return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}

@@ -1,0 +1,138 @@
+"""`Strategy(model_parallel=N)`: chooses a layout for the variables of a step, and shows it as a script makes it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.comparison import require_equal_lists
+from keras_ddl.cut import Placement, Program
+from keras_ddl.cut.layout_search import Unit, choose
+from keras_ddl.cut.program import Value
+from keras_ddl.strategy.mesh.ranks import Mesh
+from keras_ddl.strategy.mesh.undecided import UndecidedVariable, undecided_of_handle
+
+Axes = tuple[str | None, ...]
+
+
+def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: str, rank: int) -> None:
+    """Decides how the mesh holds the variables of a step of which it is not decided yet. COLLECTIVE.
+
+    program: the step, traced on the global batch. placements: of its arguments. step: what messages call it.
+    """
+    values: dict[int, Value] = {}  # by id of the variable
+    variables: list[UndecidedVariable] = []
+    for value, outer in program.captured:
+        variable = undecided_of_handle(outer)
+        if variable is not None:
+            values[id(variable)] = value
+            variables.append(variable)
+    weights = [each for each in variables if each.weight is None]
+    units = []
+    for each in weights:
+        handles = tuple(values[id(v)] for v in (each, *each.slots) if id(v) in values)
+        bytes_ = len(handles) * each.shape.num_elements() * each.dtype.size
+        units.append(Unit(each.path, tuple(each.shape), bytes_, handles))
+    axes = choose(program, units, mesh.model.size, placements)
+    keys = written([each.path for each in units], {unit.path: _axes(mesh, unit, axis) for unit, axis in axes.items()})
+    require_equal_lists(
+        [f"{path}: {axes.get(unit)}" for path, unit in zip((each.path for each in units), units)],
+        "keras_ddl/model_parallel",
+        "All ranks must choose the same layout.",
+        "Make the model the same way on every rank.",
+        entry="variable",
+    )
+    for unit, each in zip(units, weights):
+        each.decide(axes.get(unit))
+    for each in variables:
+        if not each.is_decided:  # a slot of a weight that this step does not use
+            each.decide(None)
+    if rank == 0 and units:
+        _show(mesh, step, units, axes, keys)
+
+
+def _axes(mesh: Mesh, unit: Unit, axis: int) -> Axes:
+    return tuple(mesh.layout.model_axis if each == axis else None for each in range(len(unit.shape)))
+
+
+def _show(mesh: Mesh, step: str, units: Sequence[Unit], axes: Mapping[Unit, int], keys: Mapping[str, Axes]) -> None:
+    size, total = mesh.model.size, sum(each.bytes for each in units)
+    if not axes:
+        stack_position.warn(
+            f"model_parallel={size}: no variable of {step} is worth cutting, because more would have to be moved than "
+            f"is saved, or {size} divides none of its extents. Every rank has all of its variables ({total:,} bytes), "
+            f"and the {size} ranks of a model axis compute the same. Leave model_parallel out, or pass a layout_map."
+        )
+        return
+    cut = sum(unit.bytes for unit in axes)
+    lines = [
+        f"keras_ddl: model_parallel={size} cuts {len(axes)} of {len(units)} variables of {step}, with "
+        f"{cut / total:.1%} of {total:,} bytes. To change it, make it in the script:",
+        "",
+        f"mesh = keras_ddl.device_mesh({(mesh.data.size, size)})",
+        "layout_map = keras.distribution.LayoutMap(mesh)",
+        *(f"layout_map[{_quoted(key)}] = {_written_axes(each)}" for key, each in keys.items()),
+        "strategy = keras_ddl.Strategy(layout_map=layout_map)",
+        "",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _written_axes(axes: Axes) -> str:
+    names = ["None" if each is None else f'"{each}"' for each in axes]
+    return f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _quoted(key: str) -> str:
+    return f'r"{key}"' if "\\" in key else f'"{key}"'
+
+
+def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Returns a layout as few keys of a LayoutMap: paths, and expressions for those that differ by a number or a word.
+
+    paths: of all variables. axes: of those that are cut, by path.
+    """
+    kinds: dict[str, list[str]] = {}
+    for path in paths:
+        kinds.setdefault(re.sub(r"\d+", "#", path), []).append(path)
+    keys: dict[str, Axes] = {}
+    for alike in kinds.values():
+        keys |= _of_kind(alike, axes)
+    return _merged(keys)
+
+
+def _of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Returns keys for paths that differ by their numbers: expressions for as many of these as have no part in it."""
+    numbers = [re.findall(r"\d+", path) for path in paths]
+    places = range(len(numbers[0]))
+    for open_ in sorted(itertools.product((True, False), repeat=len(places)), reverse=True, key=sum):
+        by_key: dict[str, set[Axes | None]] = {}
+        for path, own in zip(paths, numbers):
+            parts = re.split(r"\d+", path)
+            words = [r"\d+" if is_open else number for is_open, number in zip(open_, own)]
+            if len({each[place] for each in numbers for place in places if open_[place]}) < 2:
+                words = own  # nothing to leave open
+            key = "".join(part for pair in zip(map(re.escape, parts), [*words, ""]) for part in pair)
+            by_key.setdefault(key, set()).add(axes.get(path))
+        if all(len(of_key) == 1 for of_key in by_key.values()):
+            break
+    return {key: one for key, (one,) in by_key.items() if one is not None}
+
+
+def _merged(keys: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Returns the keys with (a|b) in place of those that differ in one part of the path."""
+    parts = {tuple(key.split("/")): each for key, each in keys.items()}
+    longest = max(map(len, parts), default=0)
+    for at in range(longest):
+        alike: dict[tuple[tuple[str, ...], Axes], list[str]] = {}
+        for path, each in parts.items():
+            others = (*path[:at], "", *path[at + 1 :]) if at < len(path) - 1 else path
+            alike.setdefault((others, each), []).append(path[at] if at < len(path) - 1 else "")
+        merged: dict[tuple[str, ...], Axes] = {}
+        for (others, each), words in alike.items():
+            word = words[0] if len(words) == 1 else f"({'|'.join(words)})"
+            merged[(*others[:at], word, *others[at + 1 :]) if others[at : at + 1] == ("",) else others] = each
+        parts = merged
+    return {"/".join(path): each for path, each in parts.items()}

@@ -1,0 +1,179 @@
+"""Variables of which it is not decided yet how a mesh holds them: `Strategy(model_parallel=N)` chooses a layout when it
+builds the first step that uses them (choice.py).
+
+Until then each rank has all of such a variable. What an optimizer keeps for a weight is made while the step is traced
+that the choice is made for, and has no memory before: no rank ever has all of it, where it is cut.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat import models
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.flat_shards import Layout
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.first_values import FirstValue
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
+from keras_ddl.strategy.shards.sharded_slots import Share, slot_of_handle
+from keras_ddl.strategy.step import tracing
+from keras_ddl.strategy.variable_origin import is_of_all_ranks
+
+
+class UndecidedVariable(LaidOutVariable):
+    """A variable that is complete on every rank until it is decided along which axis it is cut, if any.
+
+    Args:
+        initial: returns its first value, the same on all ranks.
+        path: of the Keras variable.
+        weight: whose slot it is; None: it is none.
+        is_deferred: it gets memory when it is decided, or first read.
+    Attributes:
+        is_decided: whether it is complete, or cut, for good.
+    """
+
+    def __init__(
+        self,
+        initial: Callable[[], tf.Tensor],
+        shape: tuple[int, ...],
+        dtype: tf.DType,
+        name: str,
+        job: Job,
+        *,
+        path: str,
+        is_trained: bool,
+        weight: UndecidedVariable | None = None,
+        is_deferred: bool = False,
+    ) -> None:
+        self.path, self.weight, self.is_decided = path, weight, False
+        self._slots: list[weakref.ref[UndecidedVariable]] = []
+        self._first = initial
+        spec = tf.TensorSpec(shape, dtype)
+        super().__init__(spec if is_deferred else initial(), name, job, NO_AXIS, is_trained=is_trained)
+        if weight is not None:
+            weight._slots.append(weakref.ref(self))
+
+    def begin_anew(self, value: tf.Tensor | tf.TensorSpec | FirstValue, job: Job) -> None:
+        if isinstance(value, tf.TensorSpec):
+            self.share = Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, None, None)
+        else:
+            super().begin_anew(value, job)
+
+    def share_of(self, value: tf.Tensor | FirstValue, job: Job, generation: int) -> Share:
+        if self.axis == NO_AXIS:
+            return Share(Layout(tuple(value.shape.as_list()), 1), 0, 0, value, None, generation)
+        return super().share_of(value, job, generation)
+
+    @property
+    def slots(self) -> list[UndecidedVariable]:
+        """What optimizers keep for it in variables of its shape."""
+        return [slot for each in self._slots if (slot := each()) is not None]
+
+    @property
+    def gathered(self) -> tf.Tensor | None:
+        return self._gathered
+
+    @gathered.setter
+    def gathered(self, value: tf.Tensor | None) -> None:
+        self._gathered = value
+        if not self.is_complete and not self.is_deferred:
+            held = tf.zeros([0], self.dtype) if value is None else value
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
+
+    def all_gathered(self, name: str) -> tf.Tensor:
+        if self.axis != NO_AXIS:
+            return super().all_gathered(name)
+        self.complete()
+        return self.read_value()
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it has no memory yet."""
+        return not self.is_complete and self.axis == NO_AXIS
+
+    def complete(self) -> None:
+        """Gives it its first value, if it has none."""
+        if self.is_deferred:
+            with tf.init_scope():
+                self.begin_anew(self._first(), self.job)
+
+    def decide(self, axis: int | None) -> None:
+        """Cuts it along an axis from now on, or leaves it complete; its slots, too."""
+        for each in self.slots:
+            if not each.is_decided:
+                each.decide(axis)
+        if axis is None:
+            self.complete()
+        else:
+            self._cut(axis)
+        self.is_decided = True
+
+    def _cut(self, axis: int) -> None:
+        with tf.init_scope():
+            value = self._first() if self.is_deferred else self.read_value()
+            self.axis = axis
+            self.begin_anew(value, self.job)
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if tf.executing_eagerly():
+            self.complete()
+        return super()._read_variable_op(*args, **kwargs)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            self.complete()
+        return super().assign(value, *args, **kwargs)
+
+
+def initial_value(variable: Any, value: Any) -> Any:
+    """Returns what a Keras variable is to be made with: an UndecidedVariable where a layout is to be chosen, else
+    `value`: its first value, or a function that returns it, or a tf.Variable.
+
+    COLLECTIVE, where a layout is to be chosen.
+    """
+    strategy = keras_compat.scope_strategy()
+    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    if job is None or job.mesh is None or not job.mesh.layout.is_to_choose:
+        return value
+    if isinstance(value, tf.Variable) or not is_of_all_ranks() or not keras.backend.is_float_dtype(variable.dtype):
+        return value
+    weight = laid_out.weight_of_slot()
+    is_slot = weight is not None
+    if is_slot and (not isinstance(weight, UndecidedVariable) or weight.is_decided):
+        return value
+    with tf.init_scope():
+        shape, dtype = models.declared_shape(variable), tf.as_dtype(variable.dtype)
+        if shape is None:
+            value = value() if callable(value) else value
+            shape = tuple(tf.convert_to_tensor(value).shape)
+        if not shape or is_slot and tuple(weight.shape) != shape:
+            return value
+
+        def initial() -> tf.Tensor:
+            first = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+            name = f"keras_ddl/laid_out/{models.plain_name(variable.path)}"
+            return tf.constant(agreement.broadcast_value(first.numpy(), name), dtype)
+
+        return UndecidedVariable(
+            initial,
+            shape,
+            dtype,
+            variable.name,
+            job,
+            path=variable.path,
+            is_trained=bool(variable.trainable),
+            weight=weight,
+            is_deferred=is_slot and callable(value) and tracing.job_of_step() is not None,
+        )
+
+
+def undecided_of_handle(handle: Any) -> UndecidedVariable | None:
+    """Returns the variable with this resource handle, if it is not decided how it is held; else None."""
+    variable = slot_of_handle(handle)
+    return variable if isinstance(variable, UndecidedVariable) and not variable.is_decided else None
