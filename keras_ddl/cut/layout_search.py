@@ -21,9 +21,11 @@ from keras_ddl.errors import ConfigError
 # Bytes that may be moved in a step for each byte of memory that is saved on a rank. Sums of a block of a transformer
 # are 10 of 20,000 tokens of width 1,024 in float32 under Adam.
 MOST_MOVED = 64
+MOST_BUILT = 30_000  # operations in trials, half a minute or less: what has not been tried by then is not cut
 _SMALLEST = 1000  # variables with a smaller fraction of all bytes, and vectors, are not tried on their own
 _MOST_ROUNDS = 8
-_TWICE = 2  # as many bytes as along another axis: then more are not looked at
+# As many times the bytes of another axis, and an axis is left: alone, and with what it goes together with.
+_MOST_ALONE, _MOST_TOGETHER = 4, 2
 _MOST_REJECTED = 3  # variables of one kind
 
 
@@ -77,6 +79,7 @@ class _Search:
         self._unit_of = {handle: unit for unit in units for handle in unit.handles}
         self._by_place = {(unit.kind, unit.numbers): unit for unit in units}
         self._groups: list[_Group] = []
+        self._built = 0  # operations, in trials
         self.axes: dict[Unit, int] = {}
 
     def run(self) -> None:
@@ -85,7 +88,7 @@ class _Search:
         for unit in sorted(self._units, key=lambda each: -each.bytes):
             if unit in self.axes or len(unit.shape) < 2 or unit.bytes * _SMALLEST < total:
                 continue
-            if rejected.get(unit.kind, 0) >= _MOST_REJECTED:
+            if rejected.get(unit.kind, 0) >= _MOST_REJECTED or self._built > MOST_BUILT:
                 continue
             best = self._best(unit)
             if best is None:
@@ -100,12 +103,12 @@ class _Search:
         first: dict[int, int] = {}  # bytes that the variable moves alone, by axis
         for axis in range(len(unit.shape)):
             least = min(first.values(), default=MOST_MOVED * unit.bytes)
-            tried = self._run({unit: axis}, _TWICE * least) if self._is_divided(unit, axis) else None
+            tried = self._run({unit: axis}, _MOST_ALONE * least) if self._is_divided(unit, axis) else None
             if tried is not None:
                 first[axis] = tried.bytes - tried.bytes_of_joins
         best: _Group | None = None
         for axis in sorted(first, key=lambda each: first[each]):
-            most = None if best is None else _TWICE * best.moved
+            most = None if best is None else _MOST_TOGETHER * best.moved
             if most is not None and first[axis] > most:
                 break
             group = self._grown({unit: axis}, [], most)
@@ -155,21 +158,35 @@ class _Search:
             return self._trials.run(layout, most_bytes)
         except (ConfigError, ValueError):  # also TooManyBytes
             return None
+        finally:
+            self._built += self._trials.built
 
     def _is_divided(self, unit: Unit, axis: int) -> bool:
         return axis < len(unit.shape) and unit.shape[axis] > 0 and unit.shape[axis] % self._size == 0
 
     def _alike(self, axes: Mapping[Unit, int]) -> Iterator[dict[Unit, int]]:
-        """Yields the groups of other blocks: of variables whose paths have another number where all of these have one.
+        """Yields the groups of other blocks: of variables whose paths have other numbers where all of these have one.
 
         Only whole ones: where a block lacks one of the variables, or it is cut already, it is another kind of block.
         """
-        numbers = {unit.numbers for unit in axes}
-        if len(numbers) != 1 or numbers == {()}:
+        first, *others = axes
+        places = range(len(first.numbers))
+        if any(len(each.numbers) != len(places) for each in others):
             return
-        first = next(iter(axes))
+        common = [place for place in places if all(each.numbers[place] == first.numbers[place] for each in others)]
         for unit in self._units:
-            if unit.kind == first.kind and unit not in axes:
-                units = [self._by_place.get((each.kind, unit.numbers)) for each in axes]
-                if all(each is not None and each not in self.axes for each in units):
-                    yield {each: axis for each, axis in zip(units, axes.values()) if each is not None}
+            apart = [
+                place for place in places if unit.kind == first.kind and unit.numbers[place] != first.numbers[place]
+            ]
+            if not apart or not set(apart) <= set(common):
+                continue
+            units = [
+                self._by_place.get((each.kind, tuple(self._number(each, unit, place, common) for place in places)))
+                for each in axes
+            ]
+            if all(each is not None and each not in self.axes for each in units):
+                yield {each: axis for each, axis in zip(units, axes.values()) if each is not None}
+
+    @staticmethod
+    def _number(unit: Unit, of_block: Unit, place: int, common: Sequence[int]) -> str:
+        return of_block.numbers[place] if place in common else unit.numbers[place]

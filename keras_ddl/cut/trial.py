@@ -54,11 +54,15 @@ class TriedLayout:
 
 
 class Trials:
-    """Tries layouts of one program for a model axis of `size` ranks. placements: as of `cut_along_model`."""
+    """Tries layouts of one program for a model axis of `size` ranks. placements: as of `cut_along_model`.
+
+    Attributes: built: operations, in the last trial.
+    """
 
     def __init__(self, program: Program, size: int, placements: Sequence[Placement] = ()) -> None:
         self.program, self._size, self._placements = program, size, placements
         self._extents: Extents | None = None
+        self.built = 0
 
     def run(self, layout: Mapping[Value, int], most_bytes: float = math.inf) -> TriedLayout:
         """Tries a layout: the axis along which each variable, by its handle, is cut.
@@ -74,7 +78,10 @@ class Trials:
             )
             trial.begin(result, self._extents, self._placements)
             self._extents = trial.extents
-            trial.run(layout)
+            try:
+                trial.run(layout)
+            finally:
+                self.built = trial.built
         return result
 
 
@@ -151,9 +158,11 @@ class _Trial(Builder):
         self._placed = _Replicated()
         self._done = defaultdict(list)
         self.everyone, self.rows_by_extent = None, False
+        self.updates = None  # slices are to come as far as to assignments, which tell what goes together
         self._queue: list[int] = []  # positions, a heap
         self._queued: set[int] = set()
         self._waiting: dict[Node, None] = {}
+        self.built = 0
         self._slices: list[tf.Variable] = []  # kept alive, without memory
         if extents is not None:
             self.extents = extents
@@ -210,6 +219,7 @@ class _Trial(Builder):
         if any(each.node in self._waiting for each in node.inputs) or not self._try(node):
             self._waiting[node] = None
             return
+        self.built += 1
         if any(isinstance(each, Sharded) for each in placed):
             self._result.sharded.add(node)
         for value in node.outputs:

@@ -1,12 +1,16 @@
 """Reading a keras.distribution.LayoutMap, and what of it is refused; no ranks."""
 
 import math
+from types import SimpleNamespace
 
 import keras
 import pytest
 
 import keras_ddl
+from keras_ddl import errors
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.mesh import layout_to_choose, ranks
+from keras_ddl.strategy.mesh.choice import written
 from keras_ddl.strategy.mesh.layout import Layout
 
 
@@ -123,7 +127,8 @@ def test_keys_of_outputs_are_told_in_words_of_their_own(recwarn):
 
 def test_keys_without_effect_are_told(recwarn):
     layout = Layout(layout_map(**{".*kernel": (None, "model"), "nothing": ("model",)}), 4, 0)
-    with pytest.raises(ConfigError, match="match none"):
+    layout.axis_of("sequential/dense/bias", (4,))
+    with pytest.raises(ConfigError, match=r"match none of sequential/dense/bias .*Begin them with '\.\*'"):
         layout.check_effects()
     layout.axis_of("dense/kernel", (3, 4))
     for _ in range(2):
@@ -149,3 +154,70 @@ def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
         keras_ddl.Strategy(layout_map=layout, **other)
     with pytest.raises(ConfigError, match=r"layout_map must be a keras\.distribution\.LayoutMap"):
         keras_ddl.Strategy(layout_map={".*": ("model",)})
+
+
+def test_model_parallel_is_refused_beside_a_layout_or_where_it_is_no_number_of_ranks():
+    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
+    with pytest.raises(ConfigError, match="model_parallel chooses a layout, and layout_map is one"):
+        keras_ddl.Strategy(layout_map=layout, model_parallel=2)
+    with pytest.raises(ConfigError, match="with model_parallel, compression must be None"):
+        keras_ddl.Strategy(compression="float16", model_parallel=2)
+    for wrong in (0, 2.0, True, "2"):
+        with pytest.raises(ConfigError, match="model_parallel must be a number of ranks"):
+            keras_ddl.Strategy(model_parallel=wrong)
+    topology = SimpleNamespace(size=6, rank=3)
+    with pytest.raises(ConfigError, match=r"divide the number of ranks \(6\)\. Received: model_parallel=4 \(rank 3\)"):
+        layout_to_choose(4, topology)
+    assert layout_to_choose(2, SimpleNamespace(size=1, rank=0)) is None  # one rank trains alone
+
+
+def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
+    of_block = {
+        "attention/query/kernel": (None, "model", None),
+        "attention/key/kernel": (None, "model", None),
+        "attention/output/kernel": ("model", None, None),
+        "up/kernel": (None, "model"),
+        "norm/gamma": None,
+    }
+    axes = {f"block_{n}/{path}": each for n in range(12) for path, each in of_block.items()}
+    axes |= {
+        "dense/kernel": (None, "model"),
+        "dense_1/kernel": ("model", None),
+        "dense_2/kernel": None,
+        "table.x/t": ("model", None),
+    }
+    pair = {1: (None, "model"), 2: ("model", None), 3: None}
+    axes |= {f"conv{stage}_block{n}_{k}_conv/w": each for stage in (2, 3) for n in (1, 2) for k, each in pair.items()}
+    keys = written(list(axes), {path: each for path, each in axes.items() if each is not None})
+    assert set(keys) == {
+        r"block_\d+/attention/(query|key)/kernel", r"block_\d+/attention/output/kernel", r"block_\d+/up/kernel",
+        "dense/kernel", "dense_1/kernel", r"table\.x/t", r"conv\d+_block\d+_1_conv/w", r"conv\d+_block\d+_2_conv/w",
+    }  # fmt: skip
+    layout = layout_map((2, 2), **keys)
+    assert {path: None if (found := layout[path]) is None else found.axes for path in axes} == axes
+
+
+@pytest.mark.parametrize(
+    ("message", "lost", "said"),
+    [
+        ("'loss' cannot complete: rank 3 has left", (3,), "(On the mesh: rank 3 (batch 1, model 1).)"),
+        ("'model axis/rows' failed: rank 0 on host h (process 7) died", (2,), "rank 2 (batch 1, model 0)"),
+        ("'batch axis/sums': no sign of life from rank(s) 0, 1 on host h", (1, 3), "rank 1 (batch 0, model 1), rank 3"),
+        ("the other end of a socket has gone", (), ""),
+    ],
+)
+def test_errors_name_positions_on_the_mesh(message, lost, said, monkeypatch):
+    """To rank 3 of 2 x 2, whose axes number their ranks by themselves."""
+    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 3)
+    monkeypatch.setattr(errors, "_position_of", None)
+    errors.name_positions(lambda text, rank: ranks._position_of(layout, 3, text, rank))
+    error = errors.from_code(10, message)
+    assert error.ranks == lost and str(error).startswith(message) and said in str(error), error
+    assert errors.name_of_rank(2) == "rank 2 (batch 1, model 0)"
+
+
+def test_a_smaller_mesh_leaves_whole_what_it_does_not_divide(recwarn):
+    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 0).of_smaller_mesh(1, 3, 0)
+    assert layout.axis_of("dense/kernel", (2, 6)) == 1
+    assert layout.axis_of("dense/kernel", (2, 4)) is None
+    assert "every rank keeps all of 'dense/kernel'" in str(recwarn.pop().message)

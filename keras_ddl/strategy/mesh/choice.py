@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -68,15 +69,20 @@ def _show(mesh: Mesh, step: str, units: Sequence[Unit], axes: Mapping[Unit, int]
     cut = sum(unit.bytes for unit in axes)
     lines = [
         f"keras_ddl: model_parallel={size} cuts {len(axes)} of {len(units)} variables of {step}, with "
-        f"{cut / total:.0%} of {total:,} bytes. To change it, make it in the script:",
+        f"{cut / total:.1%} of {total:,} bytes. To change it, make it in the script:",
         "",
         f"mesh = keras_ddl.device_mesh({(mesh.data.size, size)})",
         "layout_map = keras.distribution.LayoutMap(mesh)",
-        *(f"layout_map[{_quoted(key)}] = {each!r}" for key, each in keys.items()),
+        *(f"layout_map[{_quoted(key)}] = {_written_axes(each)}" for key, each in keys.items()),
         "strategy = keras_ddl.Strategy(layout_map=layout_map)",
         "",
     ]
     print("\n".join(lines), flush=True)
+
+
+def _written_axes(axes: Axes) -> str:
+    names = ["None" if each is None else f'"{each}"' for each in axes]
+    return f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
 
 
 def _quoted(key: str) -> str:
@@ -88,18 +94,31 @@ def written(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
 
     paths: of all variables. axes: of those that are cut, by path.
     """
-    by_pattern: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for path in paths:
-        by_pattern.setdefault(re.sub(r"\d+", r"\\d+", re.escape(path)), []).append(path)
+        kinds.setdefault(re.sub(r"\d+", "#", path), []).append(path)
     keys: dict[str, Axes] = {}
-    for pattern, alike in by_pattern.items():
-        of_all = {axes.get(each) for each in alike}
-        if len(alike) > 1 and len(of_all) == 1:
-            (one,) = of_all
-            keys |= {pattern: one} if one is not None else {}
-        else:
-            keys |= {re.escape(each): axes[each] for each in alike if each in axes}
+    for alike in kinds.values():
+        keys |= _of_kind(alike, axes)
     return _merged(keys)
+
+
+def _of_kind(paths: Sequence[str], axes: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Returns keys for paths that differ by their numbers: expressions for as many of these as have no part in it."""
+    numbers = [re.findall(r"\d+", path) for path in paths]
+    places = range(len(numbers[0]))
+    for open_ in sorted(itertools.product((True, False), repeat=len(places)), reverse=True, key=sum):
+        by_key: dict[str, set[Axes | None]] = {}
+        for path, own in zip(paths, numbers):
+            parts = re.split(r"\d+", path)
+            words = [r"\d+" if is_open else number for is_open, number in zip(open_, own)]
+            if len({each[place] for each in numbers for place in places if open_[place]}) < 2:
+                words = own  # nothing to leave open
+            key = "".join(part for pair in zip(map(re.escape, parts), [*words, ""]) for part in pair)
+            by_key.setdefault(key, set()).add(axes.get(path))
+        if all(len(of_key) == 1 for of_key in by_key.values()):
+            break
+    return {key: one for key, (one,) in by_key.items() if one is not None}
 
 
 def _merged(keys: Mapping[str, Axes]) -> dict[str, Axes]:

@@ -13,6 +13,8 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
 
+_NAMED = 4  # names in a message
+
 
 class Layout:
     """A layout of variables over a mesh with a batch axis and a model axis.
@@ -52,6 +54,7 @@ class Layout:
         self.model_size = int(shape[1]) if len(names) > 1 else 1
         self._check_axes(names)
         self._unmatched = list(layout_map)
+        self._paths: list[str] = []  # the first that were looked up, for messages
         self._is_of_smaller_mesh = False
 
     def of_smaller_mesh(self, data_size: int, model_size: int, rank: int) -> Layout:
@@ -117,6 +120,7 @@ class Layout:
                 "one key at most may match the path of a variable", str(error), "Make the keys more precise."
             ) from error
         self._unmatched = [key for key in self._unmatched if not self._has(key, path)]
+        self._paths += [path] if len(self._paths) < _NAMED + 1 else []
         if layout is None:
             return None
         axes = tuple(layout.axes)
@@ -155,8 +159,9 @@ class Layout:
         if self._unmatched and len(self._unmatched) == len(self._map):
             raise self._error(
                 "keys match the paths of variables that are made under strategy.scope()",
-                f"{self._unmatched}, which match none",
-                "Print the paths: `for each in model.variables: print(each.path)`.",
+                f"{self._unmatched}, which match none{f' of {_first(self._paths)}' if self._paths else ''}",
+                "Begin them with '.*' where a path begins with the name of its model, or print the paths: `for each in "
+                "model.variables: print(each.path)`.",
             )
         if unmatched and self._rank == 0:
             stack_position.warn(f"layout_map: these keys match no variable, and have no effect: {unmatched}.")
@@ -203,4 +208,4 @@ def _is_of_output(key: str) -> bool:
 
 def _first(names: Sequence[str]) -> str:
     """Returns a few names for a message."""
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
