@@ -133,6 +133,11 @@ def name_positions(position_of: Callable[[str, int], tuple[int, str]] | None) ->
     _position_of = position_of
 
 
+def name_of_rank(rank: int) -> str:
+    """Returns what messages call a rank of the job: also where it is on the mesh, if there is one."""
+    return f"rank {rank}" if _position_of is None else f"rank {rank} ({_position_of('', rank)[1]})"
+
+
 def from_code(code: int, message: str) -> KerasDdlError:
     """Returns the error for a status of the native library (`code` != 0); an unknown code is a CollectiveError."""
     own_message, position_of = message, _position_of

@@ -33,11 +33,12 @@ class BaseGraph:
 
     Attributes:
         path: ckpt_dir/base. name: of the part of a model. record: the manifest. warnings: sentences.
-        answers: where the model runs elsewhere, its outputs for the sample with the current weights; None: unknown.
+        runs_elsewhere: whether this process lacks weights of the model. answers: then its outputs for the sample with
+            the current weights, or None.
     """
 
-    def __init__(self, path: Path, traced: Traced, *, runs_elsewhere: bool = False) -> None:
-        self.path, self._runs_elsewhere = path, runs_elsewhere
+    def __init__(self, path: Path, traced: Traced) -> None:
+        self.path, self.runs_elsewhere = path, False
         self.answers: Mapping[str, Any] | None = None
         self.name: str | None = traced.record["name"]
         self.record = traced.record
@@ -64,14 +65,14 @@ class BaseGraph:
         a preprocessing layer that was adapted too late.
         """
         rows = self._traced.rows
-        if rows is None or (self._runs_elsewhere and self.answers is None):
+        if rows is None or (self.runs_elsewhere and self.answers is None):
             return {}, {"agrees": None}
         skip = set(self.record["random"])
-        golden = self.golden() if self.answers is None else self.answers
+        golden = self.answers if self.runs_elsewhere and self.answers is not None else self.golden()
         arrays = {ROWS + name: storable(array) for name, array in rows.items()}
         arrays |= {ANSWERS + name: array for name, array in golden.items()}
         arrays[THREADS] = kernel_threads()
-        if self._runs_elsewhere:  # these are the live model's: the export compares the graph's with them
+        if self.runs_elsewhere:  # these are the live model's: the export compares the graph's with them
             return arrays, {"agrees": None}
         try:
             live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))
@@ -153,7 +154,7 @@ def write_base_graph(
         _refuse_other_checkpoints(root, traced.record)
         manifest.write(staged, traced.record)
         durable.publish(staged, path, replace=True)
-    return BaseGraph(path, traced, runs_elsewhere=elsewhere is not None)
+    return BaseGraph(path, traced)
 
 
 def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:

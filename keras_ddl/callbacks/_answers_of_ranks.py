@@ -38,7 +38,7 @@ class AnswersOfRanks:
 
         Raises: ExportError, on every rank: it does not run on the sample that the user gave.
         """
-        spread = [each for each in self._model.variables if gathered_slots.slots_in([each])]
+        spread = [each for each in self._model.variables if gathered_slots.spread_in([each])]
         first, problem = self._try()
         second, problem = self._try() if problem is None else (None, problem)
         self._runs = problem is None
@@ -67,7 +67,7 @@ class AnswersOfRanks:
 
     def _run(self) -> dict[str, Any]:
         # What inference changes, as seeds, is small, and no rank has parts of it.
-        state = [v for v in self._model.variables if not v.trainable and not gathered_slots.slots_in([v])]
+        state = [v for v in self._model.variables if not v.trainable and not gathered_slots.spread_in([v])]
         with unchanged([each.value for each in state]), gathered_slots.inference():
             outputs = self._step(**self._rows)
         return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}

@@ -46,6 +46,7 @@ class BaseGraphs:
         self._written: list[Any] = []  # by this process
         self._ranks: dict[str | None, AnswersOfRanks] = {}  # of a model of which ranks have parts
         self._elsewhere: dict[str | None, Elsewhere] = {}
+        self._answers: dict[str | None, Mapping[str, Any] | None] = {}
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known.
@@ -76,6 +77,9 @@ class BaseGraphs:
         """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
         if self.is_written and not self._written:
             self._write_here(model)
+        is_spread = bool(gathered_slots.spread_in(model.variables))
+        for base in self._written:
+            base.runs_elsewhere, base.answers = is_spread, self._answers.get(base.name)
         return self._written
 
     def _are_ready_at_begin(self, model: Any) -> bool:
@@ -111,19 +115,16 @@ class BaseGraphs:
         return {name: model if name is None else _find(model, name, part) for name, part in self._parts.items()}
 
     def answer(self, model: Any) -> None:
-        """Has the graphs of a model of which ranks have parts know its outputs, for a checkpoint. COLLECTIVE."""
-        if not self.is_written or not gathered_slots.slots_in(model.variables):
-            return
-        self._run_on_ranks(model)
-        answers = [each.answer() for each in self._ranks.values()]
-        for base, outputs in zip(self._written, answers):
-            base.answers = outputs
+        """Finds out what the served models answer, for the next checkpoint, where no rank has all of their weights."""
+        self._answers = {}
+        if self.is_written and gathered_slots.spread_in(model.variables):
+            self._run_on_ranks(model)
+            self._answers = {name: each.answer() for name, each in self._ranks.items()}
 
     def _write(self, model: Any) -> None:
         self.is_due = False
-        if gathered_slots.slots_in(model.variables):
+        if gathered_slots.spread_in(model.variables):
             self._run_on_ranks(model)
-            self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
         on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
         self.is_written = True
 
@@ -131,19 +132,18 @@ class BaseGraphs:
         if not self._ranks:
             parts = self._served(model).items()
             self._ranks = {name: AnswersOfRanks(model, part, self._options[name]) for name, part in parts}
+            self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
 
     def _write_here(self, model: Any) -> None:
         assert self._dir is not None
+        spread = [each for each in model.variables if gathered_slots.spread_in([each])]
         for name, part in self._served(model).items():
             whole = None if name is None else model
-            with gathered_slots.without_values(gathered_slots.slots_in(model.variables)):
+            # Where layouts are chosen in the first step, ranks may have parts only since the graph was first written.
+            elsewhere = self._elsewhere.get(name, Elsewhere(None, (), spread)) if spread else None
+            with gathered_slots.without_values(gathered_slots.slots_in(spread)):
                 base = export.write_base_graph(
-                    part,
-                    self._dir,
-                    name=name,
-                    whole=whole,
-                    elsewhere=self._elsewhere.get(name),
-                    **self._options[name],
+                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._options[name]
                 )
             for sentence in base.warnings:
                 stack_position.warn(sentence)

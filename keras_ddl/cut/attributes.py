@@ -33,6 +33,7 @@ _TABLE: list[tuple[Fate, str]] = [
     # Which operations of a jit_scope belong together, and what a call only reads.
     (Fate.COPIED, "_XlaScope _XlaSeparateCompiledGradients _xla_propagate_compile_time_consts"),
     (Fate.COPIED, "_read_only_resource_inputs"),
+    (Fate.COPIED, "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"),  # sums_in_order.py
     # Lets the rounds of a loop overlap: what draws in them would draw in another order on each rank.
     (Fate.DROPPED, "_lower_using_switch_merge _stateful_parallelism"),
     # Notes of what traced it.

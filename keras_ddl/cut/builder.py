@@ -35,6 +35,7 @@ from keras_ddl.cut.placements import (
 )
 from keras_ddl.cut.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.registry import rule_of
+from keras_ddl.cut.replicated_updates import ReplicatedUpdates
 from keras_ddl.cut.schedule import Schedule
 from keras_ddl.cut.sharding import Sharding
 
@@ -57,6 +58,7 @@ class Builder(Context):
         self.override: OpOverride | None = None
         self._sharding = Sharding(self, self._apply_rules)
         self._both = BothPlacements(self)
+        self.updates: ReplicatedUpdates | None = ReplicatedUpdates(self)
         self._done: dict[Node, list[tf.Operation]] = {}
 
     def place(self, value: Value, tensor: tf.Tensor, placement: Placement, dims: Dims | None = None) -> None:
@@ -147,6 +149,8 @@ class Builder(Context):
         made = self.override.make(self, node) if self.override is not None else None
         if made is None and self._sharding.is_on:
             made = self._sharding.make(node)
+        if made is None and self.updates is not None and not self.rows_by_extent:
+            made = self.updates.make(node)
         return self._apply_rules(node) if made is None else made
 
     def _apply_rules(self, node: Node) -> PlacedOutputs:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import create_op, tf
-from keras_ddl.cut import attributes
+from keras_ddl.cut import attributes, sums_in_order
 from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.dims import Dim, certain, if_certain
@@ -142,21 +142,22 @@ class Context(PlacedValues):
             return list(made.outputs)
         operation = node.operation
         known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
+        if sums_in_order.is_addition(node):
+            known.update(sums_in_order.MARKED)
         device = attributes.device_of_made(node.device)
         graph = tf.compat.v1.get_default_graph()
+        name = operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type
         if self.everyone is None:  # what is built is to be cut again, which looks into functions
             tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
-            made = create_op(
-                graph,
-                operation.type,
-                list(inputs),
-                [each.dtype for each in operation.outputs],
-                attrs=known,
-                name=operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type,
-            )
+            if sums_in_order.is_of_many(node):
+                operations = sums_in_order.added(list(inputs), name)
+            else:
+                results = [each.dtype for each in operation.outputs]
+                operations = [create_op(graph, operation.type, list(inputs), results, attrs=known, name=name)]
+        made = operations[-1]
         if self.everyone is None:
-            self.built_from[made.name] = node.traced
+            self.built_from.update((each.name, node.traced) for each in operations)
         self._last.append(made)  # also from materializers, which run while another node is built: it waits for them
         if key is not None:
             self._made[key] = _Made(made, inputs)

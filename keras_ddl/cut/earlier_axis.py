@@ -20,7 +20,9 @@ def make(b: Context, node: Node, kind: str) -> PlacedOutputs:
     tensors = [b.redistributed(each, placement) for each, placement in zip(node.inputs, placements)]
     made = b.make(node, tensors)
     if kind == GATHER:
-        return [(tensor, _gathered(b, node, placements[0]) if i == 0 else REPLICATED) for i, tensor in enumerate(made)]
+        result = _gathered(b, node, placements[0])
+        made[0].set_shape(b.static_local_shape(node.outputs[0].shape, result))
+        return [(tensor, result if i == 0 else REPLICATED) for i, tensor in enumerate(made)]
     for value, output, tensor, local in zip(node.inputs, node.outputs, made, tensors):
         tensor.set_shape(local.shape)
         _set_dims(b, output, if_certain(b.dims, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
@@ -12,7 +13,16 @@ from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Unknown, if_certain
 from keras_ddl.cut.extents import merged
-from keras_ddl.cut.placements import FlatShard, Partial, Pending, Placement, Replicated, Sharded, TensorList
+from keras_ddl.cut.placements import (
+    REPLICATED,
+    FlatShard,
+    Partial,
+    Pending,
+    Placement,
+    Replicated,
+    Sharded,
+    TensorList,
+)
 from keras_ddl.cut.program import Node, Return, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.variable_ops import READ
@@ -107,10 +117,12 @@ class SubgraphBuilder(Builder):
         self._carried: set[Value] = set()
         self._promoted: dict[Value, TensorList] = {}  # requested by nodes that could not be built without it
 
-    def lend(self, value: Value, outer: Value) -> None:
-        """Lets a placeholder stand for a value of the parent."""
+    def lend(self, value: Value, outer: Value, *, replicated: bool = False) -> None:
+        """Lets a placeholder stand for a value of the parent. `replicated`: in that placement. Raises: Pending."""
         self._lent[value] = outer
-        self._place(value, self.parent.local(outer), self.parent.abstract(outer))
+        known = self.parent.abstract(outer)
+        tensor = self.parent.replicated(outer) if replicated else self.parent.local(outer)
+        self._place(value, tensor, replace(known, placement=REPLICATED) if replicated else known)
         if isinstance(self.parent, Builder) and self.parent.is_weight(outer):
             self.hold_weight(value)
         if self.parent.depends_on_batch(outer):

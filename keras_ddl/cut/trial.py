@@ -158,6 +158,7 @@ class _Trial(Builder):
         self._placed = _Replicated()
         self._done = defaultdict(list)
         self.everyone, self.rows_by_extent = None, False
+        self.updates = None  # slices are to come as far as to assignments, which tell what goes together
         self._queue: list[int] = []  # positions, a heap
         self._queued: set[int] = set()
         self._waiting: dict[Node, None] = {}

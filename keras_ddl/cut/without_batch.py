@@ -14,7 +14,8 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
 from keras_ddl.cut.collectives import Collectives
-from keras_ddl.cut.placements import REPLICATED, Batch
+from keras_ddl.cut.flat_shards import refusal
+from keras_ddl.cut.placements import FLAT_SHARD, REPLICATED, Batch
 from keras_ddl.cut.program import Node, Program
 from keras_ddl.cut.report import Report
 
@@ -23,12 +24,17 @@ def writes_without_batch(
     graph: tf.Graph,
     collectives: Collectives,
     *,
+    chunk_of: Callable[[tf.Tensor], tf.Tensor | None] = lambda outer: None,
+    has_mirrors: bool = False,
     earlier: Collectives | None = None,
     everyone: Collectives | None = None,
 ) -> Callable[[], None] | None:
     """Returns a function that writes what a traced step writes without its arguments; None: it writes nothing.
 
+    chunk_of: given an outer tensor, returns the handle of this rank's chunk of a variable in flat shards, else None.
+    has_mirrors: whether chunks have mirrors, which only the end of a step writes.
     earlier, everyone: as of `build_step`, where the step was cut along the model axis.
+    Raises: ConfigError: it would write a chunk that has a mirror.
     """
     program = Program(graph)
     dependent = {value.node for value in program.inputs}
@@ -39,13 +45,19 @@ def writes_without_batch(
     if not writes:
         return None
     program.keep_only(writes)
+    chunks = {value: chunk_of(outer) for value, outer in program.captured}
+    if has_mirrors:
+        for node in writes:
+            if any(chunks.get(each.source()) is not None for each in node.inputs):
+                raise refusal(node, collectives.rank)
 
     def write() -> None:
         batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))
         builder = Builder(program=program, batch=batch, collectives=collectives, report=Report())
         builder.earlier, builder.everyone = earlier, everyone or collectives
         for value, outer in program.captured:
-            builder.place(value, outer, REPLICATED)
+            chunk = chunks[value]
+            builder.place(value, outer if chunk is None else chunk, REPLICATED if chunk is None else FLAT_SHARD)
         builder.build()
 
     traced: Callable[[], None] = tf.function(write, autograph=False)

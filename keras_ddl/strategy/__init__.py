@@ -126,7 +126,7 @@ class Strategy(tf.distribute.Strategy):
         if drift_check_percent is None:
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        sharded = shard_optimizer or shard_weights
+        sharded = shard_optimizer or shard_weights is True
         settings = Settings(*chosen, compression, sharded, min_ranks, layout_map, shard_weights, model_parallel)
         check_settings(settings, topology.rank)
         layout = layout_to_choose(model_parallel, topology) if layout_map is None else None

@@ -33,7 +33,6 @@ from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.joining import Newcomer
 from keras_ddl.strategy.joining_state import give_up
 from keras_ddl.strategy.mesh import remeshing
-from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewError, gathers_on_rank_0, with_reason
@@ -51,12 +50,13 @@ class Report(NamedTuple):
 
     Attributes:
         rank: its number before. finished: calls, by it; None: it is a newcomer without state.
-        has_traced: the call that failed may have traced. has_met_newcomers: in the admission in which it is.
+        has_traced: the call that failed may have traced; None: others had finished it, and so has this rank now, which
+            has not begun the next one. has_met_newcomers: in the admission in which it is.
     """
 
     rank: int
     finished: int | None
-    has_traced: bool = False
+    has_traced: bool | None = False
     has_met_newcomers: bool = False
 
 
@@ -133,11 +133,13 @@ class Survival:
         if epoch != last_epoch:
             for each in one_per_job.alive():
                 if each.topology is before:
-                    if each.job.shards_from_elements is not None:
+                    is_cut = each.job.slices is not None
+                    if is_cut or each.job.shards_from_elements is not None:
+                        setting = "layout_map" if is_cut else "shard_optimizer=True"
                         raise ConfigError(
-                            "Strategy(shard_optimizer=True) goes on by itself when a rank is lost, not after "
+                            f"Strategy({setting}) goes on by itself when a rank is lost, not after "
                             f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
-                            "RankLostError, or make the Strategy without shard_optimizer."
+                            f"RankLostError, or make the Strategy without {setting.partition('=')[0]}."
                         )
                     each.renew(place)
             self._finished = 0
@@ -249,12 +251,6 @@ class Survival:
                     f"{ranks} left, and min_ranks={each.job.settings.min_ranks} (rank {each.rank}). Restart the job "
                     "(keras-ddl run --restarts), or make the number smaller."
                 )
-        if ranks < communicator.min_ranks():  # of the launcher, which has counted those that have no place in a mesh
-            return TooFewError(
-                "fit goes on with as many ranks as `keras-ddl run --min-np` says. Received: a mesh of "
-                f"{ranks}, and --min-np {communicator.min_ranks()} (rank {communicator.rank()}). Restart the job "
-                "(keras-ddl run --restarts), or make the number smaller."
-            )
         return None
 
     def _strategies(self) -> list[Any]:
@@ -266,10 +262,11 @@ class Survival:
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
         reason = None if caller is None else caller.cut_step.why_not_again()
-        layouts = [each.job.slices.layout for each in self._strategies() if each.job.slices is not None]
+        mesh = remeshing.layout_of(self._strategies())
         while reason is None:
             try:
-                reports = self._meet(None, Report(before, self._finished, has_traced))
+                in_call = self.finished() == begun  # else others were lost after it had been finished
+                reports = self._meet(None, Report(before, self._finished, has_traced if in_call else None))
                 old = sorted(each.rank for each in reports if each.finished is not None)
                 # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
                 # meets the others has left, too.)
@@ -286,7 +283,7 @@ class Survival:
                     is_finished = self.finished() > begun
                     # Where some have finished this call, rank 0 had begun it, and had written all that came before.
                     self._succeed(before, may_lack_last=not is_finished)
-                    self._say(layouts, sorted({*range(size)} - {*old}))
+                    remeshing.say(mesh, sorted({*range(size)} - {*old}), remeshing.layout_of(self._strategies()))
                     return is_finished
             except TooFewError:
                 raise
@@ -301,23 +298,9 @@ class Survival:
         if (problem := remeshing.why_not(strategies)) is not None:
             return problem
         lost = [lost_chunks.share_out(each.job, is_new=is_new) for each in strategies]
-        with_mesh = remeshing.of_layout(strategies)
-        if with_mesh is None or any(lost):
-            return next(filter(None, lost), None)
-        least = max(communicator.min_ranks(), *(each.job.settings.min_ranks for each in strategies))
-        assert with_mesh.job.slices is not None
-        mesh = with_mesh.job.slices.share_out(communicator.topology(), least)
-        if isinstance(mesh, str):
-            return mesh
-        if (too_few := self._too_few(mesh.size)) is not None:
-            raise too_few
-        remeshing.form(with_mesh, mesh, lambda topology: self._renew(topology, strategies))
-        return None
-
-    def _say(self, before: Sequence[Layout], lost: Sequence[int]) -> None:
-        with_mesh = remeshing.of_layout(self._strategies())
-        if before and with_mesh is not None and with_mesh.job.slices is not None:
-            remeshing.say(before[0], lost, with_mesh.job.slices.layout)
+        if any(lost):
+            return next(filter(None, lost))
+        return remeshing.share_out(strategies, lambda topology: self._renew(topology, strategies))
 
     def _succeed(self, before: int, *, may_lack_last: bool) -> None:
         """This rank, whose number was `before`, writes from now on, if it is rank 0."""
@@ -349,8 +332,10 @@ class Survival:
         most = self._compares_at = max(each for each in calls if each is not None)
         if any(each not in (None, most) for each in calls):
             self._share_last_call(calls.index(most), self._finished not in (None, most), variables, caller)
-        elif caller is not None and any(each.has_traced for each in reports):
-            caller.forget_traces()  # all are in the same call, which some may have traced
+        else:
+            may_have_traced = [each.has_traced for each in reports]
+            if caller is not None and any(may_have_traced) and None not in may_have_traced:
+                caller.forget_traces()  # all are in the same call, which some may have traced
         if None in calls:
             assert self.joining is not None
             self.joining.share_state(calls.index(most))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_ddl.errors import RankLostError
+from keras_ddl.errors import RankLostError, name_of_rank
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.interface import strategy_of
 
@@ -21,7 +21,7 @@ OWN_COLLECTIVE = (
 def with_reason(error: Exception, reason: str) -> Exception:
     """Returns `error`, which says who was lost, with why the others do not go on."""
     if _DO_NOT not in str(error):
-        lost = f"rank {', '.join(map(str, ranks))}" if (ranks := getattr(error, "ranks", ())) else "the lost rank"
+        lost = ", ".join(map(name_of_rank, ranks)) if (ranks := getattr(error, "ranks", ())) else "the lost rank"
         rest = "--restarts starts the job again from its last checkpoint."
         error.args = (f"{_DO_NOT} without {lost}. {reason} {rest} ({error})",)
     return error

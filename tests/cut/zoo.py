@@ -149,7 +149,9 @@ class Detector(keras.Model):
             layers.Conv2D(2 * self.CLASSES, 3, padding="same"),
         )
         corner = np.stack(np.meshgrid(np.arange(4), np.arange(4), [0, 1], indexing="ij"), -1).reshape(-1, 3)
-        self.anchors = np.concatenate([corner[:, :2], corner[:, :2] + 1 + corner[:, 2:]], 1).astype("float32")
+        self.anchors = np.concatenate([corner[:, :2], corner[:, :2] + 1 + corner[:, 2:]], 1).astype(
+            keras.config.floatx()
+        )
 
     def build(self, shape: Any) -> None:
         for layer, of in ((self.body, shape), (self.boxes, (None, 4, 4, 6)), (self.classes, (None, 4, 4, 6))):
@@ -172,7 +174,7 @@ class Detector(keras.Model):
         classes = ops.take_along_axis(y["classes"], match, axis=1)
         sizes = self.anchors[:, 2:] - self.anchors[:, :2]
         wanted = ops.concatenate([(boxes[..., :2] - self.anchors[:, :2]) / sizes, boxes[..., 2:] - boxes[..., :2]], -1)
-        positive = ops.cast(is_box, "float32")
+        positive = ops.cast(is_box, keras.config.floatx())
         found = ops.maximum(ops.sum(positive), 1.0)
         error = ops.abs(wanted - y_pred["boxes"])
         smooth = ops.sum(ops.where(error < 1.0, 0.5 * error * error, error - 0.5), -1)
@@ -183,7 +185,7 @@ class Detector(keras.Model):
             ),
             -1,
         )
-        counted = ops.cast(ops.logical_or(is_box, is_none), "float32")
+        counted = ops.cast(ops.logical_or(is_box, is_none), keras.config.floatx())
         return ops.sum(smooth * positive) / found + ops.sum(focal * counted) / found
 
     def _overlap(self, boxes: Any) -> Any:

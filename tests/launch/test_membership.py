@@ -86,6 +86,26 @@ def test_ranks_that_have_done_their_part_count_as_left() -> None:
     assert membership.advance() == (0,)
 
 
+def test_a_rank_may_ask_to_be_left_out() -> None:
+    membership = Membership(range(3), 1, PATIENCE)
+    membership.ask(2, 0, now=0.0, leaves=True)
+    membership.ask(0, 0, now=0.0)
+    assert membership.advance() is None and membership.missing() == [1]
+    membership.ask(1, 0, now=0.0)
+    assert membership.advance() == (0, 1)
+    membership.ask(0, 1, now=0.0)
+    membership.ask(1, 1, now=0.0)
+    assert membership.advance() == (0, 1)  # of this one nobody has asked to be left out
+
+
+def test_a_rank_that_asks_to_be_left_out_stays_when_nobody_else_is_left() -> None:
+    membership = Membership(range(3), 1, PATIENCE)
+    membership.ask(2, 0, now=0.0, leaves=True)
+    membership.end(0)
+    membership.end(1)
+    assert membership.advance() == (2,)
+
+
 class Schedules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()

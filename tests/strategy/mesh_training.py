@@ -2,7 +2,7 @@
 
 mesh_training.py FOLDER EPOCHS MODEL_RANKS [VICTIM MOMENT]   MODEL_RANKS: along the model axis
                                                              VICTIM: the rank that is killed while the second checkpoint
-                                                             is written, at this MOMENT
+                                                             is written, at this MOMENT, or before a step ("8")
 """
 
 import os
@@ -52,8 +52,16 @@ MOMENTS = {
     "publishes": (durable, "publish", "begin"),
     "has published": (durable, "publish", "end"),
 }
-if len(sys.argv) > 4 and int(sys.argv[4]) == strategy.rank:
+is_victim = len(sys.argv) > 4 and int(sys.argv[4]) == strategy.rank
+if is_victim and sys.argv[5] in MOMENTS:
     die_in(*MOMENTS[sys.argv[5]])
+
+
+class Dies(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if is_victim and str(int(model.optimizer.iterations.numpy())) == sys.argv[5]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
 
 set_precision("float64")
 keras.utils.set_random_seed(11)
@@ -62,7 +70,7 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(2, name="narrow")])
     model.compile(keras.optimizers.Adam(1e-2, weight_decay=0.1), "mse", jit_compile=False)
 callback = keras_ddl.callbacks.Checkpoint(folder / "saved", resume=True, save_freq=2, save_best=False, keep=99)
-model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback])
+model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Dies()])
 with strategy.whole_model(model):
     found = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 if strategy.rank == 0:

@@ -10,7 +10,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator import Communicator
 from keras_ddl.errors import RankLostError
 from keras_ddl.strategy import Strategy, fits, replayed_calls, survival
-from strategy import simulated_newcomers
+from strategy import simulated_mesh, simulated_newcomers
 from strategy.simulated_engine import Killed
 from strategy.simulated_job import Rank, this_rank
 
@@ -18,19 +18,24 @@ PRIME = 1_000_003
 ROWS = 7
 
 
-def fit(calls: int, collectives: int, fits: int = 1, *, regroups: bool = False) -> Callable[[Rank], None]:
+def fit(
+    calls: int, collectives: int, fits: int = 1, *, regroups: bool = False, model_size: int = 0
+) -> Callable[[Rank], None]:
     """Returns a program that makes `calls` calls of a step of so many collectives, with a collective after each, in as
     many calls of fit. regroups: the last rank ends after the first fit; the program of the others regroups.
+    model_size: ranks of the model axis of a mesh; 0: there is none.
     """
 
     def program(rank: Rank) -> None:
         simulated_newcomers.begin(rank)
         topology = communicator.topology()
         settings = SimpleNamespace(min_ranks=1)
-        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0, settings=settings)
+        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0, settings=settings, slices=None)
         place = SimpleNamespace(rank=0, size=0)
         rank.strategy = SimpleNamespace(topology=topology, job=job_of_strategy, random_state=place, saves=place)
         rank.strategy.renew = lambda new: Strategy.renew(rank.strategy, new)
+        if model_size:
+            simulated_mesh.begin(rank, job_of_strategy, model_size)
         rank.survival = survival.Survival()
         Communicator.recover = lambda *call: this_rank().survival._collective(*call)
         model = simulated_newcomers.Model(rank)
@@ -46,6 +51,8 @@ def fit(calls: int, collectives: int, fits: int = 1, *, regroups: bool = False) 
                     communicator.barrier("between")
                 except RankLostError:
                     communicator.regroup()
+        if model_size:
+            rank.variable.check()
 
     return program
 

@@ -47,6 +47,7 @@ class Rank:
         self.ended: str | None = None  # "well", "killed" or the name of its error
         self.stopped = False
         self.answer: list[Any] = []  # of the launcher
+        self.variable: Any = None  # of which it has slices (simulated_mesh.py)
         self.record: Any = None  # what `history.of_job` returns
         self.first_batch = 0  # in a newcomer: where it joins the others
         self._next: Any = None
@@ -194,10 +195,12 @@ class Job:
             return  # a newcomer that has just given up joining
         assert rank.at[0] in ("answer", "join") and not rank.answer, (rank.number, message)
         if message.get("left"):
-            self.board.forget_leaving(rank.number)
+            if self.board is not None:
+                self.board.forget_leaving(rank.number)
             rank.answer.append(SystemExit(0))
         else:
-            rank.answer.append(Membership(message["epoch"], tuple(message["members"])))
+            ended, least = tuple(message.get("ended", ())), message.get("min_ranks", 1)
+            rank.answer.append(Membership(message["epoch"], tuple(message["members"]), ended, least))
 
     def world(self, epoch: int, members: tuple[int, ...]) -> World:
         if (epoch, members) not in self.worlds:
@@ -368,9 +371,9 @@ def broadcast(variables: Sequence[Variable], root: int) -> None:
 def simulated() -> Iterator[None]:
     """In it, ranks are threads of this process."""
 
-    def after(_: Any, epoch: int, admits: Sequence[int] | None = None) -> Any:
+    def after(_: Any, epoch: int, admits: Sequence[int] | None = None, leaves: str | None = None) -> Any:
         rank = this_rank()
-        rank.pause(("ask", {"epoch": epoch, "admits": admits}))
+        rank.pause(("ask", {"epoch": epoch, "admits": admits, "leaves": leaves}))
         return rank.pause(("answer",))
 
     def meet(_: Any, mode: str, membership: Membership) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """A training of which ranks are killed, and which goes on. Run by test_survival.py, alone or on several ranks.
 
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
-    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled (its
-        own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first), saving; A+B
-        is both. With meshM: on a mesh with a model axis of M, whose layout cuts what M divides
+    MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled
+        (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first),
+        saving; A+B is both. With meshM: on a mesh with a model axis of M, whose layout cuts what M divides
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
@@ -106,7 +106,8 @@ plain_join, communicator.join_others = communicator.join_others, join_others
 
 def built(kind: str) -> list[keras.layers.Layer]:
     if kind == "mlp":
-        first = layers.Dense(12 if ON_MESH else 16, activation="relu", name="first")
+        units = 16 if not ON_MESH or "by8" in KIND else 12
+        first = layers.Dense(units, activation="relu", name="first")
         return [layers.Flatten(), first, layers.BatchNormalization(name="batch_normalization")]
     if kind == "cnn":
         return [layers.Conv1D(8, 3, activation="relu"), layers.BatchNormalization(), layers.GlobalAveragePooling1D()]

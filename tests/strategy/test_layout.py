@@ -7,8 +7,9 @@ import keras
 import pytest
 
 import keras_ddl
+from keras_ddl import errors
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.mesh import layout_to_choose
+from keras_ddl.strategy.mesh import layout_to_choose, ranks
 from keras_ddl.strategy.mesh.choice import written
 from keras_ddl.strategy.mesh.layout import Layout
 
@@ -194,3 +195,29 @@ def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():
     }  # fmt: skip
     layout = layout_map((2, 2), **keys)
     assert {path: None if (found := layout[path]) is None else found.axes for path in axes} == axes
+
+
+@pytest.mark.parametrize(
+    ("message", "lost", "said"),
+    [
+        ("'loss' cannot complete: rank 3 has left", (3,), "(On the mesh: rank 3 (batch 1, model 1).)"),
+        ("'model axis/rows' failed: rank 0 on host h (process 7) died", (2,), "rank 2 (batch 1, model 0)"),
+        ("'batch axis/sums': no sign of life from rank(s) 0, 1 on host h", (1, 3), "rank 1 (batch 0, model 1), rank 3"),
+        ("the other end of a socket has gone", (), ""),
+    ],
+)
+def test_errors_name_positions_on_the_mesh(message, lost, said, monkeypatch):
+    """To rank 3 of 2 x 2, whose axes number their ranks by themselves."""
+    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 3)
+    monkeypatch.setattr(errors, "_position_of", None)
+    errors.name_positions(lambda text, rank: ranks._position_of(layout, 3, text, rank))
+    error = errors.from_code(10, message)
+    assert error.ranks == lost and str(error).startswith(message) and said in str(error), error
+    assert errors.name_of_rank(2) == "rank 2 (batch 1, model 0)"
+
+
+def test_a_smaller_mesh_leaves_whole_what_it_does_not_divide(recwarn):
+    layout = Layout(layout_map(**{".*": (None, "model")}), 4, 0).of_smaller_mesh(1, 3, 0)
+    assert layout.axis_of("dense/kernel", (2, 6)) == 1
+    assert layout.axis_of("dense/kernel", (2, 4)) is None
+    assert "every rank keeps all of 'dense/kernel'" in str(recwarn.pop().message)

@@ -16,7 +16,9 @@ HERE = Path(__file__).parent
 test_shards = rank_tests(HERE / "shard_checks.py", [3], env=FEW)
 
 # Weights in shards, which are gathered anew wherever one is needed.
-test_weights = rank_tests(HERE / "weight_checks.py", [2, 3], env={**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"})
+test_weights = rank_tests(
+    HERE / "weight_checks.py", [2, 3], check_timeout=240, env={**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
+)
 
 
 def trained(folder, ranks, epochs, kind):

@@ -5,41 +5,98 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from launch.launching import Ended
-from strategy.test_survival import PROGRAM, check_ended, run
+from launch.launching import Ended, run, write_program
+from strategy.test_survival import PROGRAM, check_ended
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
 def check(
-    tmp_path: Path,
-    model: str,
-    data: str,
-    where: str,
-    *killed: str,
-    ranks: int,
-    mesh: str,
-    left: list[int],
-    min_np: int = 1,
-    epochs: int = 3,
+    tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int, mesh: str, left: list[int]
 ) -> Ended:
     """`mesh`: at the end. `left`: ranks at the end, as the launcher counts; others were killed, or have left."""
-    arguments = ["python", PROGRAM, model, data, where, *killed]
-    env = {"EPOCHS": str(epochs)}
-    ended = run(["run", "-np", str(ranks), "--min-np", str(min_np), *arguments], tmp_path, env=env)
+    command = ["run", "-np", str(ranks), "--min-np", "1", "python", PROGRAM, model, data, where, *killed]
+    ended = run(command, tmp_path, env={"EPOCHS": "3"})
     assert ended.status == 0, ended
     lost = {int(each.partition(":")[0]) for each in killed}
     assert len(re.findall(r"rank \d+ was lost \(killed by SIGKILL\)", ended.err)) == len(lost), ended
     leaving = set(range(ranks)) - lost - set(left)
     assert set(map(int, re.findall(r"rank (\d+) leaves \(a mesh of", ended.err))) == leaving, ended
     assert f"mesh {mesh}" in ended.err, ended
-    check_ended(ended, left, PROGRAM, model, data, epochs)
+    check_ended(ended, left, PROGRAM, model, data, 3)
     return ended
 
 
-def test_a_rank_of_two_by_two_is_killed_and_three_go_on(tmp_path: Path) -> None:
-    """The other extents are divided by three."""
-    ended = check(tmp_path, "mesh2", "arrays", "step", "1:7", ranks=4, mesh="(1, 3)", left=[0, 2, 3])
-    assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 3 go on." in ended.err, ended
+def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) -> None:
+    ended = check(tmp_path, "mesh2+by8", "arrays", "step", "1:7", ranks=4, mesh="(1, 2)", left=[0, 2])
+    assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 2 go on." in ended.err, ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "model", "data", "killed", "mesh", "left"),
+    [
+        (4, "mesh2", "arrays", "step 1:7", "(1, 3)", [0, 2, 3]),
+        (4, "mesh2+attention", "dataset", "step 3:7", "(1, 2)", [0, 1]),
+        (4, "mesh2+attention", "dataset", "between 0:6", "(1, 2)", [1, 2]),
+        (2, "mesh2", "arrays", "step 1:7", "none", [0]),
+        (2, "mesh2", "arrays", "step 0:0", "none", [1]),
+        (4, "mesh4", "arrays", "step 2:7 1:11", "(1, 2)", [0, 3]),
+        (3, "mesh3", "several", "step 0:4 2:9", "none", [1]),
+        (5, "mesh1", "arrays", "step 1:7", "none", [0, 2, 3, 4]),
+        (6, "mesh2+by8", "arrays", "step 0:3 2:8", "(1, 2)", [1, 3]),
+        (4, "mesh2+saving", "arrays", "gather 1:3", "(1, 3)", [0, 2, 3]),
+        (4, "mesh2+by8+accumulation", "sequence", "step 2:7", "(1, 2)", [0, 1]),
+        (4, "mesh2+by8+two", "arrays", "step 1:7 2:12", "none", [0]),
+        (4, "mesh2+lstm", "arrays", "step 1:7", "(1, 2)", [0, 2]),
+    ],
+)
+def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path) -> None:
+    check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
+
+
+@pytest.mark.long
+def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
+    command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
+    ended = run(["run", "-np", "4", "--min-np", "1", *command], tmp_path)
+    assert ended.status == 137 and "slice 1 of 2 were lost together" in ended.err and "--restarts" in ended.err, ended
+
+
+@pytest.mark.long
+def test_a_mesh_of_fewer_ranks_than_min_np_ends(tmp_path: Path) -> None:
+    command = ["python", PROGRAM, "mesh2+by8", "arrays", "between", "1:5"]
+    ended = run(["run", "-np", "4", "--min-np", "3", *command], tmp_path)
+    assert ended.status == 1 and "a mesh of 1 x 2, and at least 3 ranks" in ended.err, ended
+
+
+@pytest.mark.long
+def test_a_mesh_that_was_resumed_goes_on_from_its_mirrors(tmp_path: Path) -> None:
+    program = str(Path(__file__).with_name("mesh_training.py"))
+    for name, arguments in (("one", ["2", "1"]), ("two", ["1", "2"]), ("two", ["2", "2", "1", "8"])):
+        (tmp_path / name).mkdir(exist_ok=True)
+        start = ["run", "-np", "1"] if name == "one" else ["run", "-np", "2", "--min-np", "1"]
+        ended = run([*start, "python", program, str(tmp_path / name), *arguments], tmp_path)
+        assert ended.status == 0, ended
+    assert "rank 1 (batch 0, model 1) was lost; 1 x 1 go on" in ended.err, ended
+    with np.load(tmp_path / "two" / "2_2.npz") as mine, np.load(tmp_path / "one" / "1_2.npz") as expected:
+        for name in expected.files:
+            np.testing.assert_allclose(mine[name], expected[name], rtol=0, atol=1e-12)
+
+
+LAID_OUT = """
+import keras
+import keras_ddl
+layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 2)))
+layout[".*"] = (None, "model")
+keras_ddl.Strategy(layout_map=layout)
+"""
+
+
+@pytest.mark.long
+def test_spares_are_refused(tmp_path: Path) -> None:
+    program = write_program(tmp_path, LAID_OUT)
+    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    assert ended.status == 1 and "Leave out --spares, and say the hosts with --hosts" in ended.err, ended

@@ -45,6 +45,13 @@ def assert_equal(model, one, tolerance=1e-12):
         np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance)
 
 
+def assert_equal_weights(model, one):
+    with STRATEGY.whole_model(model):
+        mine = model.get_weights()
+    for value, expected in zip(mine, one.get_weights(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+
+
 def check_fit_evaluate_and_predict_equal_one_process():
     model, one = fitted(STRATEGY), fitted(None)
     assert_equal(model, one)
@@ -80,16 +87,23 @@ def check_options_of_optimizers_with_weights_in_shards_equal_one_process():
     scaled = lambda: optimizers.LossScaleOptimizer(  # noqa: E731
         optimizers.Adam(1e-2), initial_scale=64.0, dynamic_growth_steps=2
     )
-    swaps = keras.callbacks.SwapEMAWeights
+    for optimizer in (accumulating, scaled):
+        assert_equal_weights(*(fitted(each, optimizer=optimizer) for each in (STRATEGY, None)))
+
+
+@long
+def check_averages_swap_with_weights_in_shards():
     averaged = lambda: optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9)  # noqa: E731
-    for optimizer, callbacks in ((accumulating, ()), (scaled, ()), (averaged, ()), (averaged, (swaps,))):
+    for swaps in (False, True):
         mine, one = (
-            fitted(each, optimizer=optimizer, callbacks=[make(swap_on_epoch=True) for make in callbacks])
+            fitted(
+                each,
+                optimizer=averaged,
+                callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True) for _ in range(swaps)],
+            )
             for each in (STRATEGY, None)
         )
-        with STRATEGY.whole_model(mine):
-            for value, expected in zip(mine.get_weights(), one.get_weights(), strict=True):
-                np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+        assert_equal_weights(mine, one)
 
 
 @long
@@ -238,3 +252,37 @@ def check_rank_0s_first_values_count():
     model = compiled(STRATEGY)
     assert np.all(weight.value.chunk.numpy() == 0.0)
     assert gathered_slots.slots_of(model)
+
+
+class Decaying(keras.Model):
+    """Decays its weight in each step, whatever the batch; also in the one that finds the end of the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = self.add_weight(shape=(6, 2), initializer="ones", name="kernel")
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+    def train_step(self, data):
+        self.kernel.assign(self.kernel * 0.5)
+        return {"loss": tf.reduce_mean(self(data[0]))}
+
+
+@long
+def check_weights_in_shards_are_written_where_the_data_ends():
+    def trained(strategy):
+        model = compiled(strategy, Decaying)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).filter(lambda x, _: tf.shape(x)[0] > 0)
+        model.fit(data, epochs=1, verbose=0)
+        return model
+
+    assert_equal(trained(STRATEGY), trained(None))
+
+
+@long
+def check_weights_that_fit_makes_are_in_shards():
+    make = lambda: keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(2)])  # noqa: E731
+    model, one = fitted(STRATEGY, make, epochs=1), fitted(None, make, epochs=1)
+    assert isinstance(model.trainable_variables[0].value, ShardedWeight)
+    assert_equal(model, one)

@@ -3,9 +3,9 @@
 from keras_ddl.cut import factors, propagation, registry, specs  # noqa: F401  (they register)
 from keras_ddl.cut.rules import (  # noqa: F401
     branches,
-    channels,
     host,
     indexing,
+    last_axis,
     lists,
     loops,
     random,

@@ -35,8 +35,7 @@ def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
     key = ("loop", node.key, b.knowledge_of(node.inputs))
     known = b.decisions.get(key)
     if isinstance(known, CollectiveInLoop):
-        _replicate(b, known)
-        return None
+        return _replicated(b, node, condition, body, known)
     is_first = known is None
     loop = _Loop(b, node, condition, body, known if isinstance(known, dict) else None)
     for _ in range(MOST_TRIES):
@@ -53,33 +52,59 @@ def while_loop(b: Context, node: Node) -> PlacedOutputs | None:
                 is_first, loop = True, _Loop(b, node, condition, body)
             elif not loop.assume_sharded():
                 b.decisions[key] = refused
-                _replicate(b, refused)
-                return None
+                return _replicated(b, node, condition, body, refused)
     return None
 
 
-def _replicate(b: Context, refused: CollectiveInLoop) -> None:
-    """Has a loop replicated. Raises: CollectiveInLoop: it is inside of another one, which then is."""
+def _replicated(
+    b: Context, node: Node, condition: tf.Graph, body: tf.Graph, refused: CollectiveInLoop
+) -> PlacedOutputs | None:
+    """Has a loop replicated: by the builder (None), or here if it reads variables that are held sharded.
+
+    Raises: CollectiveInLoop: it is inside of another one, which then is replicated.
+    """
     if b.in_loop:
         raise refused
+    if not any(each.dtype == tf.resource and isinstance(b.placement(each), Sharded) for each in node.inputs):
+        return None
+    values = [each for each in node.inputs if each.dtype != tf.resource]
+    b.all_replicated(values)
+    b.report.replicated_op(node, [each for each in values if isinstance(b.placement(each), Sharded)])
+    loop = _Loop(b, node, condition, body, is_replicated=True)
+    for _ in range(MOST_TRIES):
+        try:
+            return loop.make()
+        except _Changed:
+            continue
+    return None
 
 
 class _Loop:
     """A loop that is built until a round keeps what is assumed of what the loop carries.
 
     known: what another cut of the same loop came to (Context.decisions).
+    is_replicated: nothing but the handles of variables enters it otherwise than replicated.
     Attributes: assumed: what is assumed of what the loop carries, by the position among its operands.
     """
 
     def __init__(
-        self, b: Context, node: Node, condition: tf.Graph, body: tf.Graph, known: Assumed | None = None
+        self,
+        b: Context,
+        node: Node,
+        condition: tf.Graph,
+        body: tf.Graph,
+        known: Assumed | None = None,
+        *,
+        is_replicated: bool = False,
     ) -> None:
-        self.b, self.node = b, node
+        self.b, self.node, self._is_replicated = b, node, is_replicated
         self.graphs = {"condition": condition, "body": body}
         program = b.program_of(node, body, "body")
         self.starts, self.ends = program.placeholders, program.outputs
         self.carried = [i for i, end in enumerate(self.ends) if end.source() is not self.starts[i]]
         self.assumed = dict(known or {i: b.abstract(node.inputs[i]) for i in self.carried})
+        if is_replicated:
+            self.assumed = {i: replace(each, placement=REPLICATED) for i, each in self.assumed.items()}
         self._positions: dict[Value, int] = {}
         self._has_assumed_sharded = False
 
@@ -140,7 +165,8 @@ class _Loop:
             inner.carry(values[i], tensor, self.assumed[i])
         for i, value in enumerate(values):
             if i not in self.assumed:
-                inner.lend(value, self.node.inputs[i])
+                is_handle = value.dtype == tf.resource
+                inner.lend(value, self.node.inputs[i], replicated=self._is_replicated and not is_handle)
         self._positions = {value: i for i, value in enumerate(values)}
         return inner
 

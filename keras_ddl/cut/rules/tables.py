@@ -1,4 +1,4 @@
-"""Tables and vocabularies that are cut along the model axis: look-ups, rows that are scattered, cross entropies."""
+"""Tables that are cut along the model axis: look-ups, rows that are scattered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.placements import PARTIAL, PlacedOutputs, Sharded
 from keras_ddl.cut.program import Node
 from keras_ddl.cut.propagation import propagate, sharded_only
 from keras_ddl.cut.registry import rule
@@ -52,7 +52,7 @@ def _own_rows_of(
     indices, output = node.inputs[1], node.outputs[0]
     if not output.dtype.is_floating or indices.rank is None:  # integers and booleans of other ranks are no parts
         return None
-    mine, place = _own_rows(b, placement, b.replicated(indices))
+    mine, place = own_rows(b, placement, b.replicated(indices))
     rows = b.make(node, operands(place))[0]
     for _ in range(rows.shape.rank - indices.rank):
         mine = mine[..., tf.newaxis]
@@ -83,29 +83,6 @@ def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
     return made
 
 
-@rule("SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
-    """Of logits that are cut along the vocabulary: three numbers of each row are combined, and no logits gathered."""
-    logits, labels = node.inputs
-    placement = b.placement(logits)
-    if not isinstance(placement, Sharded) or placement.axis != 1 or b.rows_by_extent:
-        return propagate(b, node)
-    own, at = b.local(logits), b.replicated(labels)
-    top = b.combined_over_ranks(node, {"top": lambda: tf.reduce_max(own, 1)}, "max")["top"]
-    mine, place = _own_rows(b, placement, at)
-    below = own - top[:, tf.newaxis]
-    powers = tf.exp(below)
-
-    def of_label() -> tf.Tensor:
-        return tf.where(mine, tf.gather(below, place, axis=1, batch_dims=1), tf.zeros([], own.dtype))
-
-    sums = b.combined_over_ranks(node, {"powers": lambda: tf.reduce_sum(powers, 1), "label": of_label})
-    outside = tf.constant(-1, place.dtype)
-    hot = tf.one_hot(tf.where(mine, place, outside), own.shape[1], dtype=own.dtype)
-    loss = tf.math.log(sums["powers"]) - sums["label"]
-    return [(loss, REPLICATED), (powers / sums["powers"][:, tf.newaxis] - hot, placement)]
-
-
 @rule(SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE)
 def scatter(b: Context, node: Node) -> PlacedOutputs | None:
     """Rows scattered into a table: their own width of them, or those of them that lie on this rank."""
@@ -133,7 +110,7 @@ def _own_range(b: Context, placement: Sharded) -> tuple[int, int]:
     return first * count, count
 
 
-def _own_rows(b: Context, placement: Sharded, at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def own_rows(b: Context, placement: Sharded, at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns which of these rows of a table this rank has, and their places in its shard.
 
     For another rank's rows the place is that of any row. A row that no rank has stays out of range, so that looking it

@@ -1,45 +1,23 @@
-"""Convolutions, pooling, resizing: each image by itself; gradients of filters are sums over images."""
+"""Convolutions, pooling, resizing: each image by itself; gradients of filters are sums over images.
+
+Channels are a factor where they are taken one by one (pools, resizes, depthwise filters) or contracted (convolutions):
+filters [..., i, o] cut along o give channels that are cut, and along i parts of a sum. Height and width are replicated.
+"""
 
 from __future__ import annotations
 
-from keras_ddl.cut.dims import Dim, Uncertain, if_certain
-from keras_ddl.cut.extents import Extents
-from keras_ddl.cut.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, labels_of, spec
-from keras_ddl.cut.program import Node
+from collections.abc import Callable
 
-_CONVOLUTIONS = "Conv2D Conv3D DepthwiseConv2dNative Dilation2D"
-_OF_INPUT = "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
-_OF_FILTER = "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"
-_POOLS = "MaxPool AvgPool MaxPool3D AvgPool3D LRN SpaceToDepth DepthToSpace ExtractImagePatches"
-_RESIZES = "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate ResizeNearestNeighborGrad"
+from keras_ddl.cut.dims import ONE, Dim, Uncertain, if_certain
+from keras_ddl.cut.extents import Dims, Extents
+from keras_ddl.cut.factors import NEW, Factors, FactorsOf, Operand, ShapeOf, spec
+from keras_ddl.cut.program import Node, Value
+
+# Height and width (and depth) of images, of filters, and of what a convolution or a pool gives.
+_IN, _FILTER, _OUT = "XYZ", "UVW", "RST"
+_FIRST = (b"NCHW", b"NCDHW")
 # Given no rows, the kernel of the first leaves the sum uninitialized, and those of 3D pools crash the process.
 _NEVER_EMPTY = ["DepthwiseConv2dNativeBackpropFilter", "MaxPool3D", "MaxPool3DGrad", "AvgPool3D", "AvgPool3DGrad"]
-
-
-def _images(*places: int, shape: int | None = None, summed: bool = False) -> FactorsOf:
-    """Returns what gives the factors of operations on images [n, ...]: n is passed on, everything else replicated.
-
-    places: the operands that are images. shape: the operand that is the shape of the result. summed: over the images.
-    """
-
-    def factors(known: Extents, node: Node) -> Factors:
-        operands: list[Operand] = [None] * len(node.inputs)
-        rank = 0
-        for place in places:
-            dims = known.dims(node.inputs[place])
-            if not dims:
-                raise Uncertain
-            rank = len(dims)
-            operands[place] = labels_of(dims, range(1, rank))
-        result = NEW * (node.outputs[0].rank or rank) if summed else "a" + NEW * (rank - 1)
-        if shape is not None:
-            if len(known.numbers(node.inputs[shape])) != rank:
-                raise Uncertain  # height and width alone
-            result = "a" + "".join(chr(ord("B") + axis) for axis in range(rank - 1))
-            operands[shape] = ShapeOf(result)
-        return Factors(operands, [result] * len(node.outputs))
-
-    return factors
 
 
 def _specs(types: str, factors: FactorsOf, combine: str | None = None) -> None:
@@ -47,14 +25,157 @@ def _specs(types: str, factors: FactorsOf, combine: str | None = None) -> None:
         spec(each, combine=combine, never_empty=each in _NEVER_EMPTY)(factors)
 
 
-_specs(_CONVOLUTIONS, _images(0))
-_specs(_OF_INPUT, _images(2, shape=0))
-_specs(_OF_FILTER, _images(0, 2, summed=True), combine="sum")
-_specs(_POOLS, _images(0))
-_specs("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad", _images(0, 1, 2))
-_specs("AvgPoolGrad AvgPool3DGrad", _images(1, shape=0))
-_specs(_RESIZES, _images(0))
-_specs("ResizeBilinearGrad ResizeBicubicGrad", _images(0, 1))
+def _extents_of(known: Extents, value: Value) -> Dims:
+    """Returns the extents of images. Raises: Uncertain: their rank is unknown."""
+    dims = known.dims(value)
+    if len(dims) < 3:
+        raise Uncertain
+    return dims
+
+
+def _image(node: Node, rank: int, space: str, channel: str) -> str:
+    """Returns the labels of images: `a` for one of them, one of `space` for each axis of an image, and `channel`."""
+    return f"a{channel}{space[: rank - 2]}" if _is_first(node) else f"a{space[: rank - 2]}{channel}"
+
+
+def _is_first(node: Node) -> bool:
+    """Whether channels come before height and width."""
+    has_format = any(each.name == "data_format" for each in node.operation.op_def.attr)
+    return has_format and node.attr("data_format", bytes) in _FIRST
+
+
+def _channel(node: Node, dims: Dims) -> Dim:
+    return dims[1 if _is_first(node) else -1]
+
+
+def _shape(known: Extents, node: Node, place: int, labels: str) -> ShapeOf:
+    """Returns the operand that is the shape of the result. Raises: Uncertain: it is height and width alone."""
+    if len(known.numbers(node.inputs[place])) != len(labels):
+        raise Uncertain
+    return ShapeOf(labels)
+
+
+# ---- convolutions
+
+_Channels = tuple[str, str, str, str]  # of images, those of filters (in and out), and of what they give
+_ChannelsOf = Callable[[Dim, Dims], _Channels]
+
+
+def _contracted(channels: Dim, filters: Dims) -> _Channels:
+    """Filters of groups of channels take some of them only: then channels are replicated."""
+    return ("i", "i", "o", "o") if channels == filters[-2] else ("I", "J", "O", "O")
+
+
+def _one_by_one(channels: Dim, filters: Dims) -> _Channels:
+    """Filters [..., c, m] give m channels of each of c: where m is 1, that channel."""
+    return ("c", "c", "M", "c") if filters[-1] == ONE else ("C", "C", "M", "N")
+
+
+def _convolution(types: str, channels: _ChannelsOf, combine: str | None) -> None:
+    """Registers the specs of a convolution, and of its gradients with respect to images and to filters."""
+
+    def labels(node: Node, rank: int, of: _Channels) -> tuple[str, str, str]:
+        images, into, out, made = of
+        return (
+            _image(node, rank, _IN, images),
+            _FILTER[: rank - 2] + into + out,
+            _image(node, rank, _OUT, made),
+        )
+
+    def forward(known: Extents, node: Node) -> Factors:
+        dims = _extents_of(known, node.inputs[0])
+        images, filters, made = labels(node, len(dims), channels(_channel(node, dims), known.dims(node.inputs[1])))
+        return Factors([images, filters], [made])
+
+    def of_images(known: Extents, node: Node) -> Factors:
+        shape, filters = known.numbers(node.inputs[0]), known.dims(node.inputs[1])
+        if len(shape) != len(filters):
+            raise Uncertain
+        images, kernel, made = labels(node, len(shape), channels(_channel(node, shape), filters))
+        return Factors([ShapeOf(images), kernel, made], [images])
+
+    def of_filters(known: Extents, node: Node) -> Factors:
+        dims, filters = _extents_of(known, node.inputs[0]), known.numbers(node.inputs[1])
+        images, kernel, made = labels(node, len(dims), channels(_channel(node, dims), filters))
+        return Factors([images, _shape(known, node, 1, kernel), made], [kernel])
+
+    name, of_input, of_filter = types.split()
+    _specs(name, forward, combine)
+    _specs(of_input, of_images, combine)
+    _specs(of_filter, of_filters, "sum")
+
+
+_convolution("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", _contracted, "sum")
+_convolution("Conv3D Conv3DBackpropInputV2 Conv3DBackpropFilterV2", _contracted, "sum")
+_convolution(
+    "DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter", _one_by_one, None
+)
+
+
+@spec("Dilation2D")
+def _dilation(known: Extents, node: Node) -> Factors:
+    return Factors(["aXYc", "UVc"], ["aRSc"])
+
+
+# ---- pools
+
+
+def _pooled(node: Node) -> str:
+    """Returns the label of channels: pools seldom extend over them."""
+    return "c" if node.attr("ksize", list)[1 if _is_first(node) else -1] == 1 else "C"
+
+
+def _pool(known: Extents, node: Node) -> Factors:
+    rank, channel = len(_extents_of(known, node.inputs[0])), _pooled(node)
+    return Factors([_image(node, rank, _IN, channel)], [_image(node, rank, _OUT, channel)])
+
+
+def _pool_gradient(known: Extents, node: Node) -> Factors:
+    """Of images, what a pool made of them, and a gradient of either."""
+    rank, channel = len(_extents_of(known, node.inputs[0])), _pooled(node)
+    images, made = _image(node, rank, _IN, channel), _image(node, rank, _OUT, channel)
+    of_gradient = node.type.endswith("GradGrad")
+    return Factors([images, made, images if of_gradient else made], [made if of_gradient else images])
+
+
+def _average_gradient(known: Extents, node: Node) -> Factors:
+    rank, channel = len(_extents_of(known, node.inputs[1])), _pooled(node)
+    images = _image(node, rank, _IN, channel)
+    return Factors([_shape(known, node, 0, images), _image(node, rank, _OUT, channel)], [images])
+
+
+_specs("MaxPool AvgPool MaxPool3D AvgPool3D", _pool)
+_specs("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad", _pool_gradient)
+_specs("AvgPoolGrad AvgPool3DGrad", _average_gradient)
+
+
+# ---- others
+
+
+def _each(known: Extents, node: Node) -> Factors:
+    """Channels are computed of one another, or of height and width."""
+    return Factors(["aXYC", *[None] * (len(node.inputs) - 1)], ["a" + NEW * 3])
+
+
+_specs("LRN SpaceToDepth DepthToSpace ExtractImagePatches", _each)
+
+
+@spec("LRNGrad")
+def _normalized_gradient(known: Extents, node: Node) -> Factors:
+    return Factors(["aXYC"] * 3, ["aXYC"])
+
+
+def _resize(known: Extents, node: Node) -> Factors:
+    return Factors(["aXYc", *[None] * (len(node.inputs) - 1)], ["aRSc"])
+
+
+def _resize_gradient(known: Extents, node: Node) -> Factors:
+    return Factors(["aRSc", "aXYc"], ["aXYc"])
+
+
+_specs("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate", _resize)
+_specs("ResizeNearestNeighborGrad", _resize)
+_specs("ResizeBilinearGrad ResizeBicubicGrad", _resize_gradient)
 
 
 @spec("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
@@ -65,7 +186,7 @@ def _transformed(known: Extents, node: Node) -> Factors:
     one = transforms[0] == Dim(1) and images[0] != 1
     # Height and width of the result are the numbers of the third operand, not a shape that a rank would change.
     known_size = size is not None and len(size) == 2
-    operands: list[Operand] = ["aBCD", "1E" if one else "aE", *[None] * (len(node.inputs) - 2)]
+    operands: list[Operand] = ["aBCd", "1E" if one else "aE", *[None] * (len(node.inputs) - 2)]
     if known_size:
         operands[2] = ShapeOf("XY")
-    return Factors(operands, ["aXYD" if known_size else "a" + NEW * 2 + "D"])
+    return Factors(operands, ["aXYd" if known_size else "a" + NEW * 2 + "d"])

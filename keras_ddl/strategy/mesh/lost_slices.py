@@ -51,11 +51,13 @@ class _Known(NamedTuple):
     """What a rank says before slices are shared out.
 
     Attributes:
-        generation: of its slices.
+        generation: of its slices. made: the mesh for which it has made the next ones; None: for none. stays: in it.
         variables: number -> whether it can be made anew, if not all ranks have it.
     """
 
     generation: int
+    made: NewMesh | None
+    stays: bool
     variables: dict[int, bool]
 
 
@@ -101,9 +103,14 @@ class LostSlices:
             as in a step before it commits.
         """
         variables = [each for each in all_slots() if isinstance(each, LaidOutVariable) and each.job is self._job]
-        mine = _Known(self._generation, {each.number: each.first_value is not None for each in variables})
+        made = None if self._next is None else self._next.mesh
+        stays = self._next is not None and self._next.place is not None
+        mine = _Known(self._generation, made, stays, {each.number: each.first_value is not None for each in variables})
         everyone: list[_Known] = communicator.all_gather_object(mine, name=f"{_NAME}/generations")
         newest = max(each.generation for each in everyone)
+        have_made = made is not None and all((each.generation, each.made) == (newest, made) for each in everyone)
+        if have_made and any(each.stays for each in everyone):
+            newest += 1  # those that may have taken them are lost
         self._take(newest)
         self._next = None
         numbers = set.intersection(*(set(each.variables) for each in everyone))
@@ -245,7 +252,7 @@ def _exchanged(
     shape = [slot.shape[axis] for axis in order[1:]]
     rows = tf.concat(sent, axis=0) if sent else tf.zeros([0, *shape], slot.dtype)
     received, _ = ops.all_to_all(rows, splits, name=f"{_NAME}/{slot.number}")
-    taken = sorted(
+    to_come = sorted(
         (
             (each.giver, place, number, each)
             for number, pieces in needed[rank].items()
@@ -253,9 +260,9 @@ def _exchanged(
         ),
         key=lambda entry: entry[0],
     )
-    parts = tf.split(received, [each.end - each.first for *_, each in taken]) if taken else []
+    parts = tf.split(received, [each.end - each.first for *_, each in to_come]) if to_come else []
     by_slice: dict[int, dict[int, tf.Tensor]] = {}
-    for (_, place, number, _), part in zip(taken, parts):
+    for (_, place, number, _), part in zip(to_come, parts):
         by_slice.setdefault(number, {})[place] = part
     back = [order.index(axis) for axis in range(len(order))]
     return {

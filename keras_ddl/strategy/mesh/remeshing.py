@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 from keras_ddl import communicator
 from keras_ddl.errors import CollectiveError, RankLostError
 from keras_ddl.strategy.mesh import ranks
+from keras_ddl.strategy.why_it_ends import TooFewError
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.interface import StrategyInterface
+    from keras_ddl.strategy.job import Job
     from keras_ddl.strategy.mesh.layout import Layout
     from keras_ddl.strategy.mesh.survivors import NewMesh
     from keras_ddl.topology import Topology
 
 
-def of_layout(strategies: Sequence[StrategyInterface]) -> StrategyInterface | None:
-    """Returns the Strategy with a layout_map; None: none has one."""
-    return next((each for each in strategies if each.job.slices is not None), None)
+def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
+    """Returns the layout over the mesh that goes on; None: there is none."""
+    return next((each.job.slices.layout for each in strategies if each.job.slices is not None), None)
 
 
 def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
@@ -35,15 +37,37 @@ def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
     )
 
 
-def form(strategy: StrategyInterface, mesh: NewMesh, renew: Callable[[Topology], None]) -> None:
-    """Forms a mesh of which the slices are shared out. COLLECTIVE.
+def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology], None]) -> str | None:
+    """Shares out the slices of a mesh, if there is one, and forms the next. COLLECTIVE over the ranks that are left.
 
-    Args: renew: has all Strategies go on with the ranks of a topology.
-    Raises: RankLostError: another rank was lost, and nothing is formed. SystemExit: this rank has no place in it.
+    Args: renew: has the Strategies go on with the ranks of a topology.
+    Returns: None; or what is lost.
+    Raises: RankLostError: another rank was lost; to be called again when those that are left have met. TooFewError.
+        SystemExit: this rank has no place in the mesh.
     """
-    job = strategy.job
-    assert job.slices is not None
+    job = next((each.job for each in strategies if each.job.slices is not None), None)
+    if job is None or job.slices is None:
+        return None
     topology = communicator.topology()
+    # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
+    of_launcher = min(communicator.min_ranks(), topology.size)
+    least = max(of_launcher, *(each.job.settings.min_ranks for each in strategies))
+    mesh = job.slices.share_out(topology, least)
+    if isinstance(mesh, str):
+        return mesh
+    if mesh.size < least:
+        raise TooFewError(
+            "fit goes on with as many ranks of a mesh as --min-np and Strategy(min_ranks=...) say. Received: a mesh of "
+            f"{mesh.data_size} x {mesh.model_size}, and at least {least} ranks (rank {topology.rank}). Restart the job "
+            "(keras-ddl run --restarts), or make the number smaller."
+        )
+    _form(job, mesh, topology, renew)
+    return None
+
+
+def _form(job: Job, mesh: NewMesh, topology: Topology, renew: Callable[[Topology], None]) -> None:
+    """Forms a mesh of which the slices are shared out. COLLECTIVE."""
+    assert job.slices is not None
     if len(mesh.staying) < topology.size:
         if topology.rank not in mesh.staying:
             renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
@@ -62,9 +86,9 @@ def form(strategy: StrategyInterface, mesh: NewMesh, renew: Callable[[Topology],
         ranks.warn_of_hosts(layout, topology)
 
 
-def say(before: Layout, lost: Sequence[int], after: Layout) -> None:
+def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> None:
     """Says on rank 0 which mesh goes on. lost: ranks of the one before."""
-    if communicator.rank() == 0:
+    if before is not None and after is not None and communicator.rank() == 0:
         names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
         print(
             f"keras_ddl: of the mesh {before.data_size} x {before.model_size}, {names} was lost; "

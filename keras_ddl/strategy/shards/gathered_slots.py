@@ -27,6 +27,11 @@ def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
     return [each for each in map(sharded_slots.slot_of, variables) if each is not None]
 
 
+def spread_in(variables: Iterable[Any]) -> list[ShardedVariable]:
+    """Returns the slots in shards among variables of which no rank has all entries. The same on all ranks."""
+    return [each for each in slots_in(variables) if not each.is_complete]
+
+
 def slots_of(owner: Any) -> list[ShardedVariable]:
     """Returns the slots in shards of a model's optimizers, or of an optimizer; of a model also the variables that a
     layout cuts.

@@ -294,6 +294,12 @@ def slot_of_handle(handle: Any) -> ShardedVariable | None:
     return slot if slot is not None and slot.handle is handle else None
 
 
+def chunk_of_handle(handle: Any) -> tf.Tensor | None:
+    """Returns the handle of this rank's chunk of the ShardedVariable with this handle; None for all other tensors."""
+    slot = sharded_variable_of_handle(handle)
+    return None if slot is None else slot.chunk.handle
+
+
 def slot_of(variable: Any) -> ShardedVariable | None:
     """As `sharded_variable`, also while one rank has all entries."""
     inner = variable if isinstance(variable, ShardedVariable) else models.inner_variable(variable)

@@ -56,7 +56,8 @@ def restore(slot: ShardedVariable, read: Callable[[Sequence[Box]], tf.Tensor], s
         return
     share.chunk.assign(tf.reshape(read(share.layout.boxes(share.rank)), share.chunk.shape))
     if share.mirror is not None:
-        share.mirror.assign(read(share.layout.boxes((share.rank - share.offset) % share.layout.size)))
+        mirrored = read(share.layout.boxes((share.rank - share.offset) % share.layout.size))
+        share.mirror.assign(tf.reshape(mirrored, share.mirror.shape))
     if not is_deferring():
         slot.note_assignment(np.frombuffer(source.encode(), np.uint8))
 

@@ -114,7 +114,8 @@ class CutStep:
         if reason is not None:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
-            return "when a rank is lost: the others make this step again"
+            form = "form a smaller mesh, and " if self._job.mesh is not None else ""
+            return f"when a rank is lost: the others {form}make this step again"
         return (
             "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
         )
@@ -235,7 +236,12 @@ class CutStep:
         scope, mesh = f"{self.scope}/end", self._job.mesh
         everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if mesh is None:
-            return cut.writes_without_batch(concrete.graph, everyone)
+            return cut.writes_without_batch(
+                concrete.graph,
+                everyone,
+                chunk_of=sharded_slots.chunk_of_handle,
+                has_mirrors=bool(self._job.mirror_offset),
+            )
         model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
         data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
         of_model = cut.cut_along_model(cut.Program(concrete.graph), model, laid_out.held)

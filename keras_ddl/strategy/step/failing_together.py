@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from keras_ddl import communicator
+from keras_ddl import communicator, errors
 from keras_ddl.communicator.started import Started
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.context import setting
@@ -225,7 +225,7 @@ def _report(error: Exception, caller: Caller) -> _Report:
 
 def _of_rank(rank: int, report: _Report) -> Exception:
     """Returns the error of another rank: of its class if that can be made here, in its words."""
-    words = f"rank {rank}: {report.text}"
+    words = f"{errors.name_of_rank(rank)}: {report.text}"
     try:
         kind = pickle.loads(report.kind or b"")
         made = kind(None, None, words) if issubclass(kind, tf.errors.OpError) else kind(words)

@@ -19,6 +19,8 @@ from keras_ddl.compat.tensorflow import tf
 # Names of the arguments: rows along axis 0, and what every rank has all of.
 ROWED = ("x", "u", "y")
 WHOLES = ("w", "v", "table")
+# What programs for a mesh have besides, with extents that ranks of a model axis divide.
+WEIGHTS = {"k": (4, 6), "h": (2, 4, 4), "b": (6,), "e": (6, 2)}
 _MOST_ENTRIES = 3000
 # SystemError: so TensorFlow now and then says that gradients of unlike shapes cannot be added.
 _NOT_A_LINE = (ValueError, TypeError, IndexError, LookupError, NotImplementedError, SystemError, tf.errors.OpError)
@@ -31,10 +33,10 @@ def arguments(seed: int, rows: int) -> list[np.ndarray]:
     return [rng.normal(size=(rows, 3, 4)), rng.normal(size=(rows, 4)), rng.integers(0, 4, rows)]
 
 
-def wholes(seed: int) -> list[np.ndarray]:
-    """Returns w [4, 5], v [4] and table [4, 3]."""
+def wholes(seed: int, weights: Sequence[str] = ()) -> list[np.ndarray]:
+    """Returns w [4, 5], v [4] and table [4, 3], and some of WEIGHTS."""
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape) for shape in ((4, 5), (4,), (4, 3))]
+    return [rng.normal(size=shape) for shape in ((4, 5), (4,), (4, 3), *map(WEIGHTS.__getitem__, weights))]
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Program:
     Attributes:
         batches: numbers of rows to try; the first is the one that is traced.
         static: whether tracing sees it. open_extents: whether tracing does not see the other extents of rows.
+        weights: names of WEIGHTS, which are arguments behind WHOLES.
     """
 
     seed: int
@@ -52,6 +55,7 @@ class Program:
     lines: list[str]
     results: list[str]
     open_extents: bool = False
+    weights: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         known = f"static={self.static}, open_extents={self.open_extents}"
@@ -59,18 +63,18 @@ class Program:
 
     def source(self) -> list[str]:
         """Returns the program as lines: values, a loss of them, and its gradients."""
-        floats = ", ".join(self.results)
+        floats, given = ", ".join(self.results), ", ".join(["x", "u", *WHOLES, *self.weights])
         return [
             "B = tf.shape(x)[0]" if not self.static else "B = x.shape[0]",
             "with tf.GradientTape() as tape:",
-            "    tape.watch([x, u, w, v, table])",
+            f"    tape.watch([{given}])",
             *(f"    {line}" for line in self.lines),
             f"    loss = sum(tf.reduce_sum(tf.tanh(tf.cast(each, tf.float64)) / 3.0) for each in [{floats}])",
-            "found = tape.gradient(loss, [x, u, w, v, table], unconnected_gradients='zero')",
+            f"found = tape.gradient(loss, [{given}], unconnected_gradients='zero')",
         ]
 
     def __call__(self, *given: Any) -> list[Any]:
-        space = {**SPACE, **dict(zip((*ROWED, *WHOLES), given))}
+        space = {**SPACE, **dict(zip((*ROWED, *WHOLES, *self.weights), given))}
         exec("\n".join(self.source()), space)
         values = [space[f"v{i}"] for i in range(len(self.lines))]
         return [*values, space["loss"], *map(tf.convert_to_tensor, space["found"])]
@@ -78,7 +82,7 @@ class Program:
     def types(self) -> set[str] | None:
         """Returns the types of its operations; None: one process cannot make it, so it is no program."""
         specs = specs_of(arguments(self.seed, self.batches[0]), self.static, self.open_extents)
-        specs += [tf.TensorSpec(each.shape, each.dtype) for each in wholes(self.seed)]
+        specs += [tf.TensorSpec(each.shape, each.dtype) for each in wholes(self.seed, self.weights)]
         try:
             graph = tf.function(self, autograph=False).get_concrete_function(*specs).graph
         except _NOT_A_LINE:
@@ -89,14 +93,14 @@ class Program:
 class Drawing:
     """One program being drawn: its values at each number of rows."""
 
-    def __init__(self, seed: int, static: bool, batches: Sequence[int]) -> None:
+    def __init__(self, seed: int, static: bool, batches: Sequence[int], weights: Sequence[str] = ()) -> None:
         self.rng = np.random.default_rng(seed)
         self.spaces = []
         for rows in batches:
-            given = map(tf.constant, [*arguments(seed, rows), *wholes(seed)])
-            self.spaces.append({**SPACE, "B": rows, **dict(zip((*ROWED, *WHOLES), given))})
+            given = map(tf.constant, [*arguments(seed, rows), *wholes(seed, weights)])
+            self.spaces.append({**SPACE, "B": rows, **dict(zip((*ROWED, *WHOLES, *weights), given))})
         self.lines: list[str] = []
-        self.names = [*ROWED, "w", "v"]
+        self.names = [*ROWED, "w", "v", *weights, *weights]
 
     def take(self, expression: str) -> bool:
         """Adds a line, if it runs and gives numbers of a moderate size."""
@@ -170,6 +174,7 @@ def draw(
     lines: int = 6,
     batches: tuple[int, ...] | None = None,
     open_extents: bool = False,
+    weights: tuple[str, ...] = (),
 ) -> Program:
     """Returns the program of a seed. Programs of even seeds are static: they are traced for one number of rows.
 
@@ -177,7 +182,7 @@ def draw(
     """
     static = seed % 2 == 0
     batches = batches or (((4, 5, 3, 1, 6, 2, 7)[seed // 2 % 7],) if static else (5, 1, 2, 7))
-    drawing = Drawing(seed, static, batches)
+    drawing = Drawing(seed, static, batches, weights)
     for _ in range(40 * lines):
         if len(drawing.lines) == lines:
             break
@@ -186,4 +191,4 @@ def draw(
         except LookupError:
             continue
     results = [f"v{i}" for i in range(len(drawing.lines)) if drawing.spaces[0][f"v{i}"].dtype.is_floating]
-    return Program(seed, static, batches, drawing.lines, results or ["u"], open_extents)
+    return Program(seed, static, batches, drawing.lines, results or ["u"], open_extents, weights)

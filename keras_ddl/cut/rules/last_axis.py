@@ -1,0 +1,131 @@
+"""Operations along an axis that is cut itself: softmax, cross entropies of a cut vocabulary, the largest entry.
+
+A few numbers of each row are combined over ranks in place of gathering its entries: the largest of them, and sums.
+"""
+
+from __future__ import annotations
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.collectives import COMBINED_DTYPES
+from keras_ddl.cut.context import Context
+from keras_ddl.cut.dims import ONE
+from keras_ddl.cut.factors import HALF
+from keras_ddl.cut.placements import REPLICATED, PlacedOutputs, Replicated, Sharded
+from keras_ddl.cut.program import Node, Value
+from keras_ddl.cut.propagation import propagate
+from keras_ddl.cut.registry import rule
+from keras_ddl.cut.rules.tables import own_rows
+
+
+@rule("Softmax", "LogSoftmax")
+def softmax(b: Context, node: Node) -> PlacedOutputs | None:
+    """Entries that are cut stay cut."""
+    value = node.inputs[0]
+    placement = b.placement(value)
+    if not _is_cut(b, value, len(b.dims(value)) - 1):
+        return propagate(b, node)
+    below, powers = _below_largest(b, node, _wide(b.local(value)))
+    total = b.sum_over_ranks(node, lambda: tf.reduce_sum(powers, -1, keepdims=True))
+    result = powers / total if node.type == "Softmax" else below - tf.math.log(total)
+    return [(tf.cast(result, value.dtype), placement)]
+
+
+@rule("SoftmaxCrossEntropyWithLogits")
+def cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
+    """Of logits or labels that are cut along the classes: each rank sums over its own."""
+    cuts = {b.placement(each) for each in node.inputs if not isinstance(b.placement(each), Replicated)}
+    known = [b.dims(each) for each in node.inputs]
+    if len(cuts) != 1 or not any(_is_cut(b, each, 1) for each in node.inputs):
+        return propagate(b, node)
+    (cut,) = cuts
+    assert isinstance(cut, Sharded)
+    if not all(b.can_shard(each, cut) or dims[1] == ONE for each, dims in zip(node.inputs, known)):
+        return None
+    logits, labels = (
+        _wide(b.sharded(each, cut) if b.can_shard(each, cut) else b.replicated(each)) for each in node.inputs
+    )
+    logits, labels = logits + tf.zeros_like(labels), labels + tf.zeros_like(logits)  # broadcast against each other
+    below, powers = _below_largest(b, node, logits)
+    sums = b.combined_over_ranks(
+        node,
+        {
+            "powers": lambda: tf.reduce_sum(powers, 1),
+            "labels": lambda: tf.reduce_sum(labels, 1),
+            "products": lambda: tf.reduce_sum(labels * below, 1),
+        },
+    )
+    loss = tf.math.log(sums["powers"]) * sums["labels"] - sums["products"]
+    backprop = powers / sums["powers"][:, tf.newaxis] - labels
+    dtype = node.outputs[0].dtype
+    return [(tf.cast(loss, dtype), REPLICATED), (tf.cast(backprop, dtype), cut)]
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits")
+def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
+    """Of logits that are cut along a vocabulary of the model axis."""
+    logits, labels = node.inputs
+    placement = b.placement(logits)
+    if b.rows_by_extent or not _is_cut(b, logits, 1):
+        return propagate(b, node)
+    assert isinstance(placement, Sharded)
+    at = b.replicated(labels)
+    below, powers = _below_largest(b, node, _wide(b.local(logits)))
+    mine, place = own_rows(b, placement, at)
+
+    def of_label() -> tf.Tensor:
+        return tf.where(mine, tf.gather(below, place, axis=1, batch_dims=1), tf.zeros([], below.dtype))
+
+    sums = b.combined_over_ranks(node, {"powers": lambda: tf.reduce_sum(powers, 1), "label": of_label})
+    outside = tf.constant(-1, place.dtype)
+    hot = tf.one_hot(tf.where(mine, place, outside), below.shape[1], dtype=below.dtype)
+    loss = tf.math.log(sums["powers"]) - sums["label"]
+    backprop = powers / sums["powers"][:, tf.newaxis] - hot
+    dtype = logits.dtype
+    return [(tf.cast(loss, dtype), REPLICATED), (tf.cast(backprop, dtype), placement)]
+
+
+@rule("ArgMax", "ArgMin")
+def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
+    """Along an axis that is cut along the model axis: the first of the places at which ranks have the largest entry."""
+    value, axis = node.inputs
+    dims, placement = b.dims(value), b.placement(value)
+    along = b.extents.constants(axis)[0] % len(dims)
+    if b.rows_by_extent or not _is_cut(b, value, along) or value.dtype not in COMBINED_DTYPES - {tf.bool}:
+        return propagate(b, node)
+    assert isinstance(placement, Sharded)
+    if placement.blocks != ONE:
+        return None
+    own, dtype = b.local(value), node.outputs[0].dtype
+    is_max = node.type == "ArgMax"
+    # TensorFlow compares with the lowest number that there is, which nothing that is no number is above.
+    bound = tf.constant(value.dtype.min if is_max else value.dtype.max, value.dtype)
+    beyond = tf.where(own > bound if is_max else own < bound, own, bound)
+    best = tf.reduce_max(beyond, along) if is_max else tf.reduce_min(beyond, along)
+    op = "max" if is_max else "min"
+    of_all = b.combined_over_ranks(node, {"best": lambda: best}, op)["best"]
+    first = b.scalar(b.times(b.batch.offset, b.local_extent(placement)), dtype)
+
+    def place() -> tf.Tensor:
+        return tf.where(
+            best == of_all, first + b.make(node, [own, b.replicated(axis)])[0], tf.constant(dtype.max, dtype)
+        )
+
+    return [(b.combined_over_ranks(node, {"place": place}, "min")["place"], REPLICATED)]
+
+
+def _is_cut(b: Context, value: Value, axis: int) -> bool:
+    """Whether a value is sharded along this axis, and not available replicated as well."""
+    placement = b.placement(value)
+    return isinstance(placement, Sharded) and placement.axis == axis and not b.has_replicated(value)
+
+
+def _wide(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns halves as float32, in which sums over ranks are not rounded each."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
+
+
+def _below_largest(b: Context, node: Node, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns entries less the largest of all ranks' along the last axis, and their powers of e."""
+    top = b.combined_over_ranks(node, {"top": lambda: tf.reduce_max(own, -1, keepdims=True)}, "max")["top"]
+    below = own - top
+    return below, tf.exp(below)

@@ -1,0 +1,159 @@
+"""A drawn program on a simulated mesh, under a layout that is drawn too, against one process.
+
+Its weights are variables, each cut along any axis that the model ranks divide, or along none, whatever the program does
+with it. After the gradients it updates them, and slots for some, whose layouts are drawn by themselves. Most layouts
+are silly: the results are to be equal all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cut.comparing import difference
+from cut.drawn.agreement import NoVerdict
+from cut.drawn.programs import WEIGHTS, WHOLES, Program, arguments, wholes
+from cut.mesh import Mesh, Position
+
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+
+_STEPS = 2
+Arrays = Sequence[np.ndarray]
+
+
+def drawn_layout(variables: Sequence[tf.Variable], ranks: int, rng: np.random.Generator) -> dict[int, int]:
+    """Returns a layout of any axes that so many ranks divide: by id of a variable, the axis that is cut."""
+    layout = {}
+    for each in variables:
+        possible = [axis for axis, extent in enumerate(each.shape) if extent and extent % ranks == 0]
+        if possible and rng.random() < 0.7:
+            layout[id(each)] = int(rng.choice(possible))
+    return layout
+
+
+def weights_of(seed: int) -> tuple[str, ...]:
+    """Returns the names of two weights that a program of this seed has besides those that all have."""
+    return tuple(sorted(np.random.default_rng(seed).choice(list(WEIGHTS), 2, replace=False).tolist()))
+
+
+def disagreement(program: Program, shape: Position) -> str | None:
+    """Returns in words what a rank of a mesh has that one process does not; None if there is nothing.
+
+    Raises: NoVerdict: one process cannot run it, or it is refused by name, or rounding decides its results.
+    """
+    if program.types() is None:
+        raise NoVerdict
+    step = _Step(program)
+    rng = np.random.default_rng([program.seed, *shape])
+    layout = drawn_layout(step.variables, shape[1], rng)
+    told = f"{shape}, {[(each.name, layout[id(each)]) for each in step.variables if id(each) in layout]}\n{program}"
+    batches = [arguments(program.seed, rows) for rows in program.batches]
+    try:
+        mesh = Mesh(step, batches[0], shape, step.variables, layout, static=program.static, along_batch=shape[0] > 1)
+    except ConfigError as error:
+        if "Leave it out of the layout" in str(error):
+            raise NoVerdict from None
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}\n{told}"
+    for rows in batches:
+        differs = _differs(mesh, step, rows)
+        if differs is not None:
+            return f"{len(rows[0])} rows: {differs}\n{told}"
+    return None
+
+
+class _Step:
+    """A training step of a program. Attributes: variables: its weights, and a slot for each of the last two."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        names = [*WHOLES, *program.weights]
+        self.first = wholes(program.seed, program.weights)
+        self.weights = [tf.Variable(each, name=name) for name, each in zip(names, self.first)]
+        self.slots = [tf.Variable(each * 0.1, name=f"{name}_slot") for name, each in zip(names[-2:], self.first[-2:])]
+        self.variables = [*self.weights, *self.slots]
+        self.update = _UPDATES[program.seed % len(_UPDATES)]
+        self.reads_inside = program.seed // 2 % 2 == 1  # where the program needs it, in loops and branches, too
+
+    def restart(self) -> None:
+        for weight, first in zip(self.weights, self.first):
+            weight.assign(first)
+        for slot, first in zip(self.slots, self.first[-2:]):
+            slot.assign(first * 0.1)
+
+    def __call__(self, *rows: Any) -> list[Any]:
+        given = self.weights if self.reads_inside else [each.read_value() for each in self.weights]
+        outputs = self.program(*rows, *given)
+        gradients = [0.1 * tf.tanh(each) for each in outputs[-len(self.weights) :]]
+        for weight, gradient in zip(self.weights[:-2], gradients):
+            weight.assign_sub(gradient)
+        for weight, slot, gradient in zip(self.weights[-2:], self.slots, gradients[-2:]):
+            self.update(weight, slot, gradient)
+        return [*outputs, tf.stack([tf.reduce_sum(each**2) for each in self.variables])]
+
+
+def _momentum(weight: Any, slot: Any, gradient: Any) -> None:
+    slot.assign(0.9 * slot + gradient)
+    weight.assign_sub(slot)
+
+
+def _of_rows(weight: Any, slot: Any, gradient: Any) -> None:
+    slot.scatter_add(tf.IndexedSlices(gradient[-2:], tf.constant([1, 0])))
+    weight.assign_sub(0.1 * slot)
+
+
+def _either(weight: Any, slot: Any, gradient: Any) -> None:
+    positive = tf.reduce_sum(gradient) > 0.0
+    tf.cond(positive, lambda: weight.assign_sub(gradient), lambda: weight.assign(weight * 0.5 + slot))
+    slot.assign_add(gradient**2)
+
+
+def _sorted(weight: Any, slot: Any, gradient: Any) -> None:
+    weight.assign_sub(gradient / (1.0 + tf.norm(weight)))
+    slot.assign(tf.reverse(slot, [-1]) + tf.cumsum(weight))
+
+
+_UPDATES: list[Callable[[Any, Any, Any], None]] = [_momentum, _of_rows, _either, _sorted]
+
+
+def _differs(mesh: Mesh, step: _Step, rows: Arrays) -> str | None:
+    """Compares some steps, and the variables after them. Raises: NoVerdict."""
+    mesh.restart(step.restart)
+    for _ in range(_STEPS):
+        try:
+            wanted = mesh.expected(*rows)
+        except tf.errors.OpError:
+            raise NoVerdict from None
+        wanted += [each.numpy() for each in step.variables]
+        try:
+            found = mesh(*rows)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        for at, outputs in found.items():
+            held = [mesh.complete(each, at[0]) for each in step.variables]
+            told = difference([*outputs, *held], wanted)
+            if told is not None:
+                if _is_unstable(mesh, step, rows):
+                    raise NoVerdict
+                return f"rank {at}: {told}"
+    return mesh.decisions_differ()
+
+
+def _is_unstable(mesh: Mesh, step: _Step, rows: Arrays) -> bool:
+    """Whether one process itself gives something else for arguments that differ in the last bits."""
+    rng = np.random.default_rng(0)
+
+    def run(given: Arrays) -> Arrays:
+        step.restart()
+        outputs = [mesh.expected(*given) for _ in range(_STEPS)][-1]
+        return [*outputs, *(each.numpy() for each in step.variables)]
+
+    wanted = run(rows)
+    for _ in range(8):
+        near = [each * (1 + 2e-15 * rng.normal(size=each.shape)) if each.dtype.kind == "f" else each for each in rows]
+        if difference(run(near), wanted) is not None:
+            return True
+    return False

@@ -1,0 +1,101 @@
+"""Drawn programs and the networks of the zoo, on simulated meshes, equal one process whatever their layout.
+
+Layouts are drawn over all variables, so most are silly. A failure shows the seed, the mesh and the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+from cut import zoo
+from cut.drawn import control_flow, lines, more_lines, on_a_mesh, programs
+from cut.drawn.agreement import NoVerdict
+from cut.mesh import Mesh, Position
+
+from keras_ddl.compat.tensorflow import tf
+
+PLAIN = (lines.LINES, more_lines.LINES)
+NESTED = (*PLAIN, control_flow.LINES, control_flow.LINES)
+QUICK_SHAPES = ((1, 2), (1, 2), (1, 2), (2, 2))
+SHAPES = ((1, 2), (2, 2), (3, 2), (1, 4))
+
+
+def _plain(seed: int, shapes: tuple[Position, ...], count: int) -> str | None:
+    batches = None if seed % 2 == 0 else (5, 2)
+    program = programs.draw(seed, PLAIN, lines=count, batches=batches, weights=on_a_mesh.weights_of(seed))
+    return on_a_mesh.disagreement(program, shapes[seed // 2 % len(shapes)])
+
+
+def _nested(seed: int, shapes: tuple[Position, ...], count: int) -> str | None:
+    batches = ((4, 7, 2, 5)[seed // 4 % 4],) if seed % 2 == 0 else (5, 2)
+    program = programs.draw(seed, NESTED, lines=count, batches=batches, weights=on_a_mesh.weights_of(seed))
+    return on_a_mesh.disagreement(program, shapes[seed // 2 % len(shapes)])
+
+
+def _all_agree(
+    disagrees: Callable[[int, tuple[Position, ...], int], str | None],
+    seeds: range,
+    shapes: tuple[Position, ...] = SHAPES,
+    count: int = 5,
+) -> None:
+    without = []
+    for seed in seeds:
+        try:
+            told = disagrees(seed, shapes, count)
+        except NoVerdict:
+            without.append(seed)
+            continue
+        assert told is None, told
+    # Some programs cannot be traced, or write in a loop what is cut, which is refused.
+    assert len(without) <= 2 + len(seeds) // 6, f"{len(without)} of {len(seeds)} programs said nothing: {without}"
+
+
+def test_random_programs_under_random_layouts_equal_one_process() -> None:
+    _all_agree(_plain, range(10), QUICK_SHAPES, 3)
+
+
+def test_random_programs_with_branches_and_loops_under_random_layouts_equal_one_process() -> None:
+    _all_agree(_nested, range(4), QUICK_SHAPES, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 2000, 100))
+def test_two_thousand_random_programs_under_random_layouts_equal_one_process(first: int) -> None:
+    _all_agree(_plain, range(first, first + 100))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 1000, 50))
+def test_a_thousand_random_programs_with_branches_and_loops_under_random_layouts_equal_one_process(first: int) -> None:
+    _all_agree(_nested, range(first, first + 50), count=3)
+
+
+QUICK = ("detector", "attention_group_query")
+NETWORKS = {**zoo.QUICK, **{name: make for name, make in zoo.LONG.items() if name not in zoo.APPLICATIONS}}
+CASES = [(name, seed) for seed in range(4) for name in NETWORKS]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [pytest.param(*case, marks=[] if case[0] in QUICK and case[1] == 0 else pytest.mark.long) for case in CASES],
+)
+def test_networks_under_random_layouts_equal_one_process(name: str, seed: int) -> None:
+    keras.utils.set_random_seed(seed)
+    shape = SHAPES[seed % 3]
+    model, batch = NETWORKS[name]()
+    model._symbolic_build(data_batch=batch if isinstance(batch, tuple) else (batch,))
+    model.optimizer.build(model.trainable_variables)
+    variables = [each.value for each in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
+    variables = list({id(each): each for each in variables}.values())
+    rows = [each.astype("float64") if each.dtype == np.float32 else each for each in tf.nest.flatten(batch)]
+    layout = on_a_mesh.drawn_layout(variables, shape[1], np.random.default_rng(seed))
+
+    def step(*given: tf.Tensor) -> list[tf.Tensor]:
+        return tf.nest.flatten(model.train_step(tf.nest.pack_sequence_as(batch, given)))
+
+    mesh = Mesh(step, rows, shape, variables, layout, along_batch=shape[0] > 1)
+    mesh.check(*rows, steps=2, tolerance=1e-9)

@@ -1,0 +1,154 @@
+"""Layers cut along the model axis of a mesh: classes, heads, channels. What they move is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cut.layouts import Loss, Rules, mesh_of
+from cut.mesh import Mesh
+
+from keras_ddl.compat.tensorflow import tf
+
+layers = keras.layers
+RNG = np.random.default_rng(4)
+X = RNG.normal(size=(7, 5))
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def _accuracy(labels: Any, logits: Any) -> Any:
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, logits)
+    return entropy + keras.ops.mean(keras.metrics.sparse_categorical_accuracy(labels, logits))
+
+
+CLASSES = RNG.integers(0, 8, 7)
+
+
+def _classes(name: str) -> tuple[str | None, Loss, np.ndarray]:
+    """Returns an activation of logits, a loss, and labels."""
+    losses, hot, numbers = keras.losses, np.eye(8)[CLASSES], RNG.normal(size=(7, 8))
+    cases: dict[str, tuple[str | None, Loss, np.ndarray]] = {
+        "softmax": ("softmax", losses.MeanSquaredError(), numbers),
+        "log_softmax": ("log_softmax", losses.MeanSquaredError(), numbers),
+        "dense": (None, losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1), hot),
+        "probabilities": ("softmax", losses.CategoricalCrossentropy(), hot),
+        "sparse_probabilities": ("sigmoid", losses.SparseCategoricalCrossentropy(), CLASSES),
+        "accuracy": (None, _accuracy, CLASSES),
+    }
+    return cases[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense",
+        "sparse_probabilities",
+        "accuracy",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("softmax", "log_softmax", "probabilities")),
+    ],
+)
+def test_classes_that_are_cut_are_not_gathered(name):
+    activation, loss, y = _classes(name)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(8, activation, name="head")])
+    rules: Rules = {"head/kernel": 1, "head/bias": 0}
+    mesh = mesh_of(model, keras.optimizers.SGD(0.1), loss, [X, y], (1, 2), rules, along_batch=False).check(
+        X, y, steps=2
+    )
+    kinds = [kind for kind, _ in mesh.moved()["model"]]
+    assert "gather" not in kinds and "max" in kinds, mesh.moved()
+
+
+@pytest.mark.parametrize("entries", [[np.nan, 1, 2, np.nan], [-np.inf, np.nan, -np.inf, -np.inf], [1, 3, 3, 3]])
+def test_the_largest_of_cut_entries_is_the_one_that_tensorflow_takes(entries):
+    weight = tf.Variable(np.array([entries, entries[::-1], np.negative(entries)], np.float64))
+
+    def step(x: Any) -> Any:
+        return tf.argmax(weight, 1) + tf.cast(x[0, 0], tf.int64), tf.argmin(weight, 1, tf.int32)
+
+    mesh = Mesh(step, [X], (1, 2), [weight], {id(weight): 1}, along_batch=False)
+    for outputs in mesh(X).values():
+        np.testing.assert_equal(outputs, mesh.expected(X))
+    assert "gather" not in {kind for kind, _ in mesh.moved()["model"]}
+
+
+@pytest.mark.parametrize("cut", ["features", pytest.param("rows", marks=pytest.mark.long)])
+def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
+    weight = tf.Variable(RNG.normal(size=(8, 4)).astype("float16" if cut == "features" else "float64"))
+
+    def step(x: Any) -> Any:
+        by_row = tf.nn.softmax(tf.transpose(tf.cast(x[:, :1], weight.dtype) * tf.ones([1, 4], weight.dtype)))
+        return by_row @ tf.cast(x, weight.dtype), tf.nn.softmax(weight), tf.nn.log_softmax(tf.transpose(weight))
+
+    mesh = Mesh(step, [X], (2, 2), [weight], {id(weight): 1 if cut == "features" else 0}, counts=[7, 0])
+    mesh.check(X, steps=1, tolerance=2e-3 if cut == "features" else 1e-12)
+    assert {kind for kind, _ in mesh.moved()["data"]} == {"max", "sum"}
+
+
+@pytest.mark.parametrize("heads", ["(query|key|value)", pytest.param("query", marks=pytest.mark.long)])
+def test_attention_of_grouped_queries_is_cut_along_its_heads(heads):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 8))
+    x = layers.GroupQueryAttention(4, 8, 2, name="attention")(inputs, inputs, use_causal_mask=True)
+    rules: Rules = {f"{heads}/kernel": 1, f"{heads}/bias": 0, "attention_output/kernel": 0}
+    batch = [RNG.normal(size=(5, 5, 8)), RNG.normal(size=(5, 5, 8))]
+    optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
+    mesh = mesh_of(keras.Model(inputs, x), optimizer, loss, batch, (1, 2), rules, along_batch=False).check(*batch)
+    assert {kind for kind, _ in mesh.moved()["model"]} == {"sum"}, mesh.moved()
+
+
+def images(pool: Callable[..., keras.Layer]) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([
+        keras.Input((6, 6, 2)), layers.Conv2D(4, 3, padding="same", name="wide", use_bias=False),
+        layers.BatchNormalization(), layers.ReLU(), pool(2, 1), layers.Conv2D(3, 2, 2, name="narrow"),
+        layers.GlobalAveragePooling2D(), layers.Dense(2),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pool", "rules"),
+    [
+        (layers.MaxPooling2D, {"wide/kernel": 3, "narrow/kernel": 2}),
+        pytest.param(layers.AveragePooling2D, {"wide/kernel": 3}, marks=pytest.mark.long),
+        pytest.param(layers.MaxPooling2D, {"wide/kernel": 2, "narrow/kernel": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_convolutions_are_cut_along_their_channels(pool, rules):
+    x, y = RNG.normal(size=(5, 6, 6, 2)), RNG.normal(size=(5, 2))
+    optimizer, loss = keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.MeanSquaredError()
+    mesh = mesh_of(images(pool), optimizer, loss, [x, y], (2, 2), rules).check(x, y)
+    gathered = [each for each in mesh.model_reports[0, 0].entries if each.kind == "gather"]
+    assert all(each.reason.startswith(("Assign", "Sub")) for each in gathered), gathered  # of weights, no images
+
+
+def test_depthwise_convolutions_are_cut_along_their_channels():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([
+        keras.Input((6, 6, 2)), layers.Conv2D(4, 3, name="wide"), layers.DepthwiseConv2D(3, name="each"),
+        layers.UpSampling2D(2, interpolation="bilinear"), layers.Conv2D(3, 2, name="narrow"),
+        layers.GlobalAveragePooling2D(), layers.Dense(2),
+    ])  # fmt: skip
+    x, y = RNG.normal(size=(5, 6, 6, 2)), RNG.normal(size=(5, 2))
+    rules: Rules = {"wide/kernel": 3, "wide/bias": 0, "each/kernel": 2, "each/bias": 0, "narrow/kernel": 2}
+    optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
+    mesh = mesh_of(model, optimizer, loss, [x, y], (1, 2), rules, along_batch=False).check(x, y)
+    assert mesh.moved()["model"] == [("sum", 1)]
+
+
+def test_channels_that_come_first_are_cut_as_those_that_come_last():
+    keras.utils.set_random_seed(1)
+    first = {"data_format": "channels_first"}
+    model = keras.Sequential([
+        keras.Input((2, 7, 7)), layers.Conv2D(4, 3, name="wide", **first), layers.MaxPooling2D(2, 1, **first),
+        layers.Conv2D(3, 2, name="narrow", **first), layers.GlobalAveragePooling2D(**first), layers.Dense(2),
+    ])  # fmt: skip
+    batch = [RNG.normal(size=(5, 2, 7, 7)), RNG.normal(size=(5, 2))]
+    rules: Rules = {"wide/kernel": 3, "wide/bias": 0, "narrow/kernel": 2}
+    optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
+    mesh = mesh_of(model, optimizer, loss, batch, (1, 2), rules, along_batch=False)
+    assert mesh.moved()["model"] == [("sum", 1)]  # it does not run: TensorFlow's CPU has no gradients of such images
