@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cut.layouts import TRANSFORMER, Rules, mesh_of, transformer
-from cut.mesh import Mesh, Position
+from cut.layouts import TRANSFORMER, Rules, transformer
+from cut.mesh import Mesh, Position, mesh_of
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import after_commit
