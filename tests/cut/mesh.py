@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+from cut.layouts import Loss, Rules, axes
 from cut.simulated import Exchange, SimulatedCollectives, chunks
 
 from keras_ddl.compat.tensorflow import tf
@@ -214,3 +216,27 @@ def _assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, nam
     """`tolerance`: of float64; counts of float32, which metrics keep, are rounded more."""
     bound = max(tolerance, 1e-6) if expected.dtype == np.float32 else tolerance
     np.testing.assert_allclose(found, expected, rtol=bound, atol=bound, err_msg=name)
+
+
+def mesh_of(
+    model: keras.Model,
+    optimizer: Any,
+    loss: Loss,
+    batch: Sequence[np.ndarray],
+    shape: Position,
+    rules: Rules,
+    **options: Any,
+) -> Mesh:
+    """Returns a training step of a model on a mesh."""
+    optimizer.build(model.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = loss(y, model(x, training=True))
+            scaled = optimizer.scale_loss(result)
+        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return result
+
+    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
+    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cut.layouts import Loss, Rules, mesh_of
-from cut.mesh import Mesh
+from cut.layouts import Loss, Rules
+from cut.mesh import Mesh, mesh_of
 
 from keras_ddl.compat.tensorflow import tf
 
