@@ -15,6 +15,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import (
     Batch,
     HeldVariable,
+    Mirror,
+    Mirrors,
     Program,
     Report,
     Sharded,
@@ -54,8 +56,10 @@ class Mesh:
         static: bool = True,
         counts: Sequence[int] | None = None,
         along_batch: bool = True,
+        mirrors: int | None = None,
         **options: Any,
     ) -> None:
+        self._offset, self.snapshots = mirrors, {}
         self.shape, self.static, self.options = shape, static, options
         self.layout = dict(layout)
         self._arguments = len(arguments)
@@ -77,6 +81,13 @@ class Mesh:
         self.copies = {
             at: {key: tf.Variable(self._share(each, each.numpy(), at[1])) for key, each in self._by_handle.items()}
             for at in self.positions
+        }
+        self.mirrors = {
+            at: {
+                key: tf.Variable(self._share(each, each.numpy(), (at[1] - (mirrors or 0)) % model)) for key, each in cut
+            }
+            for at in self.positions
+            if (cut := [(key, each) for key, each in self._by_handle.items() if self._slices(each) is not None])
         }
         self._cut = {at: self._along_model(at) for at in self.positions}
         self.functions = {at: self._function(at) if along_batch else self._as_it_is(at) for at in self.positions}
@@ -121,7 +132,7 @@ class Mesh:
     def _function(self, at: Position) -> Any:
         first, count = self.chunks[at[0]]
         rows = sum(each for _, each in self.chunks)
-        snapshots = Snapshots()
+        snapshots = self.snapshots[at] = Snapshots()
 
         def step(total: tf.Tensor, offset: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> Any:
             return build_step(
@@ -134,6 +145,7 @@ class Mesh:
                 snapshots=snapshots,
                 earlier=self._collectives[at],
                 everyone=self._of_all[at],
+                mirrors=None if self._offset is None else Mirrors(self._mirrors(at), self._offset),
                 **self.options,
             )
 
@@ -142,6 +154,13 @@ class Mesh:
     def _as_it_is(self, at: Position) -> Any:
         assert self.shape[0] == 1
         return lambda total, offset, mine, *local: self._cut[at].function(*local)
+
+    def _mirrors(self, at: Position) -> list[Mirror]:
+        def mirror(key: int, own: tf.Variable) -> Mirror:
+            other = self.mirrors[at][key].handle if self._offset else None
+            return Mirror(own.handle, other, self._slices(self._by_handle[key]), own.dtype)
+
+        return [mirror(key, own) for key, own in self.copies[at].items() if key in self.mirrors[at]]
 
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""
