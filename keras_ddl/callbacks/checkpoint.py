@@ -1,4 +1,4 @@
-"""Checkpoint: rank 0 writes checkpoints and the servable graph; a resumed run continues on all ranks."""
+"""Checkpoint: writes checkpoints and the servable graph; a resumed run continues on all ranks."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
 class Checkpoint(keras.callbacks.Callback):
     """Writes checkpoints of the complete state of a run, and once the base graph that `keras-ddl export` needs.
 
-    Only rank 0 writes, in a thread, while training continues. A checkpoint appears under its name only when it is
-    complete and on disk, so a job that is killed at any moment leaves no partial one. A new run in a used directory
-    moves the earlier run's checkpoints to `previous-<n>/`; with `resume` it continues from the latest instead, on all
-    ranks, and ends as if it had not stopped (docs/callbacks.md says what that requires).
+    Rank 0 writes, in a thread, while training continues; of variables that are spread over ranks, each rank its parts.
+    A checkpoint appears under its name only when it is complete and on disk, so a job that is killed at any moment
+    leaves no partial one. A new run in a used directory moves the earlier run's checkpoints to `previous-<n>/`; with
+    `resume` it continues from the latest instead, on all ranks, and ends as if it had not stopped (docs/callbacks.md
+    says what that requires).
 
     Args:
-        dir: the checkpoint directory, on a file system that rank 0 can access.
+        dir: the checkpoint directory, on a file system that rank 0 can access. Where the ranks that have parts of
+            variables cannot, rank 0 gathers these.
         monitor: the metric by which 'best' is chosen; a key of the epoch's logs.
         mode: 'min', 'max', or 'auto': the direction of the compiled metric, else by Keras's names (accuracy, auc,
             loss, `<any>_loss`, ...). Custom metrics need it.
@@ -80,7 +82,8 @@ class Checkpoint(keras.callbacks.Callback):
         call it; at train begin, or after the first batch.
     Cost: per checkpoint, a few ms, and a copy of weights and optimizer state in a thread of rank 0 while training
         continues; at the end of an epoch also two forward passes of the sample, if there is a base graph. Only one
-        checkpoint is written at a time: the next one waits. Rank 0 needs memory for one copy of the state.
+        checkpoint is written at a time: the next one waits. Each rank that writes needs memory for a copy of what it
+        writes.
     """
 
     runs_last = True  # to save the other callbacks' changes of a step or an epoch

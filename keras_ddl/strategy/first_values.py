@@ -100,6 +100,8 @@ class FirstValue:
         """Returns the entries of some runs, in a shape of as many. Cost: memory for them, once more while they are made
         if they are not all equal, and some MB.
         """
+        if not runs.length * runs.number:  # more ranks than rows
+            return tf.zeros(shape, self.dtype)
         if self.is_constant:
             return tf.fill(shape, self._stretch(self._output, 0, 1)[0])
         if runs.length >= _BLOCK or runs.stride == runs.length:

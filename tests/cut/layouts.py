@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-from cut.mesh import Mesh, Position
 
-from keras_ddl.compat.tensorflow import tf
 from keras_ddl.strategy.mesh.layout import Layout
 
 Loss = Callable[[Any, Any], Any]
@@ -90,27 +87,3 @@ def axes_of(layout_map: Any, variables: Sequence[Any], shape: tuple[int, int]) -
         warnings.simplefilter("error")
         layout.check_effects()
     return {key: axis for key, axis in found.items() if axis is not None}
-
-
-def mesh_of(
-    model: keras.Model,
-    optimizer: Any,
-    loss: Loss,
-    batch: Sequence[np.ndarray],
-    shape: Position,
-    rules: Rules,
-    **options: Any,
-) -> Mesh:
-    """Returns a training step of a model on a mesh."""
-    optimizer.build(model.trainable_variables)
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            result = loss(y, model(x, training=True))
-            scaled = optimizer.scale_loss(result)
-        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
-        return result
-
-    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
-    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)

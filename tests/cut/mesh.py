@@ -6,13 +6,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+from cut.layouts import Loss, Rules, axes
 from cut.simulated import Exchange, SimulatedCollectives, chunks
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import (
     Batch,
     HeldVariable,
+    Mirror,
+    Mirrors,
     Program,
     Report,
     Sharded,
@@ -52,8 +56,10 @@ class Mesh:
         static: bool = True,
         counts: Sequence[int] | None = None,
         along_batch: bool = True,
+        mirrors: int | None = None,
         **options: Any,
     ) -> None:
+        self._offset, self.snapshots = mirrors, {}
         self.shape, self.static, self.options = shape, static, options
         self.layout = dict(layout)
         self._arguments = len(arguments)
@@ -75,6 +81,13 @@ class Mesh:
         self.copies = {
             at: {key: tf.Variable(self._share(each, each.numpy(), at[1])) for key, each in self._by_handle.items()}
             for at in self.positions
+        }
+        self.mirrors = {
+            at: {
+                key: tf.Variable(self._share(each, each.numpy(), (at[1] - (mirrors or 0)) % model)) for key, each in cut
+            }
+            for at in self.positions
+            if (cut := [(key, each) for key, each in self._by_handle.items() if self._slices(each) is not None])
         }
         self._cut = {at: self._along_model(at) for at in self.positions}
         self.functions = {at: self._function(at) if along_batch else self._as_it_is(at) for at in self.positions}
@@ -119,7 +132,7 @@ class Mesh:
     def _function(self, at: Position) -> Any:
         first, count = self.chunks[at[0]]
         rows = sum(each for _, each in self.chunks)
-        snapshots = Snapshots()
+        snapshots = self.snapshots[at] = Snapshots()
 
         def step(total: tf.Tensor, offset: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> Any:
             return build_step(
@@ -132,6 +145,7 @@ class Mesh:
                 snapshots=snapshots,
                 earlier=self._collectives[at],
                 everyone=self._of_all[at],
+                mirrors=None if self._offset is None else Mirrors(self._mirrors(at), self._offset),
                 **self.options,
             )
 
@@ -140,6 +154,13 @@ class Mesh:
     def _as_it_is(self, at: Position) -> Any:
         assert self.shape[0] == 1
         return lambda total, offset, mine, *local: self._cut[at].function(*local)
+
+    def _mirrors(self, at: Position) -> list[Mirror]:
+        def mirror(key: int, own: tf.Variable) -> Mirror:
+            other = self.mirrors[at][key].handle if self._offset else None
+            return Mirror(own.handle, other, self._slices(self._by_handle[key]), own.dtype)
+
+        return [mirror(key, own) for key, own in self.copies[at].items() if key in self.mirrors[at]]
 
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""
@@ -214,3 +235,27 @@ def _assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, nam
     """`tolerance`: of float64; counts of float32, which metrics keep, are rounded more."""
     bound = max(tolerance, 1e-6) if expected.dtype == np.float32 else tolerance
     np.testing.assert_allclose(found, expected, rtol=bound, atol=bound, err_msg=name)
+
+
+def mesh_of(
+    model: keras.Model,
+    optimizer: Any,
+    loss: Loss,
+    batch: Sequence[np.ndarray],
+    shape: Position,
+    rules: Rules,
+    **options: Any,
+) -> Mesh:
+    """Returns a training step of a model on a mesh."""
+    optimizer.build(model.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = loss(y, model(x, training=True))
+            scaled = optimizer.scale_loss(result)
+        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return result
+
+    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
+    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)

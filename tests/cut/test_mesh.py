@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cut.layouts import TRANSFORMER, Rules, mesh_of, transformer
-from cut.mesh import Mesh, Position
+from cut.layouts import TRANSFORMER, Rules, transformer
+from cut.mesh import Mesh, Position, mesh_of
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import MeshLayout, after_commit
@@ -130,7 +130,7 @@ def test_reports_name_the_lines_of_the_program_for_each_axis():
     mesh = dense_on(keras.optimizers.SGD(1e-2))
     mesh(X, RNG.normal(size=(7, 3)))
     for report in (mesh.model_reports[0, 0], mesh.data_reports[0, 0]):
-        assert report.entries and all(each.line.startswith("tests/cut/layouts.py:") for each in report.entries)
+        assert report.entries and all(each.line.startswith("tests/cut/mesh.py:") for each in report.entries)
 
 
 def test_slots_that_follow_their_weight_move_nothing():

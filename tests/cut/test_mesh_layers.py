@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cut.layouts import Loss, Rules, mesh_of
-from cut.mesh import Mesh
+from cut.layouts import Loss, Rules
+from cut.mesh import Mesh, mesh_of
 
 from keras_ddl.compat.tensorflow import tf
 
@@ -89,15 +89,18 @@ def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
     assert {kind for kind, _ in mesh.moved()["data"]} == {"max", "sum"}
 
 
-@pytest.mark.parametrize("heads", ["(query|key|value)", pytest.param("query", marks=pytest.mark.long)])
-def test_attention_of_grouped_queries_is_cut_along_its_heads(heads):
+@pytest.mark.parametrize(
+    ("heads", "static"), [("(query|key|value)", False), pytest.param("query", True, marks=pytest.mark.long)]
+)
+def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5, 8))
     x = layers.GroupQueryAttention(4, 8, 2, name="attention")(inputs, inputs, use_causal_mask=True)
     rules: Rules = {f"{heads}/kernel": 1, f"{heads}/bias": 0, "attention_output/kernel": 0}
     batch = [RNG.normal(size=(5, 5, 8)), RNG.normal(size=(5, 5, 8))]
     optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
-    mesh = mesh_of(keras.Model(inputs, x), optimizer, loss, batch, (1, 2), rules, along_batch=False).check(*batch)
+    model, options = keras.Model(inputs, x), {"static": static, "along_batch": False}
+    mesh = mesh_of(model, optimizer, loss, batch, (1, 2), rules, **options).check(*batch)
     assert {kind for kind, _ in mesh.moved()["model"]} == {"sum"}, mesh.moved()
 
 

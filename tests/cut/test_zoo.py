@@ -15,9 +15,6 @@ GATHERED: dict[tuple[str, bool], dict[str, str]] = {
         "MatMul": "the codes of one view, with all of which each of the other's is compared"
     },
     ("example_contrastive", False): {"MatMul": "the same"},
-    ("attention_group_query", False): {
-        "Reshape": "the gradient of ops.repeat: two extents are equal, which is not shown"
-    },
 }
 # Besides gradients, moments of BatchNormalization, forward and backward, and numbers: losses, metrics.
 _NUMBERS = 4096

@@ -81,3 +81,10 @@ def test_a_recipe_advances_what_one_process_would_have_advanced():
 )
 def test_other_initializers_have_no_recipe(initializer):
     assert recipe_of(initializer) is None
+
+
+@pytest.mark.parametrize("initializer", [of.Zeros(), of.GlorotUniform(1)])
+def test_a_rank_may_have_nothing_of_a_value(initializer):
+    layout = Layout((2,), 3)
+    value = FirstValue(recipe_of(initializer), (2,), "float32")
+    assert [value.share(layout.runs(rank), [layout.chunk(rank)[1]]).shape for rank in range(3)] == [1, 1, 0]

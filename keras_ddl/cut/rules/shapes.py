@@ -8,7 +8,7 @@ from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain, product
 from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, ResultExtents, ResultNumbers, extents, numbers, reshaped
 from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.placements import REPLICATED, Partial, PlacedOutputs, Replicated, Sharded
-from keras_ddl.cut.program import SHAPE_OPS, Node
+from keras_ddl.cut.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import sharded_only
 from keras_ddl.cut.registry import rule
 
@@ -114,10 +114,25 @@ def _reshape_extents(known: Extents, node: Node) -> ResultExtents:
 def _reshape_numbers(known: Extents, node: Node) -> ResultNumbers:
     if node.inputs[0].rank in (0, 1):
         return reshaped(known, node)
+    in_turn = if_certain(_in_turn, known, node.inputs[0])
+    if in_turn is not None:
+        return [in_turn]
     constant = certain(node.inputs[0].constant())
     if constant.size > MOST_VALUES:
         raise Uncertain
     return [constant.ravel().tolist()]
+
+
+def _in_turn(known: Extents, value: Value) -> list[Dim]:
+    """Returns the entries of vectors that are packed and transposed, as the gradient of a Tile makes a shape of two."""
+    transposed = value.source().node
+    if transposed.type != "Transpose" or known.constants(transposed.inputs[1]) != [1, 0]:
+        raise Uncertain
+    packed = transposed.inputs[0].source().node
+    if packed.type != "Pack" or packed.attr("axis", int) != 0:
+        raise Uncertain
+    vectors = [known.vector(each) for each in packed.inputs]
+    return [entry for entries in zip(*vectors, strict=True) for entry in entries]
 
 
 @rule("Fill", "BroadcastTo", of_replicated=True)

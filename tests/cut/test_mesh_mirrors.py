@@ -1,0 +1,64 @@
+"""Slices of a mesh have mirrors where there is one data rank; what is staged completes a step that others committed."""
+
+import numpy as np
+import pytest
+from cut.mesh import Mesh, Position
+
+from keras_ddl.compat.tensorflow import tf
+
+X = np.random.default_rng(0).normal(size=(6, 4))
+
+
+def mesh(shape: Position, offset: int) -> tuple[Mesh, list[tf.Variable]]:
+    """A matrix cut along its columns and one along its rows, both trained, and a number that all have."""
+    rng = np.random.default_rng(1)
+    wide, narrow = tf.Variable(rng.normal(size=(4, 6))), tf.Variable(rng.normal(size=(6, 3)))
+    steps = tf.Variable(0.0, dtype=tf.float64)
+    variables = [wide, narrow, steps]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(x @ wide) @ narrow))
+        for variable, gradient in zip((wide, narrow), tape.gradient(loss, [wide, narrow])):
+            variable.assign_sub(0.1 * gradient)
+        steps.assign_add(1.0)
+        return loss
+
+    return Mesh(step, [X], shape, variables, {id(wide): 1, id(narrow): 0}, mirrors=offset), variables
+
+
+def check_mirrors(trained: Mesh, offset: int) -> None:
+    """Each mirror has the slice of the model rank before it."""
+    for (data, model), mirrors in trained.mirrors.items():
+        source = trained.copies[data, (model - offset) % trained.shape[1]]
+        for key, mirror in mirrors.items():
+            np.testing.assert_array_equal(mirror.numpy(), source[key].numpy())
+
+
+@pytest.mark.parametrize("size, offset", [(2, 1), (3, 1), (3, 2)])
+def test_mirrors_of_slices_have_what_the_step_wrote(size: int, offset: int) -> None:
+    trained, _ = mesh((1, size), offset)
+    trained.check(X)
+    check_mirrors(trained, offset)
+    assert all("mirror" in [each.kind for each in report.entries] for report in trained.data_reports.values())
+
+
+@pytest.mark.parametrize("shape, offset", [((1, 2), 1), ((2, 2), 0)])
+def test_a_step_that_fails_in_its_commit_is_undone_or_completed(shape: Position, offset: int) -> None:
+    trained, variables = mesh(shape, offset)
+    trained.check(X, steps=2)
+    before = {at: {key: each.numpy() for key, each in copies.items()} for at, copies in trained.copies.items()}
+    trained.everyone.breaks = "commit"
+    trained.expected(X)
+    with pytest.raises(tf.errors.OpError):
+        trained(X)
+    for at, snapshots in trained.snapshots.items():
+        snapshots.restore()
+        for key, value in before[at].items():
+            np.testing.assert_array_equal(trained.copies[at][key].numpy(), value)
+        snapshots.complete()  # what is cut: nothing else has slices of this rank
+    for data in range(shape[0]):
+        for variable in variables[:2]:
+            np.testing.assert_allclose(trained.complete(variable, data), variable.numpy(), rtol=1e-12)
+    if offset:
+        check_mirrors(trained, offset)
