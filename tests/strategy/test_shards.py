@@ -13,12 +13,9 @@ from launch.launching import run
 
 FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
 HERE = Path(__file__).parent
-test_shards = rank_tests(HERE / "shard_checks.py", [3], env=FEW)
-
-# Weights in shards, which are gathered anew wherever one is needed.
-test_weights = rank_tests(
-    HERE / "weight_checks.py", [2, 3], check_timeout=240, env={**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
-)
+ANEW = {**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}  # a weight in shards is gathered anew wherever it is needed
+test_shards = rank_tests([HERE / "shard_checks.py", HERE / "weight_checks.py"], [3], check_timeout=240, env=ANEW)
+test_weights = pytest.mark.long(rank_tests(HERE / "weight_checks.py", [2], check_timeout=240, env=ANEW))
 
 
 def trained(folder, ranks, epochs, kind):
