@@ -176,7 +176,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
     spec = spec_of(node)
     placements = [b.placement(each) for each in node.inputs]
     parts = [index for index, placement in enumerate(placements) if isinstance(placement, Partial)]
-    if not parts:
+    if not parts or all(_is_being_combined(b, node.inputs[each]) for each in parts):
         return None
     if spec.linear.adds and _continues_partial(b, node, placements):
         tensors = [b.partial(each) for each in node.inputs]
@@ -189,6 +189,12 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
     else:
         made = spec.make(b, node, LocalOperands(tensors, _factors(b, node, spec), None))
     return [(tensor, placements[parts[0]]) for tensor in made]
+
+
+def _is_being_combined(b: Context, value: Value) -> bool:
+    """Whether parts are combined for another reader already: then what follows of them needs no sum of its own."""
+    placement = b.placement(value)
+    return isinstance(placement, Partial) and b.requests.has(placement.op, b.origin(value))
 
 
 def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Placement], parts: Sequence[int]) -> bool:

@@ -41,6 +41,10 @@ class Requests:
         """
         self._by_kind.setdefault(kind, {}).setdefault(value, _Request(tensor, reader))
 
+    def has(self, kind: str, value: Value) -> bool:
+        """Whether this is requested of a value already."""
+        return value in self._by_kind.get(kind, {})
+
     def __bool__(self) -> bool:
         """Whether anything is requested."""
         return bool(self._by_kind)

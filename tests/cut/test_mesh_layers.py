@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cut.layouts import Loss, Rules
+from cut.layouts import TRANSFORMER, Loss, Rules, transformer
 from cut.mesh import Mesh, mesh_of
 
 from keras_ddl.compat.tensorflow import tf
@@ -102,6 +102,27 @@ def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
     model, options = keras.Model(inputs, x), {"static": static, "along_batch": False}
     mesh = mesh_of(model, optimizer, loss, batch, (1, 2), rules, **options).check(*batch)
     assert {kind for kind, _ in mesh.moved()["model"]} == {"sum"}, mesh.moved()
+
+
+def test_a_table_cut_along_its_width_is_gathered_once_where_its_rows_are_normalized():
+    keras.utils.set_random_seed(5)
+    batch = [RNG.integers(0, 16, (3, 5)).astype("int32") for _ in range(2)]
+    optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    rules = {**TRANSFORMER, "table": 1}
+    mesh = mesh_of(transformer(blocks=1), optimizer, loss, batch, (1, 2), rules, along_batch=False).check(
+        *batch, steps=2
+    )
+    assert [kind for kind, _ in mesh.moved()["model"]] == ["gather"] + ["sum"] * 4  # those of the block
+
+
+def test_a_table_cut_along_its_width_stays_so_where_its_rows_are_multiplied():
+    keras.utils.set_random_seed(1)
+    table, flat = layers.Embedding(6, 4, name="table"), layers.Flatten()
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), table, flat, layers.Dense(5, name="dense")])
+    batch = [RNG.integers(0, 6, (7, 3)).astype("int32"), RNG.normal(size=(7, 5))]
+    optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError()
+    mesh = mesh_of(model, optimizer, loss, batch, (1, 2), {"table": 1}, along_batch=False).check(*batch)
+    assert "gather" not in {kind for kind, _ in mesh.moved()["model"]}, mesh.moved()
 
 
 def images(pool: Callable[..., keras.Layer]) -> keras.Model:

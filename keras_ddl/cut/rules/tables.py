@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
-from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.placements import PARTIAL, PlacedOutputs, Sharded
-from keras_ddl.cut.program import Node
+from keras_ddl.cut.dims import Uncertain, if_certain
+from keras_ddl.cut.factors import Kind, kind_of
+from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Sharded
+from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.propagation import propagate, sharded_only
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.rules import indexing
 from keras_ddl.cut.variable_ops import SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE
+
+_NORMALIZED = "rows of a table that is cut along its width, which are normalized"
 
 
 @rule("ResourceGather")
@@ -25,21 +28,55 @@ def look_up(b: Context, node: Node) -> PlacedOutputs | None:
     if node.attr("batch_dims", int) or indices.rank is None:
         return None
     if placement.axis:
-        at = b.replicated(indices)
-        return [(b.make(node, [b.local(table), at])[0], placement.at(indices.rank + placement.axis - 1))]
+        rows = b.make(node, [b.local(table), b.replicated(indices)])[0]
+        return _own_width(b, node, rows, placement.at(indices.rank + placement.axis - 1))
     return _own_rows_of(b, node, placement, lambda place: [b.local(table), place])
 
 
 @rule("GatherV2")
 def look_up_in_tensor(b: Context, node: Node) -> PlacedOutputs | None:
-    """In what was read of a table that is cut along its rows, each rank gives those that it has."""
+    """As `look_up`, in what was read of a table."""
     table, indices, axis = node.inputs
     placement = b.placement(table)
-    is_cut = isinstance(placement, Sharded) and placement.axis == 0 and not b.rows_by_extent
+    is_cut = isinstance(placement, Sharded) and not b.rows_by_extent
     if not is_cut or node.attr("batch_dims", int) or b.extents.constants(axis) != [0] or indices.rank is None:
         return propagate(b, node)
     assert isinstance(placement, Sharded)
+    if placement.axis:
+        rows = b.make(node, [b.local(table), b.replicated(indices), b.replicated(axis)])[0]
+        return _own_width(b, node, rows, placement.at(indices.rank + placement.axis - 1))
     return _own_rows_of(b, node, placement, lambda place: [b.local(table), place, b.replicated(axis)])
+
+
+def _own_width(b: Context, node: Node, rows: tf.Tensor, placement: Sharded) -> PlacedOutputs:
+    """Returns rows of which each rank has looked up its own width; gathered, where they are normalized."""
+    output = node.outputs[0]
+    if b.in_loop or not _are_reduced(b, output, placement.axis):
+        return [(rows, placement)]
+    value = b.new_value(node, output.tensor, rows, placement)
+    b.extents.set_dims(value, b.dims(output))
+    b.report.intends_gather(node, _NORMALIZED)
+    return [(b.replicated(value), REPLICATED)]
+
+
+def _are_reduced(b: Context, value: Value, axis: int) -> bool:
+    """Whether what is computed of a value entry by entry is reduced along an axis, as a normalization does.
+
+    That takes sums forward and backward, of what follows in a residual network in each block anew.
+    """
+    rank, pending, seen = value.rank, [value], {value}
+    while pending:
+        for node in b.program.readers(pending.pop()):
+            kind = kind_of(node)
+            if kind is Kind.REDUCTION and node.outputs[0].rank != 0:
+                axes = if_certain(b.extents.constants, node.inputs[1]) or []
+                if node.inputs[0].rank == rank and axis in [each % rank for each in axes]:
+                    return True
+            elif kind in (Kind.ENTRYWISE, Kind.FORWARD):
+                new = [each for each in node.outputs if each.rank == rank and each not in seen]
+                seen.update(new)
+                pending += new
+    return False
 
 
 def _own_rows_of(
@@ -61,22 +98,25 @@ def _own_rows_of(
 
 @rule("UnsortedSegmentSum", of_replicated=True)
 def gradient_of_look_up(b: Context, node: Node) -> PlacedOutputs | None:
-    """The gradient of a table that is cut along its rows: a rank adds up those that it has."""
+    """The gradient of a table that is cut: a rank adds up the rows that it has, or its width of all of them."""
     if b.rows_by_extent:
         return None
     made = b.make_replicated(node)
-    data, ids, _ = node.inputs
+    data, ids, count = node.inputs
 
     def materializer(placement: Sharded) -> tf.Tensor:
-        if placement.axis or placement.blocks != 1:
+        if placement.blocks != 1 or ids.rank is None:
             raise Uncertain
-        first, count = _own_range(b, placement)
+        if placement.axis:
+            own = b.sharded(data, placement.at(ids.rank + placement.axis - 1))
+            return b.make(node, [own, b.replicated(ids), b.replicated(count)])[0]
+        first, rows = _own_range(b, placement)
         at = b.replicated(ids)
-        mine = (at >= first) & (at < first + count)
+        mine = (at >= first) & (at < first + rows)
         # Negative ones are left out, and one that is too large is an error, as in one process.
-        too_large = tf.constant(count, at.dtype)
-        place = tf.where(mine, at - first, tf.where(at < count * b.batch.total, tf.constant(-1, at.dtype), too_large))
-        return b.make(node, [b.replicated(data), place, tf.constant(count, node.inputs[2].dtype)])[0]
+        too_large = tf.constant(rows, at.dtype)
+        place = tf.where(mine, at - first, tf.where(at < rows * b.batch.total, tf.constant(-1, at.dtype), too_large))
+        return b.make(node, [b.replicated(data), place, tf.constant(rows, count.dtype)])[0]
 
     if not node.after:
         b.register_materializer(node.outputs[0], sharded_only(materializer))
