@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.launching import python_path
 from launch.launching import Ended, run, write_program
 from strategy.test_survival import PROGRAM, check_ended
 
@@ -78,7 +79,8 @@ def test_a_mesh_that_was_resumed_goes_on_from_its_mirrors(tmp_path: Path) -> Non
     for name, arguments in (("one", ["2", "1"]), ("two", ["1", "2"]), ("two", ["2", "2", "1", "8"])):
         (tmp_path / name).mkdir(exist_ok=True)
         start = ["run", "-np", "1"] if name == "one" else ["run", "-np", "2", "--min-np", "1"]
-        ended = run([*start, "python", program, str(tmp_path / name), *arguments], tmp_path)
+        command = [*start, "python", program, str(tmp_path / name), *arguments]
+        ended = run(command, tmp_path, env={"PYTHONPATH": python_path(Path(__file__).parents[1])})
         assert ended.status == 0, ended
     assert "rank 1 (batch 0, model 1) was lost; 1 x 1 go on" in ended.err, ended
     with np.load(tmp_path / "two" / "2_2.npz") as mine, np.load(tmp_path / "one" / "1_2.npz") as expected:
