@@ -64,7 +64,7 @@ def _are_reduced(b: Context, value: Value, axis: int) -> bool:
 
     That takes sums forward and backward, of what follows in a residual network in each block anew.
     """
-    rank, pending, seen = value.rank, [value], {value}
+    rank, pending, seen = len(b.dims(value)), [value], {value}
     while pending:
         for node in b.program.readers(pending.pop()):
             kind = kind_of(node)
