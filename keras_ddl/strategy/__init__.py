@@ -144,9 +144,10 @@ class Strategy(tf.distribute.Strategy):
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
+        self.lost_slices: LostSlices | None = None
         if self.job.goes_on and layout is not None:
             self._check_goes_on_with_layout(layout)
-            self.job.slices = LostSlices(self.job, layout)
+            self.lost_slices = LostSlices(self.job, layout)
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 

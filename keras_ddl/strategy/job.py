@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_ddl import communicator, config
 from keras_ddl.communicator import history
@@ -16,9 +16,6 @@ from keras_ddl.gradients import bucket_size
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.topology import Topology
 from keras_ddl.topology.mirrors import mirror_offset
-
-if TYPE_CHECKING:
-    from keras_ddl.strategy.mesh.lost_slices import LostSlices
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,6 @@ class Job:
         goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
         epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
         mesh: data and model ranks, where a layout cuts variables; None: all ranks are data ranks.
-        slices: shares them out anew, in a job that goes on with a layout.
     """
 
     rank: int
@@ -71,7 +67,6 @@ class Job:
     mesh: Mesh | None = None
     shards_weights: bool = False
     gathered_bytes: int = 0
-    slices: LostSlices | None = None
 
     @property
     def slice_mirror_offset(self) -> int:

@@ -133,7 +133,7 @@ class Survival:
         if epoch != last_epoch:
             for each in one_per_job.alive():
                 if each.topology is before:
-                    is_cut = each.job.slices is not None
+                    is_cut = each.lost_slices is not None
                     if is_cut or each.job.shards_from_elements is not None:
                         setting = "layout_map" if is_cut else "shard_optimizer=True"
                         raise ConfigError(

@@ -30,12 +30,13 @@ def fit(
         simulated_newcomers.begin(rank)
         topology = communicator.topology()
         settings = SimpleNamespace(min_ranks=1)
-        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0, settings=settings, slices=None)
+        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0, settings=settings)
         place = SimpleNamespace(rank=0, size=0)
         rank.strategy = SimpleNamespace(topology=topology, job=job_of_strategy, random_state=place, saves=place)
+        rank.strategy.lost_slices = None
         rank.strategy.renew = lambda new: Strategy.renew(rank.strategy, new)
         if model_size:
-            simulated_mesh.begin(rank, job_of_strategy, model_size)
+            simulated_mesh.begin(rank, rank.strategy, model_size)
         rank.survival = survival.Survival()
         Communicator.recover = lambda *call: this_rank().survival._collective(*call)
         model = simulated_newcomers.Model(rank)

@@ -58,11 +58,11 @@ class SlicedVariable:
         assert self.share.entries == entries_of(self.share.place, *self.shape)
 
 
-def begin(rank: Rank, job: Any, model_size: int) -> None:
+def begin(rank: Rank, strategy: Any, model_size: int) -> None:
     """Puts the ranks of a job on a mesh."""
-    topology = communicator.topology()
+    job, topology = strategy.job, communicator.topology()
     job.rank, job.slice_mirror_offset = topology.rank, int(topology.size == model_size)
-    job.slices = LostSlices(job, Layout(topology.size // model_size, model_size))  # type: ignore[arg-type]
+    strategy.lost_slices = LostSlices(job, Layout(topology.size // model_size, model_size))  # type: ignore[arg-type]
     rank.variable = SlicedVariable(job, Place(topology.rank % model_size, model_size, job.slice_mirror_offset))
 
 

@@ -45,7 +45,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_size: int, model_size: int) -> None:
         self.left = list(range(data_size * model_size))
         self._here = threading.local()
-        self.slots, self.jobs = [], []
+        self.slots, self.jobs, self.slices = [], [], []
         for rank in self.left:
             data, model = divmod(rank, model_size)
             offset = 1 if data_size == 1 else 0
@@ -55,7 +55,7 @@ class Ranks:
             )
             self.jobs.append(job)
             self.slots.append([self.variable(n, value, axis, job) for n, (value, axis) in enumerate(VALUES)])
-            job.slices = LostSlices(job, FakeLayout(data_size, model_size))
+            self.slices.append(LostSlices(job, FakeLayout(data_size, model_size)))
         self.fails: Callable[[int, str], bool] = _nobody
         self.met: list[str] = []
         monkeypatch.setattr(lost_slices, "all_slots", lambda: self.slots[self._here.rank])
@@ -99,7 +99,7 @@ class Ranks:
             self._here.rank = rank
             place = make_topology(self.left.index(rank), ["host"] * len(self.left), "p")
             try:
-                results[rank] = self.jobs[rank].slices.share_out(place, least)
+                results[rank] = self.slices[rank].share_out(place, least)
             except Exception as error:
                 results[rank] = error
 
@@ -189,7 +189,7 @@ def test_what_not_all_ranks_have_made_begins_anew_or_ends_the_job(monkeypatch: p
         assert all(isinstance(each, expected) for each in results), results
         if first is not None:
             ranks.jobs[0].mesh.model.size = 3
-            ranks.jobs[0].slices.begin_others_anew()
+            ranks.slices[0].begin_others_anew()
             assert ranks.slots[0][-1].chunk.shape == [4]
 
 

@@ -87,7 +87,7 @@ class LostSlices:
     """
 
     def __init__(self, job: Job, layout: Layout) -> None:
-        self._job, self.layout = job, layout
+        self.job, self.layout = job, layout
         self._place: Place = _place_in(layout, job)
         self._generation = 0
         self._next: _Next | None = None
@@ -102,7 +102,7 @@ class LostSlices:
         Cost: one all_to_all of each variable, of what is to lie elsewhere; and the slices from before beside the next,
             as in a step before it commits.
         """
-        variables = [each for each in all_slots() if isinstance(each, LaidOutVariable) and each.job is self._job]
+        variables = [each for each in all_slots() if isinstance(each, LaidOutVariable) and each.job is self.job]
         made = None if self._next is None else self._next.mesh
         stays = self._next is not None and self._next.place is not None
         mine = _Known(self._generation, made, stays, {each.number: each.first_value is not None for each in variables})
@@ -149,7 +149,7 @@ class LostSlices:
         """Gives variables that not all ranks had made their first values. The mesh is formed."""
         for each in self._others:
             if each.first_value is not None:
-                each.begin_anew(each.first_value(), self._job)
+                each.begin_anew(each.first_value(), self.job)
 
     def _take(self, generation: int) -> None:
         """Stores what was made for a generation, unless this rank has it, or has no place in its mesh."""
@@ -182,7 +182,7 @@ class LostSlices:
         place = next_places[rank]
         if place is None or place.size == 1 and not received:
             return None
-        with tf.device(self._job.device):
+        with tf.device(self.job.device):
             held = [
                 slot.variable_with(number) if number not in received else slice_variable(slot, slices, received[number])
                 for number in place.slices()

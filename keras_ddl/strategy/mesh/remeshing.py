@@ -15,20 +15,20 @@ from keras_ddl.strategy.why_it_ends import TooFewError
 
 if TYPE_CHECKING:
     from keras_ddl.strategy.interface import StrategyInterface
-    from keras_ddl.strategy.job import Job
     from keras_ddl.strategy.mesh.layout import Layout
+    from keras_ddl.strategy.mesh.lost_slices import LostSlices
     from keras_ddl.strategy.mesh.survivors import NewMesh
     from keras_ddl.topology import Topology
 
 
 def layout_of(strategies: Sequence[StrategyInterface]) -> Layout | None:
     """Returns the layout over the mesh that goes on; None: there is none."""
-    return next((each.job.slices.layout for each in strategies if each.job.slices is not None), None)
+    return next((each.lost_slices.layout for each in strategies if each.lost_slices is not None), None)
 
 
 def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
     """Returns why a job with these Strategies does not go on; None: it may. The same on all ranks."""
-    count = sum(each.job.slices is not None for each in strategies)
+    count = sum(each.lost_slices is not None for each in strategies)
     if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
         return None
     return (
@@ -45,14 +45,14 @@ def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology
     Raises: RankLostError: another rank was lost; to be called again when those that are left have met. TooFewError.
         SystemExit: this rank has no place in the mesh.
     """
-    job = next((each.job for each in strategies if each.job.slices is not None), None)
-    if job is None or job.slices is None:
+    slices = next((each.lost_slices for each in strategies if each.lost_slices is not None), None)
+    if slices is None:
         return None
     topology = communicator.topology()
     # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
     of_launcher = min(communicator.min_ranks(), topology.size)
     least = max(of_launcher, *(each.job.settings.min_ranks for each in strategies))
-    mesh = job.slices.share_out(topology, least)
+    mesh = slices.share_out(topology, least)
     if isinstance(mesh, str):
         return mesh
     if mesh.size < least:
@@ -61,13 +61,12 @@ def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology
             f"{mesh.data_size} x {mesh.model_size}, and at least {least} ranks (rank {topology.rank}). Restart the job "
             "(keras-ddl run --restarts), or make the number smaller."
         )
-    _form(job, mesh, topology, renew)
+    _form(slices, mesh, topology, renew)
     return None
 
 
-def _form(job: Job, mesh: NewMesh, topology: Topology, renew: Callable[[Topology], None]) -> None:
+def _form(slices: LostSlices, mesh: NewMesh, topology: Topology, renew: Callable[[Topology], None]) -> None:
     """Forms a mesh of which the slices are shared out. COLLECTIVE."""
-    assert job.slices is not None
     if len(mesh.staying) < topology.size:
         if topology.rank not in mesh.staying:
             renew(communicator.leave(f"a mesh of {mesh.data_size} x {mesh.model_size} has no place for it"))
@@ -76,12 +75,12 @@ def _form(job: Job, mesh: NewMesh, topology: Topology, renew: Callable[[Topology
         renew(topology)
         if topology.size != mesh.size:
             raise RankLostError("Another rank was lost while ranks formed a mesh.")
-    layout = job.slices.layout
+    layout = slices.layout
     try:
-        job.mesh = ranks.connect(layout, topology)
+        slices.job.mesh = ranks.connect(layout, topology)
     except CollectiveError as error:  # the engine does not say who is gone
         raise RankLostError(str(error)) from None
-    job.slices.begin_others_anew()
+    slices.begin_others_anew()
     if topology.rank == 0:
         ranks.warn_of_hosts(layout, topology)
 
