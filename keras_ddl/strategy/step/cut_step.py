@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -18,10 +18,9 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh import choice, laid_out, mesh_slots
-from keras_ddl.strategy.mesh.ranks import Mesh
-from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
-from keras_ddl.strategy.step import notices
+from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.step import building, notices
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
@@ -234,19 +233,17 @@ class CutStep:
 
     def _writes_without_batch(self, concrete: ConcreteFunction) -> Callable[[], None] | None:
         scope, mesh = f"{self.scope}/end", self._job.mesh
-        everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
         if mesh is None:
             return cut.writes_without_batch(
                 concrete.graph,
-                everyone,
+                cut.StepCollectives(scope, self.rank, self.size, self._plan),
                 chunk_of=sharded_slots.chunk_of_handle,
                 has_mirrors=bool(self._job.mirror_offset),
             )
-        model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
-        data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
-        of_model = cut.cut_along_model(cut.Program(concrete.graph), model, laid_out.held)
+        axes = building.Axes.of(self._job, mesh, scope, self._plan)
+        of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.held)
         self._traced.append(of_model.function)
-        return cut.writes_without_batch(of_model.function.graph, data, earlier=model, everyone=everyone)
+        return cut.writes_without_batch(of_model.function.graph, axes.data, earlier=axes.model, everyone=axes.everyone)
 
     def build(
         self,
@@ -269,115 +266,34 @@ class CutStep:
         """
         scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
         seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
-        if self._job.mesh is not None:
-            return self._build_on_mesh(
-                self._job.mesh, scope, seed, program, local, placements, batch, report, begins_with, options
-            )
-        slots = {id(outer): sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured}
-        collectives = cut.StepCollectives(
-            scope,
-            self.rank,
-            self.size,
-            self._plan,
-            compression=self._job.settings.compression,
-            weights=self._trained,
-            feedback=self._feedback,
-        )
-        if begins_with is not None:
-            collectives.begin_with(begins_with)
-        shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
-        mirrored = [each for each in shares.values() if each.mirror is not None]
-        mirrors = [_mirror(each) for each in mirrored]
         self._snapshots.append(cut.Snapshots(self._staging))
-        with tf.device(self._job.device):
-            outputs = cut.build_step(
-                program,
-                local,
-                placements,
-                batch,
-                collectives,
-                report=report,
-                seed=seed,
-                batch_statistics=self._job.settings.batch_statistics,
-                captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
-                snapshots=self._snapshots[-1],
-                shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
-                weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
-                gathered_bytes=self._job.gathered_bytes,
-                mirrors=cut.Mirrors(mirrors, self._job.mirror_offset) if mirrors else None,
-                **options,
+        arguments = building.Local(local, placements, batch)
+        options |= {"report": report, "seed": seed}
+        mesh = self._job.mesh
+        if mesh is not None:
+            axes = building.Axes.of(self._job, mesh, scope, self._plan)
+            if begins_with is not None:
+                axes.everyone.begin_with(begins_with)
+            outputs, of_model_rank = building.on_mesh(
+                self._job, mesh, self.name, program, arguments, axes, self._snapshots[-1], options
             )
-        collectives.follow_plan()
-        self.reports.append(report)
-        self._show(report)
-        return outputs
-
-    def _build_on_mesh(
-        self,
-        mesh: Mesh,
-        scope: str,
-        seed: int,
-        program: cut.Program,
-        local: Sequence[tf.Tensor],
-        placements: Sequence[cut.Placement],
-        batch: cut.Batch,
-        report: cut.Report,
-        begins_with: tf.Tensor | None,
-        options: Mapping[str, Any],
-    ) -> list[tf.Tensor]:
-        """Builds as `build` does: cut along the model axis, and then along the batch.
-
-        What differs between batches is the rows that ranks of one model axis share: each has read its own.
-        """
-        laid_out.refuse_made_outside(self._job, laid_out.made_outside(outer for _, outer in program.captured))
-        mesh.layout.check_effects()
-        if mesh.layout.is_to_choose:
-            choice.decide(mesh, program, placements, self.name, self.rank)
-        everyone = cut.StepCollectives(scope, self.rank, self.size, self._plan)
-        if begins_with is not None:
-            everyone.begin_with(begins_with)
-        model = cut.StepCollectives(scope, mesh.model.rank, mesh.model.size, self._plan, comm=mesh.model)
-        data = cut.StepCollectives(scope, mesh.data.rank, mesh.data.size, self._plan, comm=mesh.data)
-        options = dict(options)
-        if not options.get("inputs_are_whole"):
-            local = [
-                _of_rows(model.gather(tensor, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else tensor
-                for place, (tensor, placement) in enumerate(zip(local, placements))
-            ]
-        rows = placements  # what is known to have as many rows
-        if mesh.data.size == 1:  # nothing is shared out along the batch
-            placements = [cut.REPLICATED] * len(placements)
-        cut_variables = [laid_out.laid_out_of_handle(outer) for _, outer in program.captured]
-        mirrors = [_mirror(each.share) for each in cut_variables if each is not None] if self._job.goes_on else []
-        options["parts"] = [laid_out.held(each).tensor for each in options.get("parts", ())]
-        slots = [sharded_slots.sharded_variable_of_handle(outer) for _, outer in program.captured]
-        shards, chunk_of = mesh_slots.chunk_handles([each for each in slots if isinstance(each, mesh_slots.MeshSlot)])
-        self._snapshots.append(cut.Snapshots(self._staging))
-        with tf.device(self._job.device):
-            report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
-            report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
-            of_model = cut.cut_along_model(
-                program, model, laid_out.held, placements=rows, report=report.earlier, seed=seed
+            self._traced.append(of_model_rank)
+            for each in axes:
+                each.follow_plan()
+        else:
+            collectives = cut.StepCollectives(
+                scope,
+                self.rank,
+                self.size,
+                self._plan,
+                compression=self._job.settings.compression,
+                weights=self._trained,
+                feedback=self._feedback,
             )
-            self._traced.append(of_model.function)
-            outputs = cut.build_step(
-                of_model.program(),
-                local,
-                placements,
-                batch,
-                data,
-                report=report,
-                seed=seed,
-                captured=chunk_of,
-                shards=shards,
-                snapshots=self._snapshots[-1],
-                earlier=model,
-                everyone=everyone,
-                mirrors=cut.Mirrors(mirrors, self._job.slice_mirror_offset) if mirrors else None,
-                **options,
-            )
-        for each in (everyone, model, data):
-            each.follow_plan()
+            if begins_with is not None:
+                collectives.begin_with(begins_with)
+            outputs = building.along_batch(self._job, program, arguments, collectives, self._snapshots[-1], options)
+            collectives.follow_plan()
         self.reports.append(report)
         self._show(report)
         return outputs
@@ -435,17 +351,6 @@ def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
     numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
     if numeric:
         ops.broadcast_variables(numeric, root=root)
-
-
-def _mirror(share: sharded_slots.Share) -> cut.Mirror:
-    mirror = None if share.mirror is None else share.mirror.handle
-    return cut.Mirror(share.chunk.handle, mirror, share.layout, share.chunk.dtype)
-
-
-def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
-    """Returns a gathered argument, of which it is known how many rows it has if that of the batch is."""
-    tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
-    return tensor
 
 
 class Outputs:

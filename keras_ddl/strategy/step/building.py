@@ -1,0 +1,136 @@
+"""Builds this rank's part of a traced step: cut along the batch, or on a mesh along the model axis first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from keras_ddl import cut
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh import choice, laid_out, mesh_slots
+from keras_ddl.strategy.mesh.ranks import Mesh
+from keras_ddl.strategy.shards import sharded_slots, sharded_weights
+from keras_ddl.strategy.shards.sharded_slots import sharded_variable_of_handle
+
+Plan = Callable[[Sequence[int], Sequence[str]], list[list[int]]]
+
+
+class Local(NamedTuple):
+    """What a rank has of the arguments of a step, in their placements.
+
+    Attributes: batch: whose rows are sharded.
+    """
+
+    tensors: Sequence[tf.Tensor]
+    placements: Sequence[cut.Placement]
+    batch: cut.Batch
+
+
+class Axes(NamedTuple):
+    """The collectives of a step on a mesh: of all ranks, and along each axis."""
+
+    everyone: cut.StepCollectives
+    model: cut.StepCollectives
+    data: cut.StepCollectives
+
+    @classmethod
+    def of(cls, job: Job, mesh: Mesh, scope: str, plan: Plan) -> Axes:
+        everyone = cut.StepCollectives(scope, job.rank, job.size, plan)
+        axes = (cut.StepCollectives(scope, each.rank, each.size, plan, comm=each) for each in (mesh.model, mesh.data))
+        return cls(everyone, *axes)
+
+
+def along_batch(
+    job: Job,
+    program: cut.Program,
+    local: Local,
+    collectives: cut.StepCollectives,
+    snapshots: cut.Snapshots,
+    options: Mapping[str, Any],
+) -> list[tf.Tensor]:
+    """Returns the outputs, complete. options: as `cut.build_step` takes them."""
+    slots = {id(outer): sharded_variable_of_handle(outer) for _, outer in program.captured}
+    shares = {id(slot): slot.share for slot in slots.values() if slot is not None}
+    mirrors = [_mirror(each) for each in shares.values() if each.mirror is not None]
+    with tf.device(job.device):
+        return cut.build_step(
+            program,
+            *local,
+            collectives,
+            batch_statistics=job.settings.batch_statistics,
+            captured=lambda outer: outer if (slot := slots[id(outer)]) is None else slot.chunk.handle,
+            snapshots=snapshots,
+            shards=[outer for _, outer in program.captured if slots[id(outer)] is not None],
+            weights=[o for _, o in program.captured if isinstance(slots[id(o)], sharded_weights.ShardedWeight)],
+            gathered_bytes=job.gathered_bytes,
+            mirrors=cut.Mirrors(mirrors, job.mirror_offset) if mirrors else None,
+            **options,
+        )
+
+
+def on_mesh(
+    job: Job,
+    mesh: Mesh,
+    step: str,
+    program: cut.Program,
+    local: Local,
+    axes: Axes,
+    snapshots: cut.Snapshots,
+    options: Mapping[str, Any],
+) -> tuple[list[tf.Tensor], tf.types.experimental.ConcreteFunction]:
+    """As `along_batch`, and returns also what was cut along the model axis, which the graph needs alive.
+
+    What differs between batches is the rows that ranks of one model axis share: each has read its own.
+    """
+    tensors, placements, batch = local
+    outers = [outer for _, outer in program.captured]
+    laid_out.refuse_made_outside(job, laid_out.made_outside(outers))
+    mesh.layout.check_effects()
+    if mesh.layout.is_to_choose:
+        choice.decide(mesh, program, placements, step, job.rank)
+    if not options.get("inputs_are_whole"):
+        tensors = [
+            _of_rows(axes.model.gather(each, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else each
+            for place, (each, placement) in enumerate(zip(tensors, placements))
+        ]
+    # Where there is one data rank, nothing is shared out along the batch.
+    of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
+    cut_variables = [laid_out.laid_out_of_handle(outer) for outer in outers] if job.goes_on else []
+    mirrors = [_mirror(each.share) for each in cut_variables if each is not None]
+    parts = [laid_out.held(each).tensor for each in options.get("parts", ())]
+    slots = [sharded_variable_of_handle(outer) for outer in outers]
+    shards, chunk_of = mesh_slots.chunk_handles([each for each in slots if isinstance(each, mesh_slots.MeshSlot)])
+    report, seed = options["report"], options["seed"]
+    report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
+    report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
+    with tf.device(job.device):
+        of_model = cut.cut_along_model(
+            program, axes.model, laid_out.held, placements=placements, report=report.earlier, seed=seed
+        )
+        outputs = cut.build_step(
+            of_model.program(),
+            tensors,
+            of_batch,
+            batch,
+            axes.data,
+            captured=chunk_of,
+            shards=shards,
+            snapshots=snapshots,
+            earlier=axes.model,
+            everyone=axes.everyone,
+            mirrors=cut.Mirrors(mirrors, job.slice_mirror_offset) if mirrors else None,
+            **{**options, "parts": parts},
+        )
+    return outputs, of_model.function
+
+
+def _mirror(share: sharded_slots.Share) -> cut.Mirror:
+    mirror = None if share.mirror is None else share.mirror.handle
+    return cut.Mirror(share.chunk.handle, mirror, share.layout, share.chunk.dtype)
+
+
+def _of_rows(tensor: tf.Tensor, batch: cut.Batch) -> tf.Tensor:
+    """Returns a gathered argument, of which it is known how many rows it has if that of the batch is."""
+    tensor.set_shape([batch.local if isinstance(batch.local, int) else None, *tensor.shape[1:]])
+    return tensor
