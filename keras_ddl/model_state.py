@@ -183,7 +183,7 @@ def restore_checkpoint(
     optimizer: bool = True,
     seeds: str = "all",
     metric: str | None = None,
-    parts: str = "own",
+    parts: str = "complete",
 ) -> ckpt.Checkpoint:
     """Restores a checkpoint into a built, compiled model: training continues as if it had not stopped.
 
@@ -194,8 +194,8 @@ def restore_checkpoint(
         which: 'latest', 'best' (by `metric`, default the monitored one) or a step.
         optimizer: also restore the optimizer's variables, and build the optimizer if needed.
         seeds: whether to restore seed generators (dropout, random layers): 'all' or 'none'.
-        parts: of variables that ranks store in parts: 'own' reads this rank's; 'none' leaves them to `restore_parts`;
-            'complete' reads and assigns all.
+        parts: of variables that ranks store in parts: 'complete' reads and assigns all of each; 'own' reads this rank's
+            part, if every rank calls it; 'none' leaves them to `restore_parts`.
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
     Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
     """

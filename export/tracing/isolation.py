@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 Result = TypeVar("Result")
 
 
@@ -64,8 +66,15 @@ def unchanged(variables: Iterable[Any]) -> Iterator[None]:
     finally:
         for variable, value in saved:
             # Only what has changed: other ranks make no such assignment, and variables that ranks share count them.
-            if tf.convert_to_tensor(variable).numpy().tobytes() != value.numpy().tobytes():
+            if not _are_same_bits(tf.convert_to_tensor(variable).numpy(), value.numpy()):
                 variable.assign(value)
+
+
+def _are_same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype == object:  # strings
+        return np.array_equal(one, other)
+    mine, others = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    return np.array_equal(mine, others)
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from keras_ddl import communicator, model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, merge_bundles, sync_bundles
-from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.errors import CheckpointError, KerasDdlError
 from keras_ddl.files import durable
 from keras_ddl.resuming import parts
@@ -50,7 +50,7 @@ class InParts:
         awaited: the step of the checkpoint whose parts are being written, or None; the same on all ranks.
     """
 
-    of_this_process = ("_folder", "_bundles")  # what a rank that joins the others does not get from them
+    of_this_process = ("_folder", "_bundles", "_mine")  # what a rank that joins the others does not get from them
 
     def __init__(self, dir: Path, writer: BackgroundWriter, buffers: Buffers) -> None:
         self._dir, self._writer, self._buffers = dir, writer, buffers
@@ -61,10 +61,21 @@ class InParts:
         self._folder: str | None = None
         self._merge: Callable[[Path, Fill], object] | None = None
         self._snapshot: Snapshot | None = None
+        self._epoch = 0  # of the ranks that have been asked
 
     def at_train_begin(self, model: Any) -> None:
         """Finds out whether ranks write their own parts. COLLECTIVE, where they have parts."""
+        self._epoch = communicator.epoch()
         self.is_on = parts.are_used(model, self._dir)
+
+    def at_save(self, model: Any) -> None:
+        """Finds it out again, if the ranks are others now. COLLECTIVE, where they may be and have parts."""
+        job = parts.job_with_parts(model)
+        if job is None or not job.goes_on:
+            return
+        # By rank 0 alone: ranks may hear of a lost one at different times.
+        if on_first_rank(lambda: self._epoch != communicator.epoch(), "Checkpoint/ranks"):
+            self.at_train_begin(model)
 
     def take(self, model: Any, **options: Any) -> Snapshot:
         """Returns what this rank writes. `options`: of `model_state.take`, on rank 0."""
@@ -129,7 +140,8 @@ class InParts:
         if problem is None and outcome:
             self._begin_to_merge({each.rank: each.bundles for each in here})
             return True
-        self._writer.abandon()
+        while any(communicator.all_gather_object(self._is_busy(), name="Checkpoint/abandoned")):
+            pass  # until nobody writes into the folder any more
         if self._folder is not None and is_first_rank():
             shutil.rmtree(self._dir / self._folder, ignore_errors=True)
         if problem is not None:
@@ -145,6 +157,12 @@ class InParts:
             self._mine = self._mine._replace(problem=str(error))
             is_busy = False
         return self._mine._replace(is_busy=is_busy, bundles=() if is_busy else tuple(self._bundles))
+
+    def _is_busy(self) -> bool:
+        try:
+            return self._writer.is_busy(_TURN_SECONDS)
+        except KerasDdlError:  # which is known already, or of a checkpoint that does not count
+            return False
 
     def _begin_to_merge(self, bundles: Mapping[int, Sequence[str]]) -> None:
         if self._merge is None or self._folder is None or not is_first_rank():

@@ -119,5 +119,5 @@ class SavedSnapshots:
         intact = [each.step for each in ckpt.list_checkpoints(self._directory) if each.problem is None]
         good = [step for step in intact if step <= self._confirmed]
         if good:
-            model_state.restore_checkpoint(self._model, self._directory, good[-1], seeds="none")
+            model_state.restore_checkpoint(self._model, self._directory, good[-1], seeds="none", parts="complete")
         return good[-1] if good else None

@@ -7,7 +7,7 @@ import functools
 import json
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -303,17 +303,28 @@ class Checkpoint(keras.callbacks.Callback):
             self._wait()
 
     def _wait(self) -> None:
-        if self._in_flight and self._in_parts.awaited is not None and not self._in_parts.agree(wait=True):
+        with self._forgetting_failed():
+            if self._in_flight and self._in_parts.awaited is not None and not self._in_parts.agree(wait=True):
+                self._on_written(False)
+            if self._in_flight:
+                self._on_written(on_first_rank(self._written, "Checkpoint/wait"))
+
+    @contextlib.contextmanager
+    def _forgetting_failed(self) -> Iterator[None]:
+        """Another fit may go on with this object: a checkpoint that could not be written does not count."""
+        try:
+            yield
+        except CheckpointError:
             self._on_written(False)
-        if self._in_flight:
-            self._on_written(on_first_rank(self._written, "Checkpoint/wait"))
+            raise
 
     def _follow_writers(self) -> None:
         """Looks how far the last checkpoint is, without waiting for it. COLLECTIVE."""
-        if self._in_parts.awaited is not None:
-            is_complete = False if self._in_parts.agree(wait=False) is False else None
-        else:
-            is_complete = on_first_rank(self._progress, "Checkpoint/written")
+        with self._forgetting_failed():
+            if self._in_parts.awaited is not None:
+                is_complete = False if self._in_parts.agree(wait=False) is False else None
+            else:
+                is_complete = on_first_rank(self._progress, "Checkpoint/written")
         if is_complete is not None:
             self._on_written(is_complete)
 
@@ -366,6 +377,7 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         """Takes a checkpoint on all ranks, and begins to write it. COLLECTIVE."""
         self._wait()  # the memory for the copy may be in use
+        self._in_parts.at_save(self.model)
         if self._bases.is_due:
             self._bases.write(self.model)
         self._saved, self._is_due, self._in_flight = step, False, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from keras_ddl import communicator, model_state
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
 from keras_ddl.files import durable
 from keras_ddl.strategy.job import Job
@@ -22,7 +24,7 @@ def are_used(model: Any, dir: Path) -> bool:
 
     They do where they reach the directory. Otherwise rank 0 gathers and scatters them, with a warning.
     """
-    job = _job_with_parts(model)
+    job = job_with_parts(model)
     if job is None:
         return False
     needed = job.size if job.mesh is None or job.shards_from_elements is not None else job.mesh.model.size
@@ -30,7 +32,7 @@ def are_used(model: Any, dir: Path) -> bool:
     if apart and is_first_rank():
         stack_position.warn(
             "Each rank writes what it has of the variables that are spread over ranks, where it reaches the checkpoint "
-            f"directory. Received: {dir}, in which rank(s) {', '.join(map(str, apart))} of {needed} do not find what "
+            f"directory. Received: {dir}, in which rank(s) {', '.join(map(str, apart))} of {needed} do not see what "
             "rank 0 has written. Rank 0 gathers all of it instead, and needs memory for it. Give a directory on a file "
             "system that these ranks share."
         )
@@ -43,13 +45,13 @@ def restore(model: Any, dir: Path, step: int) -> None:
     Raises: CheckpointError, on every rank: one could not read its own.
     Cost: each rank of the first model axis reads its slices, and sends them along the batch axis.
     """
-    job = _job_with_parts(model)
+    job = job_with_parts(model)
     assert job is not None
     problem = None
     if job.mesh is None or job.shards_from_elements is not None or job.rank < job.mesh.model.size:
         try:
             model_state.restore_parts(model, ckpt.find(dir, step))
-        except CheckpointError as error:
+        except (CheckpointError, OSError, tf.errors.OpError) as error:  # the others wait
             problem = str(error)
     problems = communicator.all_gather_object(problem, name="Checkpoint/restored_parts")
     failed = next((rank for rank, each in enumerate(problems) if each is not None), None)
@@ -60,7 +62,7 @@ def restore(model: Any, dir: Path, step: int) -> None:
         stored_parts.send_along_batch(slots, job.mesh.data)
 
 
-def _job_with_parts(model: Any) -> Job | None:
+def job_with_parts(model: Any) -> Job | None:
     """Returns the job of a model, where its ranks may have parts of variables."""
     strategy = keras_compat.strategy_of(model)
     job: Job | None = strategy.job if strategy is not None else None
@@ -81,5 +83,6 @@ def _reached(dir: Path) -> list[bool]:
     folder = dir / on_first_rank(make, "Checkpoint/reach")
     reached = communicator.all_gather_object(os.access(folder, os.W_OK | os.X_OK), name="Checkpoint/reached")
     if is_first_rank():
-        folder.rmdir()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     return reached

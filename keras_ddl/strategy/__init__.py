@@ -192,7 +192,6 @@ class Strategy(tf.distribute.Strategy):
                 f"`keras-ddl run --min-np` with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say "
                 "the hosts with --hosts."
             )
-
         if self.job.shards_from_elements is not None:
             raise ConfigError(
                 "A job with a layout_map goes on where every slice is on two ranks, and shards of slices are not. "

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from keras_ddl.strategy.noted import Noted
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 from keras_ddl.strategy.step.cut_step import broadcast_numbers
-
-if TYPE_CHECKING:
-    pass
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
 

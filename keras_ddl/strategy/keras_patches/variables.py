@@ -56,5 +56,11 @@ def add_variable_from_reference(
 
 def finalize_variable_values(original: Callable[..., Any], optimizer: Any, var_list: Any) -> Any:
     """At the end of fit the averages of weights, which are slots, take the weights' place. COLLECTIVE then."""
-    with gathered_slots.gathered(gathered_slots.slots_in(averaged_weights(optimizer))):
+    averages = averaged_weights(optimizer)
+    if not gathered_slots.slots_in(averages):
         return original(optimizer, var_list)
+    for weight, average in zip(var_list, averages):
+        if average is not None:  # one at a time, where no rank has memory for all
+            with gathered_slots.gathered(gathered_slots.slots_in([average])):
+                weight.assign(average)
+    return None

@@ -13,6 +13,7 @@ from keras_ddl.cut.layout_search import Unit, choose
 from keras_ddl.cut.program import Value
 from keras_ddl.strategy.mesh.ranks import Mesh
 from keras_ddl.strategy.mesh.undecided import UndecidedVariable, undecided_of_handle
+from keras_ddl.strategy.shards.sharded_slots import all_slots
 
 Axes = tuple[str | None, ...]
 
@@ -47,8 +48,11 @@ def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: 
     for unit, each in zip(units, weights):
         each.decide(axes.get(unit))
     for each in variables:
-        if not each.is_decided:  # a slot of a weight that this step does not use
+        if not each.is_decided:  # a slot of a weight that this step only assigns
             each.decide(None)
+    for each in all_slots():  # slots of weights that this step does not use
+        if isinstance(each, UndecidedVariable) and each.job.mesh is mesh:
+            each.complete()
     if rank == 0 and units:
         _show(mesh, step, units, axes, keys)
 

@@ -135,7 +135,7 @@ def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshS
     """Returns what a Keras variable is to be made with, of rank 0's initializer; None: neither does a layout cut it nor
     is it a slot in shards, or what ranks have of it cannot be made alone. COLLECTIVE, where it is either.
     """
-    shape, job = models.declared_shape(variable), _job()
+    shape, job = models.declared_shape(variable), job_of_new_variable()
     if job is None or shape is None or not keras.backend.is_float_dtype(variable.dtype):
         return None
     with tf.init_scope():
@@ -161,8 +161,8 @@ def initial_value(variable: Any, value: Any) -> Any:
 
     COLLECTIVE, where a layout cuts it. `value`: its first value, or a function that returns it.
     """
-    job = _job()
-    if job is None or isinstance(value, tf.Variable):
+    job = job_of_new_variable()
+    if job is None or isinstance(value, tf.Variable) or not (is_of_all_ranks() or callable(value)):
         return value
     with tf.init_scope():
         shape = models.declared_shape(variable)
@@ -192,13 +192,18 @@ def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
 
 def _is_same_on_all_ranks(job: Job) -> bool:
     """Whether a variable is made now without asking other ranks: what an optimizer keeps begins with a constant, and
-    some ranks may not make it when one is lost.
+    some ranks may not make it when one is lost, or while one rank builds it for all.
     """
-    return job.goes_on and _reference.get() is not None
+    return _reference.get() is not None and (job.goes_on or not is_of_all_ranks())
 
 
-def _job() -> Job | None:
-    """Returns the job whose layout counts for a variable that is made now; None: none does."""
+def job_of_new_variable() -> Job | None:
+    """Returns the job whose layout counts for a variable that is made now; None: none does. An optimizer's follow those
+    of the weights wherever it is built.
+    """
+    weight = weight_of_slot()
+    if isinstance(weight, LaidOutVariable):
+        return weight.job if weight.job.mesh is not None else None
     strategy = keras_compat.scope_strategy()
     job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
     return job if job is not None and job.mesh is not None and is_of_all_ranks() else None

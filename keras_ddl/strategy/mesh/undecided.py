@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -137,14 +136,15 @@ def initial_value(variable: Any, value: Any) -> Any:
 
     COLLECTIVE, where a layout is to be chosen.
     """
-    strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    job = laid_out.job_of_new_variable()
     if job is None or job.mesh is None or not job.mesh.layout.is_to_choose:
         return value
-    if isinstance(value, tf.Variable) or not is_of_all_ranks() or not keras.backend.is_float_dtype(variable.dtype):
+    if isinstance(value, tf.Variable) or not keras.backend.is_float_dtype(variable.dtype):
         return value
     weight = laid_out.weight_of_slot()
     is_slot = weight is not None
+    if not is_of_all_ranks() and not callable(value):
+        return value
     if is_slot and (not isinstance(weight, UndecidedVariable) or weight.is_decided):
         return value
     with tf.init_scope():
@@ -157,6 +157,8 @@ def initial_value(variable: Any, value: Any) -> Any:
 
         def initial() -> tf.Tensor:
             first = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+            if is_slot and callable(value):  # which begins with a constant, and maybe on one rank alone
+                return first
             name = f"keras_ddl/laid_out/{models.plain_name(variable.path)}"
             return tf.constant(agreement.broadcast_value(first.numpy(), name), dtype)
 

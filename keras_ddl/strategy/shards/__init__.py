@@ -1,1 +1,1 @@
-"""What optimizers keep for large weights, in shards: Strategy(shard_optimizer=True)."""
+"""Variables of which each rank has a part: Strategy(shard_optimizer=True), and shard_weights=True."""

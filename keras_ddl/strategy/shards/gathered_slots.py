@@ -55,6 +55,7 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
             value = _gather(each)
             if on_rank in (None, communicator.rank()):
                 each.gathered = value
+            del value  # on other ranks nothing is to stay
         yield
     finally:
         _gathered.pop()
