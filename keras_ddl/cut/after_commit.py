@@ -1,14 +1,15 @@
 """Postpones until after the commit what a step computes for its writes alone: new values never exist all at once.
 
 A step writes nothing before it commits (writes.py), and its new values would fill memory until then, beside the old
-ones: with Adam, all weights and slots twice. But what nothing but writes need, and what cannot fail, may run after the
-commit as well: the arithmetic of optimizers, and products that give gradients, where no collective follows. It then
-runs variable by variable, and the old value is freed before the next new one is made.
+ones: with Adam, all weights and slots twice. But what nothing but writes need, and what fails on no value, may run
+after the commit as well: the arithmetic of optimizers, and products that give gradients, where no collective follows.
+It then runs variable by variable, and the old value is freed before the next new one is made.
 
 A product whose operands are larger than itself is made before the commit all the same, and frees them.
 
-New weights that are gathered from flat shards wait, too, in a job that ends when a rank is lost: nothing else fails a
-gather. Whether one waits follows from what reads its result, of global shapes: all ranks decide alike.
+Gathers whose results only writes need (of new weights from flat shards) wait, too, in a job that ends when a rank is
+lost: nothing else fails a gather. Whether one waits follows from what reads its result, of global shapes: all ranks
+decide alike.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from keras_ddl.cut.specs.entrywise import BINARY, UNARY
 
 # Operations that fail on no value. Of integers there are divisions that do.
 _ENTRYWISE = {*UNARY, *BINARY, "AddN", "Select"}
-_OTHERS = {
-    "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2DBackpropFilter", "Sum", "Transpose", "Reshape",
-    "Squeeze", "ExpandDims", "Identity", "Fill", "BroadcastTo",
-}  # fmt: skip
+# Of gradients: where the number of rows is open, their operands have the rows of one batch.
+_OVER_ROWS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2DBackpropFilter", "Sum"}
+_OTHERS = {*_OVER_ROWS, "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity", "Fill", "BroadcastTo"}
 _GATHER = "DdlAllGather"
 _SMALL = 1 << 16  # bytes of a tensor that is not worth it
 
@@ -93,8 +93,10 @@ class AfterCommit:
 
 def _may_wait(operation: tf.Operation) -> bool:
     kind = operation.type
-    if is_stateful(operation) or kind not in _ENTRYWISE and kind not in _OTHERS:
+    if is_stateful(operation) or kind not in _ENTRYWISE and kind not in _OTHERS or operation.control_inputs:
         return False
+    if kind not in _OVER_ROWS and not all(each.shape.is_fully_defined() for each in operation.inputs):
+        return False  # whether it fails may depend on the extents
     return (
         all(
             (each.dtype.is_floating or each.dtype == tf.bool) and each.shape.is_fully_defined()
@@ -105,7 +107,7 @@ def _may_wait(operation: tf.Operation) -> bool:
 
 
 def _made_for(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the operands that would be freed, did it run: no variables."""
+    """Returns the operands that running it would free: no variables."""
     return [each for each in {id(each): each for each in operation.inputs}.values() if each.op.type not in _LASTING]
 
 

@@ -19,6 +19,7 @@ from keras_ddl.cut.placed_values import PlacedValues
 from keras_ddl.cut.placements import REPLICATED, PlacedTensor
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.seeds import agreed_seeds
+from keras_ddl.cut.variable_ops import MARKED
 from keras_ddl.cut.writes import Writes
 
 _LARGE = 1024  # bytes of a constant that is not compared with others
@@ -143,7 +144,7 @@ class Context(PlacedValues):
         operation = node.operation
         known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
         if sums_in_order.is_addition(node):
-            known.update(sums_in_order.MARKED)
+            known.update(MARKED)
         device = attributes.device_of_made(node.device)
         graph = tf.compat.v1.get_default_graph()
         name = operation.name.rsplit("/", 1)[-1].lstrip("_->\\") or operation.type

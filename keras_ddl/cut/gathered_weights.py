@@ -55,6 +55,7 @@ class GatheredWeights:
         self._sources: dict[Value, _Source] = {}
         self._live: dict[int, _Gathered] = {}  # by id of the flat shard; the least recently used first
         self._seen: dict[int, tf.Tensor] = {}  # flat shards that were gathered, by id
+        self._needed: set[int] = set()  # by the operation that is being built: ids of flat shards
 
     def hold(self, value: Value) -> None:
         """Has a flat shard gathered by this class: what is read of a weight, or computed from weights alone."""
@@ -75,6 +76,7 @@ class GatheredWeights:
         """Builds an operation of gathered weights. COLLECTIVE. Raises: Pending."""
         b = self._b
         held = {each: self._sources[b.origin(each)] for each in node.inputs if self.has(each)}
+        self._needed = {self._key(each) for each in held.values()}
         tensors = {each: self._tensor(source, b.origin(each)) for each, source in held.items()}
         with b.placed_as({each: PlacedTensor(tensor, REPLICATED) for each, tensor in tensors.items()}):
             made = self._apply_rules(node)
@@ -91,6 +93,7 @@ class GatheredWeights:
     def make_with(self, value: Value, build: Callable[[tf.Tensor], PlacedOutputs]) -> PlacedOutputs:
         """Returns what `build` makes of a flat shard that is no value of the program, gathered. COLLECTIVE."""
         source = _Source(value)
+        self._needed = {self._key(source)}
         made = build(self._tensor(source, value))
         self._live[self._key(source)].users += self._b.operations_so_far()
         return made
@@ -145,7 +148,7 @@ class GatheredWeights:
         for key, each in list(self._live.items()):
             if held + bytes_ <= self._b.gathered_bytes:
                 break
-            if each.users:  # else the operation that needs it is still to be built
+            if each.users and key not in self._needed:  # else an operation that needs it is still to be built
                 held -= each.bytes
                 before += each.users
                 del self._live[key]

@@ -68,7 +68,7 @@ class ReplicatedUpdates:
             if node.type in ASSIGNS:
                 handle, value = node.inputs
                 # What is assigned is placed after the handle, which is an argument.
-                if is_static(value) and isinstance(b.placement(handle), Replicated):
+                if is_static(value) and isinstance(b.placement(handle.source()), Replicated):
                     result.add(value)
             elif kind_of(node) is Kind.FORWARD:
                 result.update(each for each, output in zip(node.inputs, node.outputs) if output in result)

@@ -52,7 +52,9 @@ class Snapshots:
 
     def stage(self, handle: tf.Tensor, value: tf.Tensor) -> None:
         """Keeps, in the step that is traced, what a variable will hold when the step has committed."""
-        staged = self._variables.setdefault(handle.ref(), tf_compat.plain_variable(value.dtype))
+        if handle.ref() not in self._variables:
+            self._variables[handle.ref()] = tf_compat.plain_variable(value.dtype)
+        staged = self._variables[handle.ref()]
         self._staged.append((handle, staged, value.dtype))
         self._staging.append(tf.raw_ops.AssignVariableOp(resource=staged, value=value))
 

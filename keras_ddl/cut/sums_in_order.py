@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import create_op, tf
 from keras_ddl.cut.program import Node
-
-_SEEN = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"  # of TensorFlow 2.21: arithmetic_optimizer.cc
-MARKED = {_SEEN: tf.compat.v1.AttrValue(b=True)}
+from keras_ddl.cut.variable_ops import MARKED
 
 
 def is_addition(node: Node) -> bool:

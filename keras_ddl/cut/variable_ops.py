@@ -16,6 +16,9 @@ SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE = "ResourceScatterAdd", "ResourceScatte
 _OTHERS = ("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")
 SCATTERS = (SCATTER_ADD, SCATTER_SUB, SCATTER_UPDATE, *_OTHERS)
 
+_SEEN = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"  # of TensorFlow 2.21: arithmetic_optimizer.cc
+MARKED = {_SEEN: tf.compat.v1.AttrValue(b=True)}  # attributes of additions, see sums_in_order.py
+
 
 def read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns what a variable holds when the operation runs."""
@@ -30,7 +33,7 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
 
 def sum_of(held: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
     """Returns what a variable is to hold after ASSIGN_ADD."""
-    return _made("AddV2", [held, added], [held.dtype], T=_type(held.dtype)).outputs[0]
+    return _made("AddV2", [held, added], [held.dtype], T=_type(held.dtype), **MARKED).outputs[0]
 
 
 def difference_of(held: tf.Tensor, subtracted: tf.Tensor) -> tf.Tensor:

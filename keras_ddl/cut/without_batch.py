@@ -25,16 +25,17 @@ def writes_without_batch(
     collectives: Collectives,
     *,
     chunk_of: Callable[[tf.Tensor], tf.Tensor | None] = lambda outer: None,
-    has_mirrors: bool = False,
+    has_mirror: Callable[[tf.Tensor], bool] = lambda outer: False,
     earlier: Collectives | None = None,
     everyone: Collectives | None = None,
 ) -> Callable[[], None] | None:
     """Returns a function that writes what a traced step writes without its arguments; None: it writes nothing.
 
     chunk_of: given an outer tensor, returns the handle of this rank's chunk of a variable in flat shards, else None.
-    has_mirrors: whether chunks have mirrors, which only the end of a step writes.
+    has_mirror: whether what this rank has of a variable, given its handle, has a mirror, which only the end of a step
+        writes.
     earlier, everyone: as of `build_step`, where the step was cut along the model axis.
-    Raises: ConfigError: it would write a chunk that has a mirror.
+    Raises: ConfigError: it would write what has a mirror.
     """
     program = Program(graph)
     dependent = {value.node for value in program.inputs}
@@ -46,10 +47,10 @@ def writes_without_batch(
         return None
     program.keep_only(writes)
     chunks = {value: chunk_of(outer) for value, outer in program.captured}
-    if has_mirrors:
-        for node in writes:
-            if any(chunks.get(each.source()) is not None for each in node.inputs):
-                raise refusal(node, collectives.rank)
+    mirrored = {value for value, outer in program.captured if has_mirror(outer)}
+    for node in writes:
+        if any(each.source() in mirrored for each in node.inputs):
+            raise refusal(node, collectives.rank)
 
     def write() -> None:
         batch = Batch(1, int(collectives.rank == 0), min(collectives.rank, 1))

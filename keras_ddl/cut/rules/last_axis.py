@@ -68,6 +68,8 @@ def sparse_cross_entropy(b: Context, node: Node) -> PlacedOutputs | None:
     if b.rows_by_extent or not _is_cut(b, logits, 1):
         return propagate(b, node)
     assert isinstance(placement, Sharded)
+    if placement.blocks != ONE:
+        return None
     at = b.replicated(labels)
     below, powers = _below_largest(b, node, _wide(b.local(logits)))
     mine, place = own_rows(b, placement, at)
@@ -90,7 +92,8 @@ def place_of_largest(b: Context, node: Node) -> PlacedOutputs | None:
     value, axis = node.inputs
     dims, placement = b.dims(value), b.placement(value)
     along = b.extents.constants(axis)[0] % len(dims)
-    if b.rows_by_extent or not _is_cut(b, value, along) or value.dtype not in COMBINED_DTYPES - {tf.bool}:
+    combined = {value.dtype, node.outputs[0].dtype}
+    if b.rows_by_extent or not _is_cut(b, value, along) or not combined <= COMBINED_DTYPES - {tf.bool}:
         return propagate(b, node)
     assert isinstance(placement, Sharded)
     if placement.blocks != ONE:

@@ -11,7 +11,16 @@ from keras_ddl.cut import opaque
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Uncertain
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, PlacedOutputs, Placement, Replicated, Sharded, TensorList
+from keras_ddl.cut.placements import (
+    PARTIAL,
+    REPLICATED,
+    FlatShard,
+    PlacedOutputs,
+    Placement,
+    Replicated,
+    Sharded,
+    TensorList,
+)
 from keras_ddl.cut.program import LOOPS, Node, Value
 from keras_ddl.cut.registry import rule
 from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder, operation_behind
@@ -65,7 +74,8 @@ def _replicated(
     """
     if b.in_loop:
         raise refused
-    if not any(each.dtype == tf.resource and isinstance(b.placement(each), Sharded) for each in node.inputs):
+    handles = [each for each in node.inputs if each.dtype == tf.resource]
+    if not any(isinstance(b.placement(each), (FlatShard, Sharded)) for each in handles):
         return None
     values = [each for each in node.inputs if each.dtype != tf.resource]
     b.all_replicated(values)

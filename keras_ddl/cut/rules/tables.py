@@ -87,7 +87,8 @@ def _own_rows_of(
     operands: given the places of rows in this rank's slice, returns those of the operation.
     """
     indices, output = node.inputs[1], node.outputs[0]
-    if not output.dtype.is_floating or indices.rank is None:  # integers and booleans of other ranks are no parts
+    # Integers and booleans of other ranks cannot be parts.
+    if not output.dtype.is_floating or indices.rank is None or placement.blocks != 1:
         return None
     mine, place = own_rows(b, placement, b.replicated(indices))
     rows = b.make(node, operands(place))[0]
@@ -145,6 +146,9 @@ def scatter(b: Context, node: Node) -> PlacedOutputs | None:
 
 
 def _own_range(b: Context, placement: Sharded) -> tuple[int, int]:
+    """Returns (first, number of) rows of this rank. Raises: Uncertain: they do not follow one another."""
+    if placement.blocks != 1:
+        raise Uncertain
     count, first = b.local_extent(placement), b.batch.offset
     assert isinstance(count, int) and isinstance(first, int)
     return first * count, count

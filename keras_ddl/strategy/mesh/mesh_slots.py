@@ -8,7 +8,6 @@ the slot is a variable with a slice, which has no memory of its own, and along t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
@@ -84,11 +83,3 @@ def making_in_shards(is_in_shards: bool) -> AbstractContextManager[None]:
 def are_made_in_shards() -> bool:
     """Whether the slot that is made now is to be in shards."""
     return _in_shards.get()
-
-
-def chunk_handles(slots: list[MeshSlot]) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns the handles that a step, cut along the model axis, uses of these slots, and what gives for a handle that
-    it uses the one of this rank's chunk, or itself.
-    """
-    by_handle = {id(each.slice_handle): each.chunk.handle for each in slots}
-    return [each.slice_handle for each in slots], lambda outer: by_handle.get(id(outer), outer)

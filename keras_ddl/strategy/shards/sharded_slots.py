@@ -81,12 +81,6 @@ class Share:
         """The rank, of how many, and the offset of mirrors."""
         return self.rank, self.layout.size, self.offset
 
-    @property
-    def flat(self) -> Layout:
-        """The layout of flat shards, which alone have mirrors."""
-        assert isinstance(self.layout, Layout)
-        return self.layout
-
     def assign(self, value: tf.Tensor | FirstValue) -> None:
         """Takes this rank's share of a complete value, or of one that has yet to be made."""
         self._assign(self.chunk, value, self.rank)

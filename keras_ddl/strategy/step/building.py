@@ -99,8 +99,7 @@ def on_mesh(
     cut_variables = [laid_out.laid_out_of_handle(outer) for outer in outers] if job.goes_on else []
     mirrors = [_mirror(each.share) for each in cut_variables if each is not None]
     parts = [laid_out.held(each).tensor for each in options.get("parts", ())]
-    slots = [sharded_variable_of_handle(outer) for outer in outers]
-    shards, chunk_of = mesh_slots.chunk_handles([each for each in slots if isinstance(each, mesh_slots.MeshSlot)])
+    chunk_of = chunks_of(outers)
     report, seed = options["report"], options["seed"]
     report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
     report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
@@ -108,14 +107,15 @@ def on_mesh(
         of_model = cut.cut_along_model(
             program, axes.model, laid_out.held, placements=placements, report=report.earlier, seed=seed
         )
+        of_rank = of_model.program()
         outputs = cut.build_step(
-            of_model.program(),
+            of_rank,
             tensors,
             of_batch,
             batch,
             axes.data,
-            captured=chunk_of,
-            shards=shards,
+            captured=lambda outer: outer if (chunk := chunk_of(outer)) is None else chunk,
+            shards=[outer for _, outer in of_rank.captured if chunk_of(outer) is not None],
             snapshots=snapshots,
             earlier=axes.model,
             everyone=axes.everyone,
@@ -123,6 +123,22 @@ def on_mesh(
             **{**options, "parts": parts},
         )
     return outputs, of_model.function
+
+
+def chunks_of(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor | None]:
+    """Returns what gives for the handle of a slice that data ranks share out, among these that a step captures, that of
+    this rank's chunk; None for others.
+    """
+    slots = [each for each in map(sharded_variable_of_handle, outers) if isinstance(each, mesh_slots.MeshSlot)]
+    chunks = {id(each.slice_handle): each.chunk.handle for each in slots}
+    return lambda outer: chunks.get(id(outer))
+
+
+def mirrored_slices(outers: Sequence[tf.Tensor]) -> Callable[[tf.Tensor], bool]:
+    """Returns what says of the handle of a slice, among the variables that a step captures, whether it has a mirror."""
+    cut_variables = [each for each in map(laid_out.laid_out_of_handle, outers) if each is not None]
+    mirrored = {id(each.chunk.handle) for each in cut_variables if each.share.mirror is not None}
+    return lambda outer: id(outer) in mirrored
 
 
 def _mirror(share: sharded_slots.Share) -> cut.Mirror:

@@ -20,6 +20,7 @@ from keras_ddl.gradients import buckets
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
+from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
 from keras_ddl.strategy.step import building, notices
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
@@ -237,13 +238,21 @@ class CutStep:
             return cut.writes_without_batch(
                 concrete.graph,
                 cut.StepCollectives(scope, self.rank, self.size, self._plan),
-                chunk_of=sharded_slots.chunk_of_handle,
-                has_mirrors=bool(self._job.mirror_offset),
+                chunk_of=chunk_of_handle,
+                has_mirror=lambda outer: bool(self._job.mirror_offset) and chunk_of_handle(outer) is not None,
             )
         axes = building.Axes.of(self._job, mesh, scope, self._plan)
         of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.held)
         self._traced.append(of_model.function)
-        return cut.writes_without_batch(of_model.function.graph, axes.data, earlier=axes.model, everyone=axes.everyone)
+        outers = [outer for outer, _ in concrete.graph.captures]
+        return cut.writes_without_batch(
+            of_model.function.graph,
+            axes.data,
+            chunk_of=building.chunks_of(outers),
+            has_mirror=building.mirrored_slices(outers),
+            earlier=axes.model,
+            everyone=axes.everyone,
+        )
 
     def build(
         self,
@@ -332,8 +341,8 @@ class CutStep:
     def _show(self, report: cut.Report) -> None:
         """Shows, on rank 0, what a step that was just traced moves."""
         if self.rank == 0:
-            is_new = report.text() not in (each.text() for each in self.reports if each is not report)
-            if is_new and config.get("EXPLAIN_STEP"):
+            others = (each.text() for each in self.reports if each is not report)
+            if config.get("EXPLAIN_STEP") and report.text() not in others:
                 print(self.tables()[-1], flush=True)
             notices.warn_of_what_is_slow(self.name, report)
 
