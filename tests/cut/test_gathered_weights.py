@@ -135,6 +135,27 @@ def repeated():
     return keras.Model(x, layer(keras.layers.Dense(7)(layer(x))))
 
 
+class Normalized(keras.layers.Layer):
+    """A loop that needs all rows of the batch in each round."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]), name="kernel")
+
+    def call(self, x):
+        rounds = lambda n, y: (n + 1, tf.nn.softmax(tf.matmul(y, self.kernel), axis=0))  # noqa: E731
+        return tf.while_loop(lambda n, y: n < 2, rounds, (0, x), maximum_iterations=2)[1]
+
+
+class Multiplied(keras.layers.Layer):
+    """Two weights that are used, and then multiplied with each other."""
+
+    def build(self, shape):
+        self.one, self.other = (self.add_weight(shape=(shape[-1], shape[-1]), name=name) for name in ("one", "other"))
+
+    def call(self, x):
+        return tf.matmul(tf.matmul(x, self.one), tf.matmul(self.one, self.other))
+
+
 MODELS = {
     "transformer": transformer_and_tokens,
     "tied": lambda: (Tied(), [RNG.integers(0, 9, (7, 4)).astype("int32")]),
@@ -146,12 +167,20 @@ MODELS = {
     "recurrent": lambda: (recurrent(), [RNG.normal(size=(7, 4, 3))]),
     "constrained": lambda: (constrained(), [X]),
     "repeated": lambda: (repeated(), [X]),
+    "replicated loop": lambda: (keras.Sequential([keras.Input((X.shape[1],)), Normalized()]), [X]),
+    "multiplied": lambda: (keras.Sequential([keras.Input((X.shape[1],)), Multiplied()]), [X]),
 }
 
 
 @pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "name", [name if name in ("tied", "simple loop") else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
+    "name",
+    [
+        name
+        if name in ("tied", "simple loop", "replicated loop", "multiplied")
+        else pytest.param(name, marks=pytest.mark.long)
+        for name in MODELS
+    ],
 )
 def test_layers_with_weights_in_shards_equal_one_process(name, bound):
     model, batch = MODELS[name]()

@@ -76,6 +76,22 @@ def test_the_largest_of_cut_entries_is_the_one_that_tensorflow_takes(entries):
     assert "gather" not in {kind for kind, _ in mesh.moved()["model"]}
 
 
+@pytest.mark.parametrize("what", ["classes", "tables"])
+def test_slices_that_are_put_one_after_the_other_are_no_range(what):
+    one, other = (tf.Variable(RNG.normal(size=(8, 5))) for _ in range(2))
+
+    def step(x: Any) -> Any:
+        both = tf.concat([one, other], 0)  # a rank has rows 0 to 3 and 8 to 11, or the others
+        if what == "tables":
+            return x * tf.gather(both, [0, 5, 9, 15, 3, 7, 11])
+        logits = tf.matmul(x, both, transpose_b=True)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[0, 5, 9, 15, 3, 7, 11], logits=logits)
+
+    mesh = Mesh(step, [X], (1, 2), [one, other], {id(one): 0, id(other): 0}, along_batch=False)
+    for outputs in mesh(X).values():
+        np.testing.assert_allclose(outputs, mesh.expected(X), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("cut", ["features", pytest.param("rows", marks=pytest.mark.long)])
 def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
     weight = tf.Variable(RNG.normal(size=(8, 4)).astype("float16" if cut == "features" else "float64"))
