@@ -64,6 +64,7 @@ if config.is_set("RUN_DIR"):
     )
 
 UninitializedVariable: Any = resource_variable_ops.UninitializedVariable
+ResourceVariable: Any = resource_variable_ops.BaseResourceVariable
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 

@@ -86,19 +86,19 @@ def stops_inside(np_, first):
     keras_ddl.init()
     rank = keras_ddl.rank()
     pids = keras_ddl.all_gather_object(os.getpid())
-    # So large that all ranks are inside the first all-reduce when the victim stops; the names are agreed on before.
+    # So many, and so large, that all ranks are inside of one when the victim stops; the names are agreed on before.
     data = np.ones(48 << 20, np.float32)
     communicator.all_reduce_array(data, out=data, name="data")
     for victim, seconds in ((first, 2.5), (np_ - 1, 7)):
         if rank == victim:  # another process stops it: its own threads may be late on a busy machine
-            script = f"read go; sleep 0.03; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
+            script = f"read go; sleep 0.1; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
             stopping = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE)
         keras_ddl.barrier()
         if rank == victim:
             stopping.stdin.write(b"go\n")
             stopping.stdin.close()
         try:
-            for _ in range(3):
+            for _ in range(40):
                 communicator.all_reduce_array(data, out=data, name="data")
             keras_ddl.all_gather_object(None, name="in step")
             message = "none"

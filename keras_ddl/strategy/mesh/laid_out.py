@@ -25,7 +25,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.tensorflow import UninitializedVariable, tf
+from keras_ddl.compat.tensorflow import ResourceVariable, UninitializedVariable, tf
 from keras_ddl.cut import HeldVariable, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
@@ -217,7 +217,7 @@ def note_made(variable: Any) -> None:
     """Remembers a Keras variable that was just made outside of scopes and steps, to be named if a layout cuts it."""
     if keras_compat.scope_strategy() is None and tracing.job_of_step() is None:
         inner = models.inner_variable(variable)
-        if inner is not None:
+        if isinstance(inner, ResourceVariable):  # one of another strategy has no handle of its own
             _made_outside[id(inner.handle)] = variable
 
 
