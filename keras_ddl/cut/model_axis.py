@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -175,6 +176,7 @@ def cut_along_model(
     held: Callable[[tf.Tensor], HeldVariable],
     *,
     placements: Sequence[Placement] = (),
+    input_axes: Sequence[int | None] = (),
     report: Report | None = None,
     seed: int = 0,
 ) -> ModelStep:
@@ -185,6 +187,7 @@ def cut_along_model(
         collectives: of the model axis.
         held: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
         placements: of the arguments along the batch, which is cut next: those that are sharded have equally many rows.
+        input_axes: for each argument, the axis along which it is cut as well, a multiple of the ranks, or None.
         report, seed: as of `build_step`.
     """
     known = argument_dims(program, placements)
@@ -196,9 +199,13 @@ def cut_along_model(
         builder.everyone, builder.rows_by_extent = None, False
         for value, outer in program.captured:
             builder.place(value, *held(outer))
-        for value, tensor in zip(program.inputs, arguments):
+        for value, tensor, axis in zip_longest(program.inputs, arguments, input_axes):
             builder.extents.named[value.key] = value
-            builder.place(value, tensor, REPLICATED, known[value])
+            if axis is None:
+                builder.place(value, tensor, REPLICATED, known[value])
+            else:
+                slices = Slices(tuple(value.shape), collectives.size, axis)
+                builder.place(value, slices.cut(tensor, collectives.rank), slices.placement, known[value])
         builder.build()
         traced.update(builder.built_from)
         return [builder.replicated(value) for value in program.outputs]

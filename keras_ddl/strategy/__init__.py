@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, ops
@@ -80,6 +80,8 @@ class Strategy(tf.distribute.Strategy):
         layout_map: a keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`): which
             variables are cut along which axis of theirs, by the ranks of the mesh's second axis. Each rank has its
             slices of them, also of what optimizers keep for them; the results are those of one process (docs/mesh.md).
+        data_layout: beside a layout_map, for each axis of the data the axis of the mesh along which it is cut, or None:
+            ("batch", "model") of sequences [batch, positions, ...] gives each model rank its part of the positions.
         model_parallel: as layout_map, on a mesh with so many model ranks, a divisor of the number of ranks. The layout
             is chosen when the first step is traced, and printed. Until then each rank has all weights.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
@@ -110,6 +112,7 @@ class Strategy(tf.distribute.Strategy):
         shard_weights: bool = False,
         min_ranks: int = 1,
         layout_map: keras.distribution.LayoutMap | None = None,
+        data_layout: Sequence[str | None] | None = None,
         model_parallel: int = 1,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
@@ -127,11 +130,12 @@ class Strategy(tf.distribute.Strategy):
             drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
         sharded = shard_optimizer or shard_weights is True
-        settings = Settings(*chosen, compression, sharded, min_ranks, layout_map, shard_weights, model_parallel)
+        of_mesh = layout_map, shard_weights, model_parallel, data_layout
+        settings = Settings(*chosen, compression, sharded, min_ranks, *of_mesh)
         check_settings(settings, topology.rank)
         layout = layout_to_choose(model_parallel, topology) if layout_map is None else None
         if layout_map is not None:
-            layout = Layout(layout_map, topology.size, topology.rank)
+            layout = Layout(layout_map, topology.size, topology.rank, data_layout=data_layout)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()

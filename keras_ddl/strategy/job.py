@@ -33,6 +33,7 @@ class Settings:
     layout_map: Any = None
     shard_weights: bool = False
     model_parallel: int = 1
+    data_layout: Any = None
 
 
 @dataclass(eq=False)
@@ -123,6 +124,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "a keras.distribution.LayoutMap",
         "variables that every rank has in full",
     ),
+    "data_layout": (
+        lambda value: value is None or isinstance(value, (tuple, list)),
+        "a tuple of axes of the mesh, beside a layout_map",
+        "data cut along the batch alone",
+    ),
     "model_parallel": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
     "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
 }
@@ -152,6 +158,12 @@ def check_settings(settings: Settings, rank: int) -> None:
         raise ConfigError(
             f"Strategy: compression works on all-reduces only, and {shards} sends gradients by reduce-scatter. "
             f"Received: compression={settings.compression!r} and {shards} (rank {rank}). Leave one of them out."
+        )
+    if settings.data_layout is not None and settings.layout_map is None:
+        raise ConfigError(
+            "Strategy: data_layout names axes of a mesh, which a layout_map has. Received: "
+            f"data_layout={settings.data_layout!r} without one (rank {rank}). Pass layout_map="
+            "keras.distribution.LayoutMap(keras_ddl.device_mesh(...)), which may be empty."
         )
     if settings.layout_map is not None and settings.model_parallel != 1:
         raise ConfigError(

@@ -56,10 +56,11 @@ class Mesh:
         static: bool = True,
         counts: Sequence[int] | None = None,
         along_batch: bool = True,
+        input_axes: Sequence[int | None] = (),
         mirrors: int | None = None,
         **options: Any,
     ) -> None:
-        self._offset, self.snapshots = mirrors, {}
+        self._offset, self.snapshots, self._input_axes = mirrors, {}, input_axes
         self.shape, self.static, self.options = shape, static, options
         self.layout = dict(layout)
         self._arguments = len(arguments)
@@ -125,6 +126,7 @@ class Mesh:
             self._collectives[at],
             lambda outer: self._held(outer, at),
             placements=[Sharded(0)] * self._arguments,
+            input_axes=self._input_axes,
             report=self.model_reports[at],
             seed=3,
         )

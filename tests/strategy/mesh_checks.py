@@ -336,6 +336,24 @@ def check_a_step_of_the_program_equals_one_process():
     assert "along the model axis" in cut.explain()
 
 
+@long
+def check_sequences_in_parts_equal_one_process():
+    mesh = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
+    in_parts = keras_ddl.Strategy(layout_map=mesh, data_layout=("batch", "model"))
+    set_precision("float64")  # of the loss, too
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    models, outputs = [], []
+    for strategy in (in_parts, None):
+        model = compiled(strategy, lambda: transformer(blocks=1, length=4), loss=loss, metrics=["accuracy"])
+        history = model.fit(TOKENS[:, :4], LABELS[:, :4], batch_size=7, epochs=2, verbose=0).history
+        outputs.append([*history.values(), model.predict(TOKENS[:9, :4], verbose=0)])
+        models.append(model)
+    for values, expected in zip(*outputs, strict=True):
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
+    assert_equal(*models)
+    assert "along the model axis, 2 ranks" in in_parts.explain(models[0])
+
+
 def check_a_slice_that_differs_from_its_copies_is_reported():
     model = compiled(STRATEGY)
     kernel = model.get_layer("dense_wide").kernel

@@ -8,9 +8,12 @@ import pytest
 
 import keras_ddl
 from keras_ddl import errors
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.mesh import layout_to_choose, ranks
 from keras_ddl.strategy.mesh.choice import written
+from keras_ddl.strategy.mesh.data_layout import DataLayout
 from keras_ddl.strategy.mesh.layout import Layout
 
 
@@ -154,6 +157,22 @@ def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
         keras_ddl.Strategy(layout_map=layout, **other)
     with pytest.raises(ConfigError, match=r"layout_map must be a keras\.distribution\.LayoutMap"):
         keras_ddl.Strategy(layout_map={".*": ("model",)})
+
+
+def test_data_layout_names_both_axes_of_the_mesh():
+    mesh_of_batch = layout_map((2, 2))
+    assert Layout(mesh_of_batch, 4, 0, data_layout=("batch", None, "model")).data.axis == 2
+    for wrong in [("model", "batch"), ("batch",), ("batch", "other"), ("batch", "model", "model")]:
+        with pytest.raises(ConfigError, match="data_layout: it begins with .* 'batch'"):
+            Layout(mesh_of_batch, 4, 0, data_layout=wrong)
+    with pytest.raises(ConfigError, match="data_layout names axes of a mesh"):
+        keras_ddl.Strategy(data_layout=("batch", "model"))
+    layout = DataLayout(("batch", "model"), "batch", "model", 0)
+    values = [tf.TensorSpec(shape) for shape in ([None, 8, 3], [4, 7], [4, None], [4], [8, 8])]
+    rows = [Sharded(0)] * 4 + [REPLICATED]
+    assert layout.of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
+    with pytest.warns(UserWarning, match=r"No argument of step is: \(4, 7\)"):
+        layout.of_arguments(values[1:2], rows, 2, "step")
 
 
 def test_model_parallel_is_refused_beside_a_layout_or_where_it_is_no_number_of_ranks():

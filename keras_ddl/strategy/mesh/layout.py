@@ -12,6 +12,7 @@ import numpy as np
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.mesh.data_layout import DataLayout
 
 _NAMED = 4  # names in a message
 
@@ -25,12 +26,22 @@ class Layout:
     Args:
         layout_map: a keras.distribution.LayoutMap. size, rank: of this job, for checks and messages.
         is_to_choose: it is empty, and choice.py chooses what each variable that is made is cut along.
+        data_layout: as Strategy takes it, or None.
     Attributes:
+        data: which arguments are cut as well; None: none.
         data_size, model_size: the extents of the axes. model_axis: the name of the second; None: there is only one.
     Raises: ConfigError: the mesh is none of this job.
     """
 
-    def __init__(self, layout_map: Any, size: int, rank: int, *, is_to_choose: bool = False) -> None:
+    def __init__(
+        self,
+        layout_map: Any,
+        size: int,
+        rank: int,
+        *,
+        is_to_choose: bool = False,
+        data_layout: Sequence[str | None] | None = None,
+    ) -> None:
         self._map, self._rank, self.is_to_choose = layout_map, rank, is_to_choose
         mesh = layout_map.device_mesh
         if not isinstance(mesh, keras.distribution.DeviceMesh):
@@ -52,6 +63,7 @@ class Layout:
         self._batch_axis, self.data_size = names[0], int(shape[0])
         self.model_axis: str | None = names[1] if len(names) > 1 else None
         self.model_size = int(shape[1]) if len(names) > 1 else 1
+        self.data = None if data_layout is None else DataLayout(data_layout, names[0], self.model_axis, rank)
         self._check_axes(names)
         self._unmatched = list(layout_map)
         self._paths: list[str] = []  # the first that were looked up, for messages
@@ -100,7 +112,7 @@ class Layout:
                     "Put None in the place of one of them.",
                 )
         is_used = any(self.model_axis in axes for axes in of_variables.values())
-        if self.model_size > 1 and of_variables and not is_used:
+        if self.model_size > 1 and of_variables and not is_used and self.data is None:
             raise self._error(
                 f"the second axis of the mesh, here {self.model_axis!r} of {self.model_size} ranks, cuts variables; "
                 f"the first, {self._batch_axis!r}, shares out the batch",
@@ -185,7 +197,8 @@ class Layout:
     def describe(self) -> list[str]:
         """Returns what must be equal on all ranks: the mesh, and each key with its layout."""
         mesh = f"mesh {self.data_size} x {self.model_size}, axes {self._batch_axis}, {self.model_axis}"
-        return [mesh, *(f"{key}: {tuple(layout.axes)}" for key, layout in self._map.items())]
+        keys = [f"{key}: {tuple(layout.axes)}" for key, layout in self._map.items()]
+        return [mesh, *keys, *([] if self.data is None else [self.data.describe()])]
 
     def refuse_made_outside(self, path: str, shape: Sequence[int | None]) -> None:
         """Raises ConfigError if a key cuts this variable, which was made outside of the scope and so is not cut."""

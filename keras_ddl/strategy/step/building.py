@@ -94,6 +94,9 @@ def on_mesh(
             _of_rows(axes.model.gather(each, f"rows_{place}"), batch) if isinstance(placement, cut.Sharded) else each
             for place, (each, placement) in enumerate(zip(tensors, placements))
         ]
+    data_layout = mesh.layout.data
+    inputs = [each.tensor for each in program.inputs]
+    input_axes = [] if data_layout is None else data_layout.of_arguments(inputs, placements, mesh.model.size, step)
     # Where there is one data rank, nothing is shared out along the batch.
     of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
     cut_variables = [laid_out.laid_out_of_handle(outer) for outer in outers] if job.goes_on else []
@@ -105,7 +108,13 @@ def on_mesh(
     report.axis = f"batch axis, {mesh.data.size} rank{'' if mesh.data.size == 1 else 's'}"
     with tf.device(job.device):
         of_model = cut.cut_along_model(
-            program, axes.model, laid_out.held, placements=placements, report=report.earlier, seed=seed
+            program,
+            axes.model,
+            laid_out.held,
+            placements=placements,
+            input_axes=input_axes,
+            report=report.earlier,
+            seed=seed,
         )
         of_rank = of_model.program()
         outputs = cut.build_step(
