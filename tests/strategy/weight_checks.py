@@ -9,6 +9,7 @@ from cut.layouts import transformer
 
 import keras_ddl
 from harness.rank_program import long
+from keras_ddl.callbacks._last_good import SavedSnapshots
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import gathered_slots
@@ -286,3 +287,17 @@ def check_weights_that_fit_makes_are_in_shards():
     model, one = fitted(STRATEGY, make, epochs=1), fitted(None, make, epochs=1)
     assert isinstance(model.trainable_variables[0].value, ShardedWeight)
     assert_equal(model, one)
+
+
+@long
+def check_a_guard_takes_all_ranks_back_to_a_checkpoint():
+    with shared_folder() as folder:
+        model = fitted(STRATEGY, callbacks=[keras_ddl.callbacks.Checkpoint(folder, export_base=False)])
+        with STRATEGY.whole_model(model):
+            good = state(model)
+        snapshots = SavedSnapshots(model, folder)
+        model.fit(X, Y, batch_size=10, verbose=0)
+        assert everyone(snapshots.go_back()) == [int(good[-len(model.optimizer.variables)])] * SIZE
+        with STRATEGY.whole_model(model):
+            for mine, expected in zip(state(model), good, strict=True):
+                np.testing.assert_array_equal(mine, expected)
