@@ -21,6 +21,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
     assert "rank 1 was lost (killed by SIGKILL); 2 go on." in ended.err and "rank 3 has joined; 3 go on." in ended.err
 
 
+@pytest.mark.long
 def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
     check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
 
