@@ -35,8 +35,9 @@ def test_network_is_killed_on_one_mesh_resumed_on_another_and_served(network, re
     train(network, folder, 2, 2).check()
     found = arrays_of(folder, 2)
     for mine, theirs in zip(found, expected, strict=True):
-        scale = np.abs(theirs).max()
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=relative * max(scale, 1e-3))
+        # Biases that a normalization undoes have gradients that are nothing but rounding.
+        scale = max(np.abs(theirs).max(), 1e-2)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=relative * scale)
     served = tmp_path / "served"
     for each, weights in ((served, folder), (tmp_path / "served_one", tmp_path / "one")):
         subprocess.run([COMMAND, "export", weights / "saved", each], check=True, timeout=600, capture_output=True)
