@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 import keras_ddl
+from keras_ddl.compat.tensorflow import tf
 
 # The oracle is a model outside of the scope, on purpose.
 warnings.filterwarnings("ignore", message=".*was made outside the scope.*")
@@ -131,3 +132,16 @@ def raises(error: type[Exception], message: str, function: Callable[[], Any]) ->
         assert re.search(message, str(caught)), str(caught)
     else:
         raise AssertionError(f"no {error.__name__}")
+
+
+def step_of(model: keras.Model) -> Callable[[Any, Any], Any]:
+    """Returns a training step of the program, to be passed to `strategy.function`."""
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        trained = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, [each.value for each in trained]), trained)
+        return loss
+
+    return step

@@ -14,7 +14,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
-from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder
+from strategy.common import RANK, SIZE, X, Y, dense_model, everyone, set_precision, shared_folder, step_of
 
 STRATEGY = keras_ddl.Strategy(shard_weights=True, drift_check_percent=100)
 optimizers = keras.optimizers
@@ -190,16 +190,6 @@ def check_a_model_is_saved_complete_and_loaded():
 
 @long
 def check_a_step_of_the_program_equals_one_process():
-    def step_of(model):
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-            trained = model.trainable_variables
-            model.optimizer.apply(tape.gradient(loss, [each.value for each in trained]), trained)
-            return loss
-
-        return step
-
     model, one = compiled(STRATEGY), compiled(None)
     cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
     for begin in (0, 11, 22):

@@ -1,0 +1,142 @@
+"""Strategy(model_parallel=2) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+
+import contextlib
+import io
+import re
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from cut.layouts import transformer
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.shards import gathered_slots
+from strategy.common import RANK, SIZE, X, Y, shared_folder
+from strategy.mesh_models import (
+    LABELS,
+    TOKENS,
+    assert_equal,
+    compiled,
+)
+
+CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
+
+
+def shown_layout(output: str) -> keras.distribution.LayoutMap:
+    """Returns the layout that rank 0 has printed, made as the printed lines make it."""
+    lines = [
+        each
+        for each in keras_ddl.broadcast_object(output, name="test/shown").splitlines()
+        if re.match(r"(mesh|layout_map)\b", each)
+    ]
+    names: dict[str, Any] = {"keras": keras, "keras_ddl": keras_ddl}
+    exec("\n".join(lines), names)
+    return names["layout_map"]
+
+
+def cut_axes(model: keras.Model) -> dict[str, int]:
+    cut = [each for each in model.variables if isinstance(each.value, LaidOutVariable) and not each.value.is_complete]
+    return {each.path: each.value.axis for each in cut}
+
+
+def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it():
+    model, one, shown = compiled(CHOOSES), compiled(None), io.StringIO()
+    with CHOOSES.whole_model(model):  # until a layout is chosen, every rank has all
+        before = model.get_weights()
+    for mine, expected in zip(before, one.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    np.testing.assert_allclose(model(X[:3]), one(X[:3]), rtol=0, atol=1e-12)
+    model.set_weights(before)
+    with contextlib.redirect_stdout(shown):
+        for each in (model, one):
+            each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    assert_equal(model, one)
+    np.testing.assert_allclose(
+        model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
+    )
+    axes = cut_axes(model)
+    assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
+    assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3  # and two slots of each
+    layout = Layout(shown_layout(shown.getvalue()), SIZE, RANK)
+    assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
+        each.path: axes.get(each.path) for each in model.weights
+    }
+
+
+@long
+def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_trained():
+    adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
+    model, one = (
+        compiled(
+            each,
+            lambda: transformer(blocks=1),
+            adam,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        for each in (CHOOSES, None)
+    )
+    with CHOOSES.scope():
+        model.optimizer.build(model.trainable_variables)
+    for each in (model, one):
+        each.evaluate(TOKENS, LABELS, batch_size=7, verbose=0)
+        each.fit(TOKENS, LABELS, batch_size=7, verbose=0)
+    assert_equal(model, one)
+    axes = cut_axes(model)
+    for name, axis in (("query", 1), ("key", 1), ("value", 1), ("attention_output", 0)):
+        assert axes[f"attention0/{name}/kernel"] == axis, axes
+    assert (axes["up0/kernel"], axes["down0/kernel"]) == (1, 0), axes
+    table = CHOOSES.explain(model)
+    along_model = table[table.index("train_step") :].partition("along the batch axis")[0]
+    assert "gather" not in along_model, along_model
+
+
+def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
+    make = lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
+    model, one = compiled(CHOOSES, lambda: make()), compiled(None, make)
+    x, y = X[:, :5], Y[:, :1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in (model, one):
+            each.fit(x, y, batch_size=10, verbose=0)
+    told = [str(each.message) for each in caught if "is worth cutting" in str(each.message)]
+    assert len(told) == (RANK == 0)
+    assert_equal(model, one)
+
+
+class TwoHeads(keras.Model):
+    """A model of whose two heads a step uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = keras.layers.Dense(8, activation="tanh", name="body")
+        self.heads = [keras.layers.Dense(2, name=name) for name in ("used", "unused")]
+
+    def build(self, shape: Any) -> None:
+        self.body.build(shape)
+        for each in self.heads:
+            each.build((None, 8))
+
+    def call(self, x: Any) -> Any:
+        return self.heads[0](self.body(x))
+
+
+@long
+def check_what_an_optimizer_keeps_for_weights_that_no_step_uses_is_saved():
+    def make() -> keras.Model:
+        model = TwoHeads()
+        model.build((None, 6))
+        return model
+
+    model, one = compiled(CHOOSES, make), compiled(None, make)
+    with shared_folder() as folder:
+        save = keras_ddl.callbacks.Checkpoint(folder, export_base=False, save_best=False)
+        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[save])
+        saved = ckpt.latest(folder)
+        assert saved.state is not None and len(saved.state["optimizer"]) == len(model.optimizer.variables)
+    one.fit(X, Y, batch_size=10, verbose=0)
+    assert_equal(model, one)

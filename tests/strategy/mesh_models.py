@@ -1,0 +1,82 @@
+"""Models on a mesh of 2 x 2 ranks, and what compares them with one process: for mesh_*checks.py."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_ddl
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.cut import after_commit, requests
+from keras_ddl.strategy.shards import gathered_slots
+from strategy.common import SIZE, set_precision
+
+LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
+LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
+LAYOUT[".*attention.*(query|key|value)/bias"] = ("model", None)
+LAYOUT[".*attention.*attention_output/kernel"] = ("model", None, None)
+LAYOUT[".*(up0|dense_wide)/kernel"] = (None, "model")
+LAYOUT[".*(up0|dense_wide)/bias"] = ("model",)
+LAYOUT[".*(down0|dense_narrow)/kernel"] = ("model", None)
+STRATEGY = keras_ddl.Strategy(layout_map=LAYOUT, drift_check_percent=100)
+
+after_commit._SMALL = requests._ALONE = 1  # updates, and gathers of new weights, wait for the commit as large ones do
+SHARDING = keras_ddl.Strategy(layout_map=LAYOUT, shard_optimizer=True)  # ZeRO 1 beside the model axis
+SHARDING.job.shards_from_elements = 4
+
+TOKENS, LABELS = (np.random.default_rng(3).integers(0, 16, (23, 5)).astype("int32") for _ in range(2))
+
+
+def dense() -> keras.Model:
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh", name="dense_wide")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden), name="dense_model")
+
+
+def compiled(strategy: Any, make: Any = dense, optimizer: Any = None, loss: Any = "mse", **more: Any) -> keras.Model:
+    set_precision("float64")
+    keras.utils.set_random_seed(11)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = make()
+        model.compile(optimizer() if optimizer else keras.optimizers.Adam(1e-2), loss, jit_compile=False, **more)
+    return model
+
+
+def assert_equal(model: keras.Model, one: keras.Model) -> None:
+    with STRATEGY.whole_model(model):  # of either Strategy
+        mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
+    theirs = [each.numpy() for each in [*one.variables, *one.optimizer.variables]]
+    for value, expected in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+
+
+@contextlib.contextmanager
+def gathers() -> Iterator[list[str]]:
+    """Yields the names of variables that were gathered on this rank meanwhile."""
+    names: list[str] = []
+    original = gathered_slots._gather
+
+    def gather(slot: Any) -> Any:
+        names.append(slot.name)
+        return original(slot)
+
+    gathered_slots._gather = gather
+    try:
+        yield names
+    finally:
+        gathered_slots._gather = original
+
+
+def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model) -> None:
+    """The two ranks of a model axis have written each half of what is cut; TensorFlow reads all of it."""
+    assert saved.state is not None
+    files = sorted(file for file in saved.state["files"] if ".data-" in file)
+    assert files == [f"{each}.data-0000{i}-of-00002" for each in ("optimizer", "weights") for i in range(2)], files
+    held = bundle.read(saved.weights, {key: "float64" for key, _, _ in saved.state["weights"]})
+    for mine, expected in zip(held.values(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+    half = 8 * (6 * 8 + 8 + 8 * 2) // 2  # bytes of what is cut; Adam has two slots of each
+    assert [(saved.path / file).stat().st_size for file in files[1::2]] == [2 * half, half]

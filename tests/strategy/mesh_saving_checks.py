@@ -1,0 +1,149 @@
+"""What a mesh of 2 x 2 ranks saves, and restores. Run by test_mesh.py."""
+
+import contextlib
+import errno
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl import checkpoint as ckpt
+from keras_ddl.checkpoint.snapshot import Snapshot
+from keras_ddl.errors import CheckpointError
+from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
+from keras_ddl.strategy.shards import gathered_slots
+from strategy.common import RANK, X, Y, shared_folder
+from strategy.mesh_models import (
+    STRATEGY,
+    assert_equal,
+    assert_saved_in_slices,
+    compiled,
+    gathers,
+)
+
+
+@long
+def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
+    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
+
+    def fit(strategy: Any, epochs: int, *callbacks: Any) -> keras.Model:
+        model = compiled(strategy)
+        model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options)
+        return model
+
+    with shared_folder() as path, gathers() as gathered:
+        for epochs in (1, 2):
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, sample=X[:3])
+            model = fit(STRATEGY, epochs, save)
+        assert gathered == []
+        one = fit(None, 2)
+        assert_equal(model, one)
+        saved = ckpt.latest(path)
+        assert_saved_in_slices(saved, one)
+        with np.load(saved.path / "golden.npz") as golden:
+            (answers,) = (golden[name] for name in golden.files if name.startswith("answers:"))
+        np.testing.assert_allclose(answers, one.predict(X[:3], verbose=0), rtol=0, atol=1e-12)
+
+
+@long
+def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_gets_all():
+    model, one = compiled(STRATEGY), compiled(None)
+    options = {"batch_size": 10, "verbose": 0, "shuffle": False}
+    with shared_folder() as path, pytest.MonkeyPatch.context() as patched, gathers() as gathered:
+        save = keras_ddl.callbacks.Checkpoint(path, save_best=False, export_base=False)
+        model.fit(X, Y, epochs=1, callbacks=[save], **options)
+
+        def fail(*_: Any) -> Any:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        if RANK == 1:
+            patched.setattr(Snapshot, "write_bundles", fail)
+        with pytest.raises(CheckpointError, match="rank 1: .*No space left" if RANK != 1 else "No space left"):
+            model.fit(X, Y, epochs=2, initial_epoch=1, callbacks=[save], **options)
+        keras_ddl.barrier()
+        assert [entry.name for entry in path.iterdir()] == ["ckpt-00000005"]
+        assert gathered == []
+        patched.undo()
+        if RANK == 1:
+            patched.setattr(os, "access", lambda *_: False)
+        here = {"save_best": False, "export_base": False, "resume": True}
+        apart = keras_ddl.callbacks.Checkpoint(path / "apart", **here)
+        with pytest.warns(UserWarning, match=r"rank\(s\) 1 of 2 do not see") if RANK == 0 else contextlib.nullcontext():
+            model.fit(X, Y, epochs=3, initial_epoch=2, callbacks=[apart], **options)
+        assert gathered != []
+        again = compiled(STRATEGY)
+        again.fit(X, Y, epochs=3, callbacks=[keras_ddl.callbacks.Checkpoint(path / "apart", **here)], **options)
+        one.fit(X, Y, epochs=3, **options)
+        assert_equal(again, one)
+
+
+@long
+def check_a_model_is_saved_complete_and_loaded():
+    model, one = compiled(STRATEGY), compiled(None)
+    for each in (model, one):
+        each.fit(X, Y, batch_size=10, verbose=0)
+    with shared_folder() as folder:
+        path = f"{folder}/model.keras"
+        with STRATEGY.whole_model(model):
+            model.save(path)
+        keras_ddl.barrier()
+        loaded = keras.models.load_model(path)
+        for mine, expected in zip(loaded.get_weights(), one.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+        again = compiled(STRATEGY)
+        again.load_weights(path)
+        np.testing.assert_allclose(
+            again.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
+        )
+
+
+@long
+def check_callbacks_of_keras_save_what_one_process_would_have():
+    model, one = compiled(STRATEGY), compiled(None)
+    with shared_folder() as folder:
+        for each, name in ((model, "mesh"), (one, f"one_{RANK}")):
+            path = f"{folder}/{name}.keras"
+            save = keras.callbacks.ModelCheckpoint(path, verbose=0)
+            backup = keras.callbacks.BackupAndRestore(f"{folder}/backup_{name}")
+            each.fit(X, Y, batch_size=10, epochs=2, verbose=0, shuffle=False, callbacks=[save, backup])
+        keras_ddl.barrier()
+        loaded, expected = (keras.models.load_model(f"{folder}/{each}.keras") for each in ("mesh", f"one_{RANK}"))
+    for mine, theirs in zip(loaded.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
+    for mine, theirs in zip(loaded.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=0, atol=1e-12)
+
+
+@long
+def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
+    options = {"batch_size": 10, "verbose": 0, "shuffle": False}
+
+    def lost(epoch: int, _: Any = None) -> None:
+        if epoch == 1:
+            raise KeyError("lost")
+
+    one = compiled(None)
+    one.fit(X, Y, epochs=3, **options)
+    with shared_folder() as folder:
+        fails = keras.callbacks.LambdaCallback(on_epoch_begin=lost)
+        backup = lambda: keras.callbacks.BackupAndRestore(f"{folder}/backup")  # noqa: E731
+        with pytest.raises(KeyError):
+            compiled(STRATEGY).fit(X, Y, epochs=3, callbacks=[backup(), fails], **options)
+        again = compiled(STRATEGY)  # whose optimizer rank 0 builds when training begins
+        again.fit(X, Y, epochs=3, callbacks=[backup()], **options)
+    assert_equal(again, one)
+    slots = gathered_slots.slots_of(again.optimizer)
+    assert len(slots) == 3 * 2 and all(isinstance(each, LaidOutVariable) for each in slots), slots
+
+
+def check_an_optimizer_that_is_built_outside_of_the_scope_keeps_slices():
+    model, one = compiled(STRATEGY), compiled(None)
+    model.optimizer.build(model.trainable_variables)
+    assert len(gathered_slots.slots_of(model.optimizer)) == 3 * 2
+    for each in (model, one):
+        each.fit(X, Y, batch_size=10, verbose=0)
+    assert_equal(model, one)
