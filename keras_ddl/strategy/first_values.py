@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import FuncGraph, tf
 from keras_ddl.cut import philox
@@ -66,6 +67,22 @@ def recipe_of(initializer: Any) -> Recipe | None:
     if "seed" in config:
         config["seed"] = 0  # without one, making the initializer again would draw from Python's generator
     return Recipe(name, config, seed)
+
+
+def shape_of_new(variable: Any, value: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the shape of a Keras variable that is to be made with `value`, or with what that returns; and the value,
+    which has been called if the shape is known of it alone.
+    """
+    shape = models.declared_shape(variable)
+    if shape is None:
+        value = called(value)
+        shape = tuple(tf.convert_to_tensor(value).shape)
+    return shape, value
+
+
+def called(value: Any) -> Any:
+    """Returns a value, or what the function returns that was passed in its place."""
+    return value() if callable(value) else value
 
 
 class FirstValue:

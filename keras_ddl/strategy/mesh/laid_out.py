@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
-from keras_ddl import communicator, ops
+from keras_ddl import communicator
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
@@ -29,9 +29,10 @@ from keras_ddl.compat.tensorflow import ResourceVariable, UninitializedVariable,
 from keras_ddl.cut import HeldVariable, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.first_values import FirstValue, recipe_of
+from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, are_made_in_shards
+from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import Share, sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
@@ -83,11 +84,10 @@ class LaidOutVariable(ShardedWeight):
 
     def all_gathered(self, name: str) -> tf.Tensor:
         assert self.job.mesh is not None
-        order = [self.axis, *(each for each in range(self.shape.rank) if each != self.axis)]
-        rows = ops.all_gather(tf.transpose(self.chunk.read_value(), order), name=name, comm=self.job.mesh.model)
+        complete = all_gather_slices(self.chunk.read_value(), self.axis, name, self.job.mesh.model)
         if self.job.goes_on:  # then no rank may have finished two calls more than another
             communicator.barrier(name=f"{name}/all")
-        return tf.transpose(rows, [order.index(each) for each in range(len(order))])
+        return complete
 
     def held(self) -> HeldVariable:
         """Returns what this rank has of the variable, for the cut along the model axis."""
@@ -165,17 +165,14 @@ def initial_value(variable: Any, value: Any) -> Any:
     if job is None or isinstance(value, tf.Variable) or not (is_of_all_ranks() or callable(value)):
         return value
     with tf.init_scope():
-        shape = models.declared_shape(variable)
-        if shape is None:  # Keras takes it from the value
-            value = _called(value)
-            shape = tuple(tf.convert_to_tensor(value).shape)
+        shape, value = shape_of_new(variable, value)
         axis = _axis_of(job, variable, shape)
         if axis is None:
             return value
         is_trained = bool(variable.trainable)
 
         def made() -> tf.Tensor:
-            return tf.convert_to_tensor(_called(value), variable.dtype)
+            return tf.convert_to_tensor(called(value), variable.dtype)
 
         first = made()
         if _is_same_on_all_ranks(job) and callable(value):
@@ -236,10 +233,6 @@ def made_outside(handles: Iterable[Any]) -> list[Any]:
     """Returns the Keras variables with these handles that were made outside of scopes and steps."""
     noted = [(handle, _made_outside.get(id(handle))) for handle in handles]
     return [each for handle, each in noted if each is not None and models.inner_variable(each).handle is handle]
-
-
-def _called(value: Any) -> Any:
-    return value() if callable(value) else value
 
 
 def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:

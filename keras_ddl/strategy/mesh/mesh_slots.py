@@ -17,6 +17,7 @@ from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import HeldVariable, MeshLayout
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
 
 _in_shards: ContextVar[bool] = ContextVar("keras_ddl_slot_in_shards", default=False)
@@ -65,9 +66,7 @@ class MeshSlot(ShardedVariable):
         slice_ = tf.reshape(flat, self.layout.flat.shape)
         if slices is None:
             return slice_
-        order = [slices.axis, *(each for each in range(self.shape.rank) if each != slices.axis)]
-        rows = ops.all_gather(tf.transpose(slice_, order), name=name, comm=mesh.model)
-        return tf.transpose(rows, [order.index(each) for each in range(len(order))])
+        return all_gather_slices(slice_, slices.axis, name, mesh.model)
 
     def held(self) -> HeldVariable:
         """Returns what this rank has of the slot, for the cut along the model axis."""

@@ -16,7 +16,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.first_values import FirstValue
+from keras_ddl.strategy.first_values import FirstValue, called, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
@@ -75,15 +75,8 @@ class UndecidedVariable(LaidOutVariable):
         return [slot for each in self._slots if (slot := each()) is not None]
 
     @property
-    def gathered(self) -> tf.Tensor | None:
-        return self._gathered
-
-    @gathered.setter
-    def gathered(self, value: tf.Tensor | None) -> None:
-        self._gathered = value
-        if not self.is_complete and not self.is_deferred:
-            held = tf.zeros([0], self.dtype) if value is None else value
-            tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
+    def is_spread(self) -> bool:
+        return super().is_spread and not self.is_deferred
 
     def all_gathered(self, name: str) -> tf.Tensor:
         if self.axis != NO_AXIS:
@@ -148,15 +141,13 @@ def initial_value(variable: Any, value: Any) -> Any:
     if is_slot and (not isinstance(weight, UndecidedVariable) or weight.is_decided):
         return value
     with tf.init_scope():
-        shape, dtype = models.declared_shape(variable), tf.as_dtype(variable.dtype)
-        if shape is None:
-            value = value() if callable(value) else value
-            shape = tuple(tf.convert_to_tensor(value).shape)
+        shape, value = shape_of_new(variable, value)
+        dtype = tf.as_dtype(variable.dtype)
         if not shape or is_slot and tuple(weight.shape) != shape:
             return value
 
         def initial() -> tf.Tensor:
-            first = tf.convert_to_tensor(value() if callable(value) else value, dtype)
+            first = tf.convert_to_tensor(called(value), dtype)
             if is_slot and callable(value):  # which begins with a constant, and maybe on one rank alone
                 return first
             name = f"keras_ddl/laid_out/{models.plain_name(variable.path)}"

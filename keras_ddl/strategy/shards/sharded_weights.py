@@ -24,7 +24,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.first_values import FirstValue, recipe_of
+from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
 from keras_ddl.strategy.step import tracing
@@ -42,9 +42,14 @@ class ShardedWeight(ShardedVariable):
     @gathered.setter
     def gathered(self, value: tf.Tensor | None) -> None:
         self._gathered = value
-        if not self.is_complete:
-            held = tf.zeros([0], self.dtype) if value is None else value
-            tf.raw_ops.AssignVariableOp(resource=self.handle, value=held)
+        if self.is_spread:
+            entries = tf.zeros([0], self.dtype) if value is None else value
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=entries)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether its entries are in variables of several ranks now."""
+        return not self.is_complete
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.is_complete or tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
@@ -93,13 +98,10 @@ def initial_value(variable: Any, value: Any) -> Any:
     if job is None or isinstance(value, tf.Variable):
         return value
     with tf.init_scope():
-        shape = models.declared_shape(variable)
-        if shape is None:  # Keras takes it from the value
-            value = _called(value)
-            shape = tuple(tf.convert_to_tensor(value).shape)
+        shape, value = shape_of_new(variable, value)
         if not is_large(job, shape):
             return value
-        made, name = tf.convert_to_tensor(_called(value), variable.dtype), _name(variable, "weight")
+        made, name = tf.convert_to_tensor(called(value), variable.dtype), _name(variable, "weight")
         agreed: np.ndarray = history.left_to_join(made.numpy, lambda: agreement.broadcast_value(made.numpy(), name))
         first = functools.partial(_first_value, value if callable(value) else None, variable.dtype)
         return ShardedWeight(tf.constant(agreed, made.dtype), variable.name, job, first, is_trained=True)
@@ -117,10 +119,6 @@ def _job(variable: Any) -> Job | None:
 
 def _name(variable: Any, collective: str) -> str:
     return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
-
-
-def _called(value: Any) -> Any:
-    return value() if callable(value) else value
 
 
 def _first_value(initializer: Any, dtype: str) -> tf.Tensor:
