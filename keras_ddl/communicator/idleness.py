@@ -5,8 +5,8 @@ be certain that none of them will submit anything else. A process counts as idle
 
 - The main thread waits for a collective, or for a call of TensorFlow that contains one.
 - No other thread runs the program's code, or waits in it with a timeout.
-- Since the last query, no thread but ours has used a core, or waited for one, for more than a small share of the time;
-  and none waits for a disk.
+- Since the last query, no thread has used a core, or waited for one, for more than a small share of the time; and none
+  waits for a disk. Threads of ours that poll do not count: on a busy machine they wait for a core at every turn.
 - The process has no accelerator open, which could compute without any thread.
 """
 
@@ -29,13 +29,19 @@ _WAITS_IN = (
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "quick_execute"),
     (f"{os.sep}tensorflow{os.sep}python{os.sep}eager{os.sep}execute.py", "execute_with_cancellation"),
 )
-# The name that the core gives to its communication threads, which poll.
+# The name that the core gives to its communication threads, which poll; and Python's threads that do, by their ids.
 _OURS = "keras_ddl"
+_polling: set[str] = set()
 _TASKS = Path("/proc/self/task")
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
 # The share of the time since the last query in which threads may be runnable although the process counts as idle.
 _IDLE_SHARE = 0.2
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0  # between two queries that are compared
+
+
+def this_thread_polls() -> None:
+    """To be called by a thread of ours that looks for something now and then: it does not count as work."""
+    _polling.add(str(threading.get_native_id()))
 
 
 class Idleness:
@@ -104,7 +110,7 @@ def _runnable_seconds() -> dict[str, float] | None:
     for task in _TASKS.iterdir():
         try:
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-            if name == _OURS or task.name == own:
+            if name == _OURS or task.name == own or task.name in _polling:
                 continue
             if rest.split()[0] == "D":
                 return None

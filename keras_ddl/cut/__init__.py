@@ -16,7 +16,7 @@ from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
 from keras_ddl.cut.mirrors import Mirror, Mirrors
-from keras_ddl.cut.model_axis import HeldVariable, MeshLayout, Slices, cut_along_model
+from keras_ddl.cut.model_axis import LocalPart, MeshLayout, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import FEW_ROWS, Report
@@ -31,7 +31,7 @@ __all__ = [
     "REPLICATED",
     "Batch",
     "Collectives",
-    "HeldVariable",
+    "LocalPart",
     "MeshLayout",
     "Mirror",
     "Mirrors",

@@ -51,7 +51,7 @@ class ModelStep(NamedTuple):
         return Program(self.function.graph, traced=self.traced)
 
 
-class HeldVariable(NamedTuple):
+class LocalPart(NamedTuple):
     """What a rank holds of a captured tensor: a tensor (a variable's handle), and its placement along the axis."""
 
     tensor: tf.Tensor
@@ -173,7 +173,7 @@ def argument_dims(program: Program, placements: Sequence[Placement]) -> dict[Val
 def cut_along_model(
     program: Program,
     collectives: Collectives,
-    held: Callable[[tf.Tensor], HeldVariable],
+    local_part: Callable[[tf.Tensor], LocalPart],
     *,
     placements: Sequence[Placement] = (),
     input_axes: Sequence[int | None] = (),
@@ -185,7 +185,7 @@ def cut_along_model(
     Args:
         program: the step traced on the global batch.
         collectives: of the model axis.
-        held: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
+        local_part: given an outer tensor that the step uses (a variable's handle), returns what this rank has of it.
         placements: of the arguments along the batch, which is cut next: those that are sharded have equally many rows.
         input_axes: for each argument, the axis along which it is cut as well, a multiple of the ranks, or None.
         report, seed: as of `build_step`.
@@ -198,7 +198,7 @@ def cut_along_model(
         builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
         builder.everyone, builder.rows_by_extent = None, False
         for value, outer in program.captured:
-            builder.place(value, *held(outer))
+            builder.place(value, *local_part(outer))
         for value, tensor, axis in zip_longest(program.inputs, arguments, input_axes):
             builder.extents.named[value.key] = value
             if axis is None:

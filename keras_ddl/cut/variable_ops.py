@@ -31,14 +31,14 @@ def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
     return _made(ASSIGN, [handle, value], [], dtype=_type(value.dtype), validate_shape=unchecked)
 
 
-def sum_of(held: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
+def sum_of(current: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
     """Returns what a variable is to hold after ASSIGN_ADD."""
-    return _made("AddV2", [held, added], [held.dtype], T=_type(held.dtype), **MARKED).outputs[0]
+    return _made("AddV2", [current, added], [current.dtype], T=_type(current.dtype), **MARKED).outputs[0]
 
 
-def difference_of(held: tf.Tensor, subtracted: tf.Tensor) -> tf.Tensor:
+def difference_of(current: tf.Tensor, subtracted: tf.Tensor) -> tf.Tensor:
     """Returns what a variable is to hold after ASSIGN_SUB."""
-    return _made("Sub", [held, subtracted], [held.dtype], T=_type(held.dtype)).outputs[0]
+    return _made("Sub", [current, subtracted], [current.dtype], T=_type(current.dtype)).outputs[0]
 
 
 def _made(

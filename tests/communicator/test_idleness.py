@@ -33,15 +33,18 @@ def test_only_a_wait_without_an_end_is_one_for_another_thread():
             condition.notify()
 
 
-def test_thread_that_computes_wants_a_core():
-    def wanted() -> float:
-        return sum(idleness._runnable_seconds().values())
-
+def share_of_a_core_wanted(polls: bool) -> float:
+    """What this process counts as having wanted of a core while a thread computes."""
     is_over = threading.Event()
 
     def compute():
+        if polls:
+            idleness.this_thread_polls()
         while not is_over.is_set():
             pass
+
+    def wanted() -> float:
+        return sum(idleness._runnable_seconds().values())
 
     before, began = wanted(), time.monotonic()
     thread = threading.Thread(target=compute)
@@ -50,7 +53,15 @@ def test_thread_that_computes_wants_a_core():
     used, elapsed = wanted() - before, time.monotonic() - began
     is_over.set()
     thread.join()
-    assert used > 0.5 * elapsed  # however few cores there are: a queued thread wants one, too
+    return used / elapsed
+
+
+def test_thread_that_computes_wants_a_core():
+    assert share_of_a_core_wanted(polls=False) > 0.5  # however few cores there are: a queued thread wants one, too
+
+
+def test_thread_of_ours_that_polls_does_not_count():
+    assert share_of_a_core_wanted(polls=True) < 0.2
 
 
 def test_process_whose_main_thread_does_something_else_is_not_idle():

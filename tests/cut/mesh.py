@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +10,11 @@ import numpy as np
 from cut.layouts import Loss, Rules, axes
 from cut.simulated import Exchange, SimulatedCollectives, chunks
 
+from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import (
     Batch,
-    HeldVariable,
+    LocalPart,
     Mirror,
     Mirrors,
     Program,
@@ -113,18 +113,18 @@ class Mesh:
         axis = self.layout.get(id(variable))
         return None if axis is None else Slices(tuple(variable.shape), self.shape[1], axis)
 
-    def _held(self, outer: tf.Tensor, at: Position) -> HeldVariable:
+    def _local_part(self, outer: tf.Tensor, at: Position) -> LocalPart:
         variable = self._by_handle.get(id(outer))
         if variable is None:
-            return HeldVariable(outer)
+            return LocalPart(outer)
         own, slices = self.copies[at][id(outer)].handle, self._slices(variable)
-        return HeldVariable(own) if slices is None else HeldVariable(own, slices.placement)
+        return LocalPart(own) if slices is None else LocalPart(own, slices.placement)
 
     def _along_model(self, at: Position) -> Any:
         return cut_along_model(
             Program(self.concrete.graph),
             self._collectives[at],
-            lambda outer: self._held(outer, at),
+            lambda outer: self._local_part(outer, at),
             placements=[Sharded(0)] * self._arguments,
             input_axes=self._input_axes,
             report=self.model_reports[at],
@@ -170,27 +170,15 @@ class Mesh:
 
     def __call__(self, *arguments: np.ndarray) -> dict[Position, list[np.ndarray]]:
         """Returns the outputs of each rank."""
-        results: dict[Position, Any] = {}
         parts = self._chunks_of(len(arguments[0]))
 
-        def run(at: Position) -> None:
+        def run(at: Position) -> list[np.ndarray]:
             first, mine = parts[at[0]]
             local = [tf.constant(each[first : first + mine]) for each in arguments]
             numbers = (tf.constant(n, tf.int64) for n in (len(arguments[0]), first, mine))
-            try:
-                results[at] = [np.asarray(each) for each in self.functions[at](*numbers, *local)]
-            except Exception as error:
-                results[at] = error
+            return [np.asarray(each) for each in self.functions[at](*numbers, *local)]
 
-        threads = [threading.Thread(target=run, args=(at,)) for at in self.positions]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        for each in results.values():
-            if isinstance(each, Exception):
-                raise each
-        return results
+        return results_of(run, self.positions)
 
     def complete(self, variable: tf.Variable, data_rank: int) -> np.ndarray:
         """Returns what the model ranks of one data rank hold of a variable together."""

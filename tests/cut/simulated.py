@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
 from keras_ddl.cut.collectives import GATHER
@@ -208,24 +209,13 @@ class Simulation:
 
     def __call__(self, *arguments: np.ndarray) -> list[list[np.ndarray]]:
         """Returns the outputs of each rank."""
-        results: list[Any] = [None] * self.size
         parts = self.chunks(arguments[0].shape[0], self.size)
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> list[np.ndarray]:
             first, mine = parts[rank]
             local = [tf.constant(each[first : first + mine]) for each in arguments]
             numbers = (tf.constant(n, tf.int64) for n in (arguments[0].shape[0], first, mine))
-            try:
-                results[rank] = [np.asarray(each) for each in self.functions[rank](*numbers, *local)]
-            except Exception as error:
-                results[rank] = error
+            return [np.asarray(each) for each in self.functions[rank](*numbers, *local)]
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        for each in results:
-            if isinstance(each, Exception):
-                raise each
-        return results
+        results = results_of(run, range(self.size))
+        return [results[rank] for rank in range(self.size)]

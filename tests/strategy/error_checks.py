@@ -1,7 +1,6 @@
 """What the Strategy refuses: on every rank, before anything hangs, and usable afterwards. Run by test_strategy.py."""
 
 import re
-import time
 import warnings
 
 import numpy as np
@@ -17,15 +16,13 @@ SGD = keras.optimizers.SGD
 
 
 def refuses(error, message, function):
-    """Checks that `function` raises `error` on every rank within seconds, and that collectives still work."""
-    start = time.monotonic()
+    """Checks that `function` raises `error`, and not the deadline's, on all ranks, and that collectives still work."""
     try:
         function()
     except error as caught:
         assert re.search(message, str(caught), re.DOTALL), str(caught)
     else:
         raise AssertionError(f"no {error.__name__}")
-    assert time.monotonic() - start < 75  # the deadline is 100 s
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
 
 

@@ -65,13 +65,13 @@ with scope:
 rows = np.random.default_rng(0).normal(size=(64, options.width)).astype("float32")
 history = model.fit(rows, rows, batch_size=32, epochs=2, verbose=0)
 
-held = [one for each in [*model.variables, *model.optimizer.variables] for one in sharded_slots.local_variables(each)]
-share = sum(np.prod(each.shape) * tf.as_dtype(each.dtype).size for each in held) / 1e6
+parts = [one for each in [*model.variables, *model.optimizer.variables] for one in sharded_slots.local_variables(each)]
+share = sum(np.prod(each.shape) * tf.as_dtype(each.dtype).size for each in parts) / 1e6
 tensors = tf.config.experimental.get_memory_info("CPU:0")["peak"] / 1e6  # of TensorFlow's allocator
-found = {"share": share, "runtime": runtime, "peak": memory("VmHWM") - runtime, "data": memory("VmData") - data}
-found["tensors"] = tensors
+measured = {"share": share, "runtime": runtime, "peak": memory("VmHWM") - runtime, "data": memory("VmData") - data}
+measured["tensors"] = tensors
 if not options.alone:
-    worst = [max(each) for each in zip(*keras_ddl.all_gather_object(list(found.values()), name="found"))]
-    found = dict(zip(found, worst))
+    worst = [max(each) for each in zip(*keras_ddl.all_gather_object(list(measured.values()), name="measured"))]
+    measured = dict(zip(measured, worst))
 if rank == 0:
-    print("measured", json.dumps({**found, "loss": history.history["loss"]}), flush=True)
+    print("measured", json.dumps({**measured, "loss": history.history["loss"]}), flush=True)

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from cut.simulated import Exchange
 
+from harness.threads import results_or_errors
 from keras_ddl.callbacks import _last_good
 from keras_ddl.errors import CollectiveError, ConfigError, RankLostError
 from keras_ddl.strategy.shards import lost_chunks, sharded_slots
@@ -76,20 +77,12 @@ class Ranks:
         """Returns, for each rank that is left, what `share_out` has returned or raised there."""
         self.left = list(left)
         self._exchange = Exchange(len(left), self.timeout)
-        results: dict[int, Any] = {}
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> Any:
             self._here.rank = rank
-            try:
-                results[rank] = lost_chunks.share_out(self.job(rank), is_new=rank in self.new)
-            except Exception as error:
-                results[rank] = error
+            return lost_chunks.share_out(self.job(rank), is_new=rank in self.new)
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in left]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        results = results_or_errors(run, left)
         return [results[rank] for rank in left]
 
     def check(self, values: Sequence[np.ndarray] = VALUES) -> None:

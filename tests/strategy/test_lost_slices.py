@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from cut.simulated import Exchange
 
+from harness.threads import results_or_errors
 from keras_ddl.errors import RankLostError
 from keras_ddl.strategy.mesh import lost_slices
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
@@ -93,21 +94,13 @@ class Ranks:
         """Returns, for each rank that is left, what `share_out` has returned or raised there."""
         self.left = list(left)
         self._exchange = Exchange(len(left), 0.5 if self.fails is not _nobody else 20.0)
-        results: dict[int, Any] = {}
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> Any:
             self._here.rank = rank
             place = make_topology(self.left.index(rank), ["host"] * len(self.left), "p")
-            try:
-                results[rank] = self.slices[rank].share_out(place, least)
-            except Exception as error:
-                results[rank] = error
+            return self.slices[rank].share_out(place, least)
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in left]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        results = results_or_errors(run, left)
         return [results[rank] for rank in left]
 
     def check(self, mesh: NewMesh) -> list[int]:

@@ -15,7 +15,7 @@ WIDTH, BLOCKS, LIMIT = 1448, 8, 1100
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 
-def found_in(text):
+def measured_in(text):
     line = next((each for each in text.splitlines() if each.startswith("measured")), None)
     return None if line is None else json.loads(line.partition(" ")[2])
 
@@ -24,13 +24,13 @@ def on_ranks(*arguments):
     env = {"PYTHONPATH": python_path(PROGRAM.parent.parent)}
     done = run_ranks(PROGRAM, 4, args=[*map(str, arguments)], timeout=500, env=env)
     done.check()
-    return found_in(done.ranks[0].stdout)
+    return measured_in(done.ranks[0].stdout)
 
 
 def test_a_rank_needs_its_share_under_a_limit_that_one_process_exceeds():
     command = [sys.executable, str(PROGRAM), str(WIDTH), str(BLOCKS), "--alone", "--limit", str(LIMIT)]
     alone = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert alone.returncode != 0 and found_in(alone.stdout) is None, alone.stdout
+    assert alone.returncode != 0 and measured_in(alone.stdout) is None, alone.stdout
     mine, narrow = on_ranks(WIDTH, BLOCKS, "--limit", LIMIT), on_ranks(32, BLOCKS)
     assert mine["share"] * 4 > 1500
     assert mine["tensors"] < 1.15 * mine["share"], mine

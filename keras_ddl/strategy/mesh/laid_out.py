@@ -26,7 +26,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import ResourceVariable, UninitializedVariable, tf
-from keras_ddl.cut import HeldVariable, Slices
+from keras_ddl.cut import LocalPart, Slices
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
@@ -89,9 +89,9 @@ class LaidOutVariable(ShardedWeight):
             communicator.barrier(name=f"{name}/all")
         return complete
 
-    def held(self) -> HeldVariable:
+    def local_part(self) -> LocalPart:
         """Returns what this rank has of the variable, for the cut along the model axis."""
-        return HeldVariable(self.chunk.handle, self.layout.placement)
+        return LocalPart(self.chunk.handle, self.layout.placement)
 
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
@@ -263,7 +263,7 @@ def slice_of(variable: Any) -> tf.Variable | None:
     return cut.chunk if isinstance(cut, LaidOutVariable) else None
 
 
-def held(outer: tf.Tensor) -> HeldVariable:
+def local_part(outer: tf.Tensor) -> LocalPart:
     """Returns what this rank has of a tensor that a step captures, for the cut along the model axis."""
     variable = sharded_variable_of_handle(outer)
-    return variable.held() if isinstance(variable, (LaidOutVariable, MeshSlot)) else HeldVariable(outer)
+    return variable.local_part() if isinstance(variable, (LaidOutVariable, MeshSlot)) else LocalPart(outer)

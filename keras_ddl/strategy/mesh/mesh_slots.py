@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from keras_ddl import ops
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
-from keras_ddl.cut import HeldVariable, MeshLayout
+from keras_ddl.cut import LocalPart, MeshLayout
 from keras_ddl.strategy.first_values import FirstValue
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.ranks import all_gather_slices
@@ -68,10 +68,10 @@ class MeshSlot(ShardedVariable):
             return slice_
         return all_gather_slices(slice_, slices.axis, name, mesh.model)
 
-    def held(self) -> HeldVariable:
+    def local_part(self) -> LocalPart:
         """Returns what this rank has of the slot, for the cut along the model axis."""
         slices = self.layout.slices
-        return HeldVariable(self.handle) if slices is None else HeldVariable(self.slice_handle, slices.placement)
+        return LocalPart(self.handle) if slices is None else LocalPart(self.slice_handle, slices.placement)
 
 
 def making_in_shards(is_in_shards: bool) -> AbstractContextManager[None]:

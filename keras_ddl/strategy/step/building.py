@@ -101,7 +101,7 @@ def on_mesh(
     of_batch = placements if mesh.data.size > 1 else [cut.REPLICATED] * len(placements)
     cut_variables = [laid_out.laid_out_of_handle(outer) for outer in outers] if job.goes_on else []
     mirrors = [_mirror(each.share) for each in cut_variables if each is not None]
-    parts = [laid_out.held(each).tensor for each in options.get("parts", ())]
+    parts = [laid_out.local_part(each).tensor for each in options.get("parts", ())]
     chunk_of = chunks_of(outers)
     report, seed = options["report"], options["seed"]
     report.earlier = cut.Report(axis=f"model axis, {mesh.model.size} ranks")
@@ -110,7 +110,7 @@ def on_mesh(
         of_model = cut.cut_along_model(
             program,
             axes.model,
-            laid_out.held,
+            laid_out.local_part,
             placements=placements,
             input_axes=input_axes,
             report=report.earlier,

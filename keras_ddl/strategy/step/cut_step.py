@@ -242,7 +242,7 @@ class CutStep:
                 has_mirror=lambda outer: bool(self._job.mirror_offset) and chunk_of_handle(outer) is not None,
             )
         axes = building.Axes.of(self._job, mesh, scope, self._plan)
-        of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.held)
+        of_model = cut.cut_along_model(cut.Program(concrete.graph), axes.model, laid_out.local_part)
         self._traced.append(of_model.function)
         outers = [outer for outer, _ in concrete.graph.captures]
         return cut.writes_without_batch(

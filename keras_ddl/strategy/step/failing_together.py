@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from keras_ddl import communicator, errors
+from keras_ddl.communicator import idleness
 from keras_ddl.communicator.started import Started
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.context import setting
@@ -170,6 +171,7 @@ def _watch() -> None:
 
 
 def _check_calls() -> None:
+    idleness.this_thread_polls()
     while True:
         time.sleep(_CHECK_SECONDS)
         for call in tuple(_calls):
