@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from keras_ddl import packages
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.errors import ConfigError
 
@@ -82,8 +83,11 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    if options["plot_file"] and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
+    if options["plot_file"] and packages.missing(["matplotlib"]):
+        raise ConfigError(
+            "--plot needs matplotlib. Received: an environment without it. Install it: "
+            f"{packages.pip_install('matplotlib')}"
+        )
     if options["begin"] > options["end"]:
         raise ConfigError(
             f"-b must not be above -e. Received: -b {options['begin']}, -e {options['end']} bytes. Swap them."

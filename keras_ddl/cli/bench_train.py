@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import click
 
+from keras_ddl import packages
 from keras_ddl.cli.bench_training.networks import NETWORKS
 from keras_ddl.errors import ConfigError
 
@@ -83,8 +83,11 @@ def command(
         )
     name = subject or network or "cnn"
     subjects.check(name)
-    if plot_file and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
+    if plot_file and packages.missing(["matplotlib"]):
+        raise ConfigError(
+            "--plot needs matplotlib. Received: an environment without it. Install it: "
+            f"{packages.pip_install('matplotlib')}"
+        )
     if batch is None:
         batch = NETWORKS[name].batch * (max(ranks) if strong else 1) if name in NETWORKS else 32
     if strong and batch < max(ranks):
