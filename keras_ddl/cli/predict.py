@@ -6,7 +6,6 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 from keras_ddl import packages
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError, ServingError
+from keras_ddl.launch import startup_notes
 
 
 @click.command("predict", short_help="Query a model server.")
@@ -117,8 +117,8 @@ def _by_grpc(
             "URLs with grpc:// need grpcio. Received: an environment without it. Use http://, or install it: "
             f"{packages.pip_install('[serving]')}"
         )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import_without_keras()
+    with startup_notes.hidden():
+        import_without_keras()
     import grpc
 
     from keras_ddl.compat.tensorflow import tf
