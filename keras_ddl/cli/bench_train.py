@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from keras_ddl import packages
+from keras_ddl.cli import machine_load
 from keras_ddl.cli.bench_training.networks import NETWORKS
 from keras_ddl.errors import ConfigError
 
@@ -98,7 +99,13 @@ def command(
     links = prediction.parse(predict) if predict else None
     plan = Plan(name, batch, strong, steps, cores, to_accuracy, epochs)
 
+    if hosts is None and (busy := machine_load.before()):
+        click.echo(f"keras-ddl bench train: {busy}", err=True)
+    watch, own = machine_load.Watch(), machine_load.own_seconds()
     measurements = turns.measured(plan, ranks, rounds, hosts, lambda text: click.echo(text, err=True))
+    load = watch.load(machine_load.own_seconds() - own)
+    if hosts is None and (busy := load.warning("while this was measured")):
+        click.echo(f"keras-ddl bench train: {busy}", err=True)
     predictions = prediction.predicted(plan, measurements, links) if links else []
     report.show(report.console(), plan, measurements, predictions, rounds)
     if json_file:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["monitored_barrier"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def monitored_barrier(
     group: ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
