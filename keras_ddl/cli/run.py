@@ -205,6 +205,7 @@ def _cluster(
 
 def run_job(job: Job, **attempts: Any) -> int:
     """Runs the job and shows its output. `attempts`: as for RestartLoop. Returns the exit status."""
+    from keras_ddl.launch import startup_notes
     from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop
     from keras_ddl.launch.sinks import FileDescriptorSink
@@ -212,7 +213,7 @@ def run_job(job: Job, **attempts: Any) -> int:
 
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
-    screen = Screen(*sinks.values())
+    screen = Screen(*sinks.values(), shows_notes=job.verbose or startup_notes.are_wanted(job.environment))
     loop = RestartLoop(job, screen, stdin=stdin_fd(), terminals=terminals, **attempts)
     result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
     screen.write_lines("err", result.failure_text.encode())
