@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ runpy.run_path("page.py", run_name="__main__")
 atexit._run_exitfuncs()  # which multiprocessing leaves out, and with which a rank leaves the job
 """
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-QUICK = ("strategy", "from-ddl", "collectives")  # pages whose blocks run on two ranks in `make test`, too
-ONE_PROCESS = ("notebooks", "serving")  # which start ranks themselves, or are not about them
+ABOUT_RANKS = ("strategy", "from-ddl", "collectives")  # run on two ranks by `make test`, the others on one
+ONE_PROCESS = ("notebooks", "serving")  # not on ranks: one starts its own, the other is not about them
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -126,6 +127,18 @@ def test_serving_page_queries_the_readme_model(
         np.testing.assert_allclose(np.array(numbers, float), expected.ravel(), atol=1e-5)
 
 
+def launches() -> list[Any]:
+    """Every page with Python on one rank and on two; of these, `make test` runs one."""
+    parameters = []
+    for page in PAGES:
+        for size in (1, 2):
+            if blocks(page, "python") and not (size == 2 and page.stem in ONE_PROCESS):
+                quick = size == (2 if page.stem in ABOUT_RANKS else 1)
+                name = str(page.relative_to(ROOT / "docs").with_suffix("")) + f"-np{size}"
+                parameters.append(pytest.param(page, size, marks=[] if quick else pytest.mark.long, id=name))
+    return parameters
+
+
 def run_page(page: Path, folder: Path, size: int) -> None:
     """Runs the blocks of a page, which are one script, as `size` ranks or, with 1, in a process without a launcher."""
     (folder / "page.py").write_text("\n\n".join(blocks(page, "python")))
@@ -146,21 +159,9 @@ def run_page(page: Path, folder: Path, size: int) -> None:
     assert [each.exitcode for each in ranks] == [0] * size, "\n".join(outputs)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
-def test_docs_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, 1)
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if page.stem in QUICK else pytest.mark.long, id=page.stem)
-        for page in PAGES
-        if blocks(page, "python") and page.stem not in ONE_PROCESS
-    ],
-)
-def test_docs_python_blocks_run_on_two_ranks(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, 2)
+@pytest.mark.parametrize(("page", "size"), launches())
+def test_docs_python_blocks_run(page: Path, size: int, tmp_path: Path) -> None:
+    run_page(page, tmp_path, size)
 
 
 def anchors(page: Path) -> set[str]:
