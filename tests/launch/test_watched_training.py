@@ -100,14 +100,16 @@ def test_metrics_of_a_training_that_goes_on_without_a_rank(killed: int | None, t
     missing = 0 if killed != 0 else 60
     assert 251 - missing <= last["steps_total"] <= 251
     assert 6808 - 32 * missing <= last["rows_total"] <= 6808
-    assert last["checkpoints_total"] == 4 and last["last_checkpoint_step"] == 200
+    events = read_events(tmp_path / "events.jsonl")
+    steps = [each["step"] for each in events if each["event"] == "checkpoint"]
+    # The one that rank 0 was writing when it was killed may be lost.
+    assert steps == [50, 100, 150, 200] or (killed == 0 and steps == [50, 150, 200])
+    assert last["checkpoints_total"] == len(steps) and last["last_checkpoint_step"] == 200
     assert last["log/loss"] > 0 and last["log/mae"] > 0 and last["epoch"] == 3
     assert 0 < last["exposed_communication_seconds_total"] < ended.seconds
     for name in ("steps_total", "rows_total", "exposed_communication_seconds_total", "checkpoints_total"):
         seen = [each[name] for each in scrapes if name in each]
         assert seen == sorted(seen) and len(set(seen)) > 2, name
-    events = read_events(tmp_path / "events.jsonl")
-    assert [each["step"] for each in events if each["event"] == "checkpoint"] == [50, 100, 150, 200]
     assert [each["rank"] for each in events if each["event"] == "rank_lost"] == [r for r in [killed] if r is not None]
 
 

@@ -373,7 +373,11 @@ def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsS
         for rank in range(1000):
             server.watcher.event("rank_start", {"rank": rank, "host": "h"})
         assert time.monotonic() - began < 1.0
-        assert threading.active_count() < 30, "no more threads than connections that are allowed, two for each"
+        most = 0
+        for _ in range(20):
+            most = max(most, threading.active_count())
+            time.sleep(0.05)
+        assert most < 30, "no more threads than connections that are allowed, two for each"
         deadline, shown = time.monotonic() + 60, None
         while shown is None:
             try:
