@@ -18,6 +18,7 @@ from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import figures
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import garbage
@@ -57,6 +58,7 @@ class StepFunction(Caller):
         if batches == "rank":
             self.cut_step.rows_of_ranks = "batches='rank', rows of each rank's own"
         self._calls = 0
+        self._rows = 0.0  # of the last call, of all ranks, for those who watch the job
         self._traced: dict[Hashable, _Traced] = {}
         self._epoch = strategy.job.epoch
 
@@ -67,6 +69,19 @@ class StepFunction(Caller):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
+        of_job = figures.of_job()
+        if of_job is None or sees_global_batch() or not tf.executing_eagerly():
+            return self._run(args, kwargs)
+        of_job.begin_step()
+        result = self._run(args, kwargs)
+        if self.cut_step.size == 1:
+            self._rows = float(next(filter(None, map(rows_of, tf.nest.flatten((args, kwargs)))), 0.0))
+        of_job.rows += self._rows
+        if of_job.end_step():
+            of_job.write()
+        return result
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
         if self.cut_step.size == 1 or sees_global_batch():  # within another step of the global batch
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
@@ -104,6 +119,7 @@ class StepFunction(Caller):
         self._compare(arguments)
         traced = self._find(arguments, rows)
         used[:] = traced.variables
+        self._rows = float(sum(traced.batch.counts) if self._batches == "rank" else rows or 0)
         with ops.translate_errors(), self.cut_step.optimization():
             return traced(arguments.tensors)
 
