@@ -16,6 +16,7 @@ from keras_ddl.verify.verification import DIFFERENT, EQUAL, EXIT_STATUS, Precisi
 
 FORMAT = 1
 _MOST_NAMES = 10
+_LOSS = "returned loss"  # as recorder.py names it
 
 
 def as_json(found: Verification, command: Sequence[str]) -> dict[str, Any]:
@@ -99,6 +100,7 @@ def _first_difference(row: Row | None) -> dict[str, Any] | None:
         "count": len(row.beyond),
         "of": len(row.ranks.by_name),
         "rounding_allows": _number(row.allowed),
+        "loss_is_equal": None if (loss := row.ranks.by_name.get(_LOSS)) is None else loss <= row.allowed,
     }
 
 
@@ -134,7 +136,10 @@ def as_text(certificate: dict[str, Any]) -> str:
         ("compared", _compared(made["precisions"])),
         ("replicated", _replicated(made["replicated"], made["collectives"])),
     ]
-    rows += [("random", _random(made["random"])), ("strategy", _options(made["strategy"], made["environment"]))]
+    rows += [
+        ("random", _random(made["random"], made["collectives"])),
+        ("strategy", _options(made["strategy"], made["environment"])),
+    ]
     if made["callbacks_left_out"]:
         rows.append(("left out", f"callbacks that write files or resume: {', '.join(made['callbacks_left_out'])}"))
     if made["trained_alone"]:
@@ -197,6 +202,8 @@ def _difference(first: dict[str, Any]) -> list[str]:
     names = [(name, "cannot be compared" if far == "inf" else f"{far:.1e}") for name, far in first["names"].items()]
     width = max((len(name) for name, _ in names), default=0)
     lines = [f"  step {first['step']}, {first['event']}: {first['count']} of {first['of']} values differ"]
+    if first["loss_is_equal"]:
+        lines[0] += ", and the loss does not: look at the gradient or the update of these"
     return lines + [f"    {name:<{width}}  {far}" for name, far in names]
 
 
@@ -222,7 +229,7 @@ def _replicated(replicated: dict[str, Any], traced: dict[str, Any]) -> str:
     )
 
 
-def _random(random: dict[str, Any]) -> str:
+def _random(random: dict[str, Any], traced: dict[str, Any]) -> str:
     if random["seed"] is None:
         return "not known"
     who = {"verify": "by verify, because the program sets none"}.get(random["seeded_by"], "by the program")
@@ -230,7 +237,9 @@ def _random(random: dict[str, Any]) -> str:
         f"{step} draws {', '.join(f'{count} {how}' for how, count in each.items())}"
         for step, each in random["draws"].items()
     )
-    return f"seed {random['seed']}, set {who}; {draws or 'no step draws'}"
+    return (
+        f"seed {random['seed']}, set {who}; {draws or ('no step draws' if traced else 'what steps draw is not known')}"
+    )
 
 
 def _options(strategies: Sequence[dict[str, Any]], environment: dict[str, str]) -> str:

@@ -45,10 +45,12 @@ _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bflo
 def begin(folder: Path, plan: Plan) -> None:
     """Has all training of this process recorded in `folder`."""
     (folder / STARTED_FILE).touch()
-    observing.observe(_Recorder(folder, plan))
+    recorder = Recorder(folder, plan)
+    observing.observe(recorder)
+    sys.addaudithook(recorder.audit)
 
 
-class _Recorder:
+class Recorder:
     """See `observing.Observer`."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
@@ -65,7 +67,6 @@ class _Recorder:
         self._names: dict[int, str] = {}  # of tf.Variables, by id of their handles
         self._files: set[str] = set()
         self._own = str(folder.parent) + os.sep  # with the copy of the working directory
-        sys.addaudithook(self._audit)
 
     # ---- what the Strategy calls
 
@@ -229,7 +230,7 @@ class _Recorder:
             },
         }
 
-    def _audit(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def audit(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Notes files that Python opens to write. Called for everything: it must be quick, and never raise."""
         if name != "open" or not isinstance(arguments[0], str) or not isinstance(arguments[2], int):
             return

@@ -96,8 +96,8 @@ class Verifier:
             made = Precision(floatx)
             self._result.precisions.append(made)
             self._verify(made)
-            if not floatx and (made.one is None or not made.one.recording.steps):
-                break  # it will not train in another precision either
+            if not floatx and (made.one is None or not made.one.recording.steps or made.is_deterministic is False):
+                break  # it will not be otherwise in another precision
         return self._result
 
     def _verify(self, made: Precision) -> None:
@@ -180,7 +180,10 @@ def _why_nothing(one: Run) -> str:
         return f"the program makes no keras_ddl.Strategy, so there is nothing to compare{after}"
     if one.failure:
         return f"one process trained no step: {one.failure}"
-    return "the program ended without a training step of fit, train_on_batch or Strategy.function"
+    return (
+        "the program ended without a training step of fit, train_on_batch or strategy.function; a function of its own in "
+        "strategy.run is not compared"
+    )
 
 
 def _why(judgement: Judgement) -> str:
