@@ -181,8 +181,8 @@ def _why_nothing(one: Run) -> str:
     if one.failure:
         return f"one process trained no step: {one.failure}"
     return (
-        "the program ended without a training step of fit, train_on_batch or strategy.function; a function of its own in "
-        "strategy.run is not compared"
+        "the program ended without a training step of fit, train_on_batch or strategy.function; a function of its "
+        "own in strategy.run is not compared"
     )
 
 
