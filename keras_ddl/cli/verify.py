@@ -9,15 +9,30 @@ import tempfile
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from keras_ddl.cli.run import parse_env, resolve_program
 
 _PRECISIONS = {"both": ("", "float64"), "own": ("",), "float64": ("float64",)}
 
 
+class _Command(click.Command):
+    """Options may follow the program, as in `keras-ddl verify train.py -np 3`: its own come after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            message = (
+                f"{error.message} If it is an option of the program, write it after --, as in: "
+                f"keras-ddl verify -np 3 -- train.py {error.option_name}"
+            )
+            raise click.NoSuchOption(error.option_name, message, error.possibilities, ctx) from None
+
+
 @click.command(
     "verify",
-    context_settings={"allow_interspersed_args": False},
+    cls=_Command,
     short_help="Prove that ranks compute what one process computes.",
 )
 @click.option(
@@ -62,7 +77,13 @@ _PRECISIONS = {"both": ("", "float64"), "own": ("",), "float64": ("float64",)}
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep recordings and output here.", metavar="DIR")
 @click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
 @click.option("--verbose", "-v", is_flag=True, help="Show the program's output.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENTS]...")
+@click.argument(
+    "program",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[--] PROGRAM [ARGUMENTS]...",
+    shell_complete=lambda context, parameter, incomplete: [CompletionItem(incomplete, type="file")],
+)
 def command(
     num_ranks: int,
     steps: int,
@@ -79,8 +100,8 @@ def command(
     """Run PROGRAM for some steps as one process and on several ranks, compare, and print a certificate.
 
     \b
-    keras-ddl verify -np 3 train.py
-    keras-ddl verify -np 4 --steps 50 --json certificate.json -- python train.py --epochs 3
+    keras-ddl verify train.py -np 3
+    keras-ddl verify -np 4 --steps 50 --json certificate.json -- train.py --epochs 3
 
     Compared after each training step are weights, slots of optimizers, logs and outputs, in the program's own precision
     and in float64. How far rounding may take them is measured: one process runs again with the last bit of its weights

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from keras_ddl import config
+from keras_ddl.launch import host_facts
 from keras_ddl.verify import compare
 from keras_ddl.verify.compare import Judgement, Row
 from keras_ddl.verify.verification import DIFFERENT, EQUAL, EXIT_STATUS, Precision, Verification
@@ -50,7 +52,18 @@ def as_json(found: Verification, command: Sequence[str]) -> dict[str, Any]:
         "trained_alone": facts.get("trained_alone", []),
         "files_written": facts.get("files_written", []),
         "notes": found.notes,
-        "versions": {**facts.get("versions", {}), "system": platform.platform(), "machine": platform.machine()},
+        "versions": {**_installed(), **facts.get("versions", {})},
+    }
+
+
+def _installed() -> dict[str, str]:
+    return {
+        "keras_ddl": config.version(),
+        "keras": host_facts.version("keras"),
+        "tensorflow": host_facts.version(*host_facts.TENSORFLOWS),
+        "numpy": host_facts.version("numpy"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
     }
 
 
@@ -208,7 +221,7 @@ def _difference(first: dict[str, Any]) -> list[str]:
 
 
 def _versions(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if name != "machine")
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _compared(precisions: Sequence[dict[str, Any]]) -> str:

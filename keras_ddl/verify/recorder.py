@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -236,7 +237,7 @@ class Recorder:
             return
         if arguments[2] & (os.O_WRONLY | os.O_RDWR):
             path = os.path.abspath(arguments[0])  # noqa: PTH100
-            if not path.startswith((*_NO_FILES, self._own)) and ".pyc." not in path:
+            if not path.startswith((*_NO_FILES, self._own, _OF_JOBS)) and ".pyc." not in path:
                 self._files.add(path)
 
     def _end_program(self) -> None:
@@ -252,6 +253,7 @@ class Recorder:
 
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
+_OF_JOBS = os.path.join(tempfile.gettempdir(), "keras_ddl-")  # noqa: PTH118  (a prefix of names)
 
 
 def _chosen(strategy: Any) -> list[str]:

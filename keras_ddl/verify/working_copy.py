@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 _LINK_BYTES = 1 << 20  # larger files are linked
+_COPIED_BYTES = 64 << 20  # in all; what comes after is linked
 _ENTRIES = 5000
 _LEVELS = 3  # above the working directory
 _SKIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules")
@@ -30,7 +31,7 @@ def make(source: Path, under: Path) -> Path:
             if each.name != level.name:
                 (copied_parent / each.name).symlink_to(each)
         level, copied = parent, copied_parent
-    left = _ENTRIES
+    left, room = _ENTRIES, _COPIED_BYTES
     pending = [(source, target)]
     while pending:
         folder, copy = pending.pop(0)
@@ -42,8 +43,11 @@ def make(source: Path, under: Path) -> Path:
             elif each.is_dir():
                 at.mkdir()
                 pending.append((each, at))
-            elif each.is_file() and each.stat().st_size <= _LINK_BYTES and os.access(each, os.R_OK):
+            elif (
+                each.is_file() and (size := each.stat().st_size) <= min(_LINK_BYTES, room) and os.access(each, os.R_OK)
+            ):
                 shutil.copy2(each, at)
+                room -= size
             else:
                 at.symlink_to(each)
     return target
