@@ -25,7 +25,7 @@ LINE = [
     ("resuming",),
     ("export", "serving"),
     ("callbacks",),
-    ("doctor",),
+    ("doctor", "verify"),
     ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
 ]
