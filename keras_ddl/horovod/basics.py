@@ -48,7 +48,8 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins this process with the other ranks: `keras_ddl.init`. COLLECTIVE.
 
-    Limits TensorFlow to this rank's share of the host's cores, unless the script has chosen or TensorFlow has started.
+    Limits TensorFlow, sessions of tf.compat.v1 included, to this rank's share of the host's cores, unless the script
+    has chosen or TensorFlow has started.
 
     Args:
         comm: must be all ranks: None, a list of ranks, or an MPI communicator.
@@ -61,9 +62,10 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     is_first = not communicator.is_initialized()
     topology = communicator.init()
     if is_first:
-        from keras_ddl.device import share_cores
+        from keras_ddl.device import sessions, share_cores
 
         share_cores(topology)
+        sessions.install()
     # Not with the first DistributedOptimizer: in `model.compile(hvd.DistributedOptimizer(...))`, Python has looked up
     # Keras's compile by then.
     from keras_ddl.strategy import keras_patches
