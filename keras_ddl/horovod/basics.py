@@ -10,6 +10,7 @@ from typing import Any
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size  # noqa: F401
 from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import installation
 from keras_ddl.horovod import process_sets as sets
 from keras_ddl.horovod.failures import UnsupportedError
 
@@ -71,6 +72,10 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     from keras_ddl.strategy import keras_patches
 
     keras_patches.install()
+    if installation.is_installed():  # a script that has not been changed for Keras 3
+        from keras_ddl.horovod import old_keras_names
+
+        old_keras_names.install()
     all_ranks = list(range(size()))
     named = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
     if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], all_ranks)):
