@@ -271,6 +271,7 @@ def watching(events: str | None, port: int | None, address: str, *, verbose: boo
 
 def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> int:
     """Runs the job and shows its output. `attempts`: as for RestartLoop. Returns the exit status."""
+    from keras_ddl.launch import startup_notes
     from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop
     from keras_ddl.launch.sinks import FileDescriptorSink
@@ -279,7 +280,7 @@ def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> i
 
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
-    screen = Screen(*sinks.values())
+    screen = Screen(*sinks.values(), shows_notes=job.verbose or startup_notes.are_wanted(job.environment))
     watchers = watchers or Watchers()
     loop = RestartLoop(job, screen, stdin=stdin_fd(), terminals=terminals, watchers=watchers, **attempts)
     try:

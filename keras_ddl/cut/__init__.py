@@ -19,11 +19,12 @@ from keras_ddl.cut.mirrors import Mirror, Mirrors
 from keras_ddl.cut.model_axis import LocalPart, MeshLayout, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
-from keras_ddl.cut.report import FEW_ROWS, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.same_trace import trace_digest
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.without_batch import writes_without_batch
+from keras_ddl.cut.work import FEW_ROWS, work_of
 from keras_ddl.cut.writes import Writes, commit, everything_before
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "draws_in_kernels",
     "not_repeatable",
     "trace_digest",
+    "work_of",
     "writes_without_batch",
 ]
 

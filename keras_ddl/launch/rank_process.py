@@ -27,7 +27,7 @@ from typing import Any
 from keras_ddl import config
 from keras_ddl.errors import KerasDdlError, LaunchError
 from keras_ddl.files import last_checkpoint
-from keras_ddl.launch import host_facts, rank_environment
+from keras_ddl.launch import host_facts, rank_environment, startup_notes
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
@@ -273,9 +273,7 @@ class RankProcess:
             rank_environment.prepare_spare(environment)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
-        if self.rank != 0:
-            # TensorFlow's INFO messages are shown for rank 0 only; warnings and errors for all ranks.
-            environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+        environment.setdefault(startup_notes.LEVEL, "1")  # TensorFlow's warnings and errors; no INFO
         try:
             self._program = RankProgram(
                 self.command,

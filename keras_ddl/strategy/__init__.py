@@ -165,7 +165,6 @@ class Strategy(tf.distribute.Strategy):
         """Whether there are several ranks, or one that takes newcomers: then it does what several do."""
         return self.size > 1 or history.takes_newcomers()
 
-    @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # for the signature that help() shows
     def __new__(cls, *args: Any, **kwargs: Any) -> Strategy:
         return one_per_job.existing(cls, kwargs) or super().__new__(cls)
 
@@ -382,3 +381,7 @@ class Strategy(tf.distribute.Strategy):
         """Concatenates the ranks' tensors along `axis`, in rank order; sizes along `axis` may differ. COLLECTIVE."""
         with ops.translate_errors():
             return super().gather(value, axis)
+
+
+# For the signature that help() shows. As a decorator of __new__ it would hide the class's type from type checkers.
+functools.update_wrapper(Strategy.__new__, Strategy.__init__, assigned=())

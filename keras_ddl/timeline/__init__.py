@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def start(path: str | os.PathLike[str]) -> Path:
     """Begins this rank's timeline and returns its file: `path` with .rankN before its suffix. Not collective.
 

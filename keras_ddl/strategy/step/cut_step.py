@@ -17,6 +17,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
+from keras_ddl.strategy import observing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -305,6 +306,9 @@ class CutStep:
             collectives.follow_plan()
         self.reports.append(report)
         self._show(report)
+        observer = observing.observer()
+        if observer is not None:
+            observer.traced(self.name, program, report)
         return outputs
 
     def batch_without_rows(self) -> cut.Batch:
