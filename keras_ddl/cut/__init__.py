@@ -75,6 +75,7 @@ def build_step(
     snapshots: Snapshots | None = None,
     earlier: Collectives | None = None,
     everyone: Collectives | None = None,
+    further: Sequence[Batch] = (),
 ) -> list[tf.Tensor]:
     """Builds, in the graph that is being traced, one rank's part of a step.
 
@@ -103,11 +104,15 @@ def build_step(
             these arguments.
         earlier: collectives of the axis along which the program was cut before (model_axis.py). everyone: of all ranks
             of the mesh, which commit together; None: those of `collectives` are all.
+        further: batches of other sizes: argument `Sharded(0, rows=(n,))` has the rows of the n-th of them.
     Returns: the step's outputs in order, replicated.
     """
     if report is not None:
         report.program = program.digest()
-    builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
+    report = report or Report()
+    builder = Builder(
+        program=program, batch=batch, others=tuple(further), collectives=collectives, report=report, seed=seed
+    )
     builder.gathered_bytes = gathered_bytes
     builder.earlier, builder.everyone = earlier, everyone or collectives
     if batch_statistics == "rank":

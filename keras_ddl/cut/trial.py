@@ -248,7 +248,7 @@ class _Trial(Builder):
             if before is None:
                 return
             if value.node.type == "Reshape":
-                placement = placement_after(self.dims(value), self.dims(before), placement, self.rows)
+                placement = placement_after(self.dims(value), self.dims(before), placement, self.rows_of(placement))
             elif value.node.type == "Transpose":
                 placement = placement.at(self.extents.constants(value.node.inputs[1])[placement.axis])
             elif value.node.type not in ("Identity", "Cast"):

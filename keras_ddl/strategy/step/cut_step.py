@@ -76,6 +76,11 @@ class CutStep:
         return self._job.size
 
     @property
+    def shards_further_batches(self) -> bool:
+        """Whether batches of other sizes than the first are cut, too; else every rank computes all of them."""
+        return self._job.mesh is None and self._job.settings.batch_statistics == "global"
+
+    @property
     def _row_ranks(self) -> range:
         """The ranks that compute the rows of this one: on a mesh all those of its model axis."""
         mesh = self._job.mesh

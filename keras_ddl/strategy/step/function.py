@@ -166,14 +166,18 @@ class StepFunction(Caller):
         if self._batches == "global":
             look = [look, order.digest(arguments.tensors).numpy().tolist()]
         else:
-            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look]]
-        same = "the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents"
+            others = order.digest(arguments.replicated()).numpy().tolist()
+            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look], others]
+        same = "the same global batch"
+        if self._batches == "rank":
+            same = "tensors of the same dtypes and extents, equal ones where they have other rows than the first"
         comparison.require_equal(
             look,
             f"{self._scope}/arguments",
             f"{self.__name__}: all ranks must call a step with {same}.",
-            "Read the same data in the same order on every rank; if each rank has rows of its own, use "
-            'strategy.function(step, batches="rank").',
+            "Read the same data in the same order on every rank. If each rank has rows of its own, use "
+            'strategy.function(step, batches="rank"); they may be those of strategy.experimental_distribute_dataset '
+            'under keras_ddl.Strategy(data="rank0"), where rank 0 reads and every rank gets its rows.',
             received=lambda _, __, other: f"in call {call} rank {other}'s arguments differ from rank 0's",
         )
 
