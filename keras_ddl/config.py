@@ -242,6 +242,13 @@ _TABLE = (
         "Whether `keras-ddl run` checks that hosts can be reached, have the same versions and room in /dev/shm, before "
         "the ranks start.",
     ),
+    Variable(
+        "TRACK_ALL_RANKS",
+        "0 or 1",
+        False,
+        "0: what the script logs to MLflow and Weights & Biases is logged by rank 0 alone, as one process does; 1: by "
+        "every rank, each in a run of its own.",
+    ),
     Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
     Variable(
         "JOB_DIR",

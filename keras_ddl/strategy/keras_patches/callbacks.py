@@ -37,6 +37,15 @@ _WRITERS = tuple(
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
 )
+# The same of other packages, which are not imported for it.
+_WRITERS_OF_OTHERS = frozenset(
+    {
+        "mlflow.keras.callback.MlflowCallback",
+        "tensorboard.plugins.hparams._keras.Callback",
+        "wandb.integration.keras.callbacks.metrics_logger.WandbMetricsLogger",
+        "wandb.integration.keras.callbacks.model_checkpoint.WandbModelCheckpoint",
+    }
+)
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
@@ -153,7 +162,7 @@ class CallbackList(_KerasList):
 
     def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
         """Returns what runs on a rank other than 0 in the place of a callback."""
-        if not isinstance(callback, _WRITERS):
+        if not isinstance(callback, _WRITERS) and not any(map(_is_writer_of_others, type(callback).__mro__)):
             return callback
         return _Silent() if survival is None else standby_of(callback, survival.finished)
 
@@ -382,12 +391,20 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
         stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
 
 
+def _is_writer_of_others(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in _WRITERS_OF_OTHERS
+
+
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
     never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *_WRITERS)
     for callback in callbacks.callbacks:
-        if type(callback) in never or getattr(callback, "never_stops_within_epoch", False):
+        if (
+            type(callback) in never
+            or _is_writer_of_others(type(callback))
+            or getattr(callback, "never_stops_within_epoch", False)
+        ):
             continue
         for hook in _BATCH_HOOKS[kind]:
             if hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(base, hook):
