@@ -37,7 +37,7 @@ class Figures:
         rows: of all ranks together, in loops. rows_of_fits: in fits, when somebody has looked last.
         logs: the newest of fit. epoch: of fit, from 0; None: there was none.
 
-    Cost: about a microsecond in a step, and once a second, on the first rank, some 0.2 ms (docs/monitoring.md).
+    Cost: 0.2 us in a step, and some 20 to 100 us in a second on the first rank (docs/monitoring.md).
     """
 
     def __init__(self, run_dir: str) -> None:
