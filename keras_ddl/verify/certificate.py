@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from keras_ddl import config
-from keras_ddl.launch import host_facts
+from keras_ddl import config, packages
 from keras_ddl.verify import compare
 from keras_ddl.verify.compare import Judgement, Row
 from keras_ddl.verify.verification import DIFFERENT, EQUAL, EXIT_STATUS, Precision, Verification
@@ -59,9 +58,9 @@ def as_json(found: Verification, command: Sequence[str]) -> dict[str, Any]:
 def _installed() -> dict[str, str]:
     return {
         "keras_ddl": config.version(),
-        "keras": host_facts.version("keras"),
-        "tensorflow": host_facts.version(*host_facts.TENSORFLOWS),
-        "numpy": host_facts.version("numpy"),
+        "keras": packages.version("keras"),
+        "tensorflow": packages.version(*packages.TENSORFLOWS),
+        "numpy": packages.version("numpy"),
         "python": platform.python_version(),
         "system": platform.platform(),
     }
