@@ -109,7 +109,7 @@ def stops_inside(np_, first):
     return message, pids
 
 
-@pytest.mark.parametrize("mode", ["p", "x:1x3"])
+@pytest.mark.parametrize("mode", [pytest.param("p", marks=pytest.mark.long), "x:1x3"])
 def test_rank_that_stops_inside_a_collective_is_told(mode):
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "4"}
     outcome = run_ranks(stops_inside, 3, args=(3, 0), mode=mode, env=env, timeout=60)
