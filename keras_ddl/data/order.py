@@ -29,7 +29,7 @@ from keras_ddl import config, ops
 from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.strategies import outside_strategies
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, streams
 from keras_ddl.errors import RankMismatchError
 
@@ -74,7 +74,9 @@ def _notes() -> _Notes:
 def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     """Returns a dataset of (key, element) whose keys tell the dataset, the pass over it, and the batch."""
     begin = pass_of(number, dataset.element_spec)
-    keys = tf.data.Dataset.range(1).map(lambda _: begin()).flat_map(lambda key: tf.data.Dataset.range(key, key + _MANY))
+    # Converted, lambdas would be parsed and compiled for 0.1 s.
+    keys = tf.data.Dataset.range(1).map(do_not_convert(lambda _: begin()))
+    keys = keys.flat_map(do_not_convert(lambda key: tf.data.Dataset.range(key, key + _MANY)))
     setattr(keys, KEYS, True)
     length = dataset.cardinality()
     both = tf.data.Dataset.zip((keys, dataset))

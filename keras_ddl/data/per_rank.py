@@ -67,9 +67,9 @@ def _until_all_end(own: tf.data.Dataset, number: int, batches: int) -> tf.data.D
 
     own = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(1).repeat(), own))
     empty = tf.data.Dataset.zip((tf.data.Dataset.from_tensors(0).repeat(), empty))
-    dataset = own.concatenate(empty).map(ask).take_while(lambda more, _: more)
+    dataset = own.concatenate(empty).map(ask).take_while(do_not_convert(lambda more, _: more))
     # Not a map, which TensorFlow would make parallel, so that it asks ahead of need.
-    dataset = dataset.flat_map(lambda _, batch: tf.data.Dataset.from_tensors(batch))
+    dataset = dataset.flat_map(do_not_convert(lambda _, batch: tf.data.Dataset.from_tensors(batch)))
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # would ask ahead of need
     return dataset.with_options(options)
