@@ -133,6 +133,15 @@ def check_arrays_and_py_datasets_of_rank_0():
         alone.set_weights(keras_ddl.broadcast_object(alone.get_weights()))
         assert_same_weights(alone, shared)
         assert RANK == 0 or not Batches.read
+
+    def shuffled():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(43, seed=5).batch(10)
+
+    shared.fit(shuffled(), epochs=3, verbose=0)
+    if RANK == 0:
+        alone.fit(shuffled(), epochs=3, verbose=0)
+    alone.set_weights(keras_ddl.broadcast_object(alone.get_weights()))
+    assert_same_weights(alone, shared)
     orders = [shared.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"] for _ in range(2)]
     assert keras_ddl.all_gather_object(orders) == [orders] * SIZE  # shuffled, and the next seeds are equal
     np.testing.assert_allclose(shared.evaluate(X, Y, verbose=0), np.mean((shared.predict(X, verbose=0) - Y) ** 2))
