@@ -45,9 +45,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns, of which medians count (default: 7)")
     options = parser.parse_args()
     ways = {"every rank reads": keras_ddl.Strategy(data="all"), "rank 0 reads": keras_ddl.Strategy(data="rank0")}
-    rank, size = (getattr(ways["rank 0 reads"], name) for name in ("rank", "size"))
+    rank = ways["rank 0 reads"].rank
     if rank == 0:
-        print(f"{machine()}; {size} ranks; ms per batch, medians of {options.rounds} turns")
+        print(f"{machine()}; ms per batch, medians of {options.rounds} turns")
     for mb in map(float, options.mb.split(",")):
         batch = np.zeros((64, max(1, int(mb * 1e6 / 4 / 64))), "float32")
         count = max(4, min(200, int(100 / mb)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,31 +66,60 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
         return source.element_spec, int(source.cardinality()), not datasets.is_batched_at_once(source)
 
     spec, cardinality, may_differ = outcome_on_rank_0(facts_of_source)
-    comm, name, passes = _channel(), f"data/{agree_number()}", itertools.count(1)
-    read = functools.partial(_parts_of_ranks, sources[0], comm.size) if sources else None
-    own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
-    components = _components(own_spec)
-
-    def batches() -> Iterator[tuple[Any, ...]]:
-        of_pass = f"{name}/{next(passes)}"
-        try:
-            for parts in Stream(comm, of_pass, read):
-                yield tuple(parts)
-        except KerasDdlError as error:
-            raise StreamError(of_pass, error) from error
-        except tf.errors.InvalidArgumentError as error:  # of a ValueError TensorFlow makes this class again
-            raise ValueError(error.message) from error
-
-    @do_not_convert
-    def pack(*tensors: tf.Tensor) -> Any:
-        left = iter(tensors)
-        return tf.nest.map_structure(lambda leaf: _packed(leaf, left), own_spec)
-
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=tuple(components)).map(pack)
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality)) if cardinality >= 0 else dataset
-    dataset = untuned(dataset).prefetch(1)
+    dataset = _FromRank0(sources[0] if sources else None, spec, cardinality, f"data/{agree_number()}", _channel())
     setattr(dataset, MARK, chunked_rows(spec, may_differ=may_differ))
     return dataset
+
+
+class _FromRank0(datasets.UnaryUnchangedStructureDataset):
+    """This rank's rows of the batches of `source`, which only rank 0 has.
+
+    An iterator of it made outside of functions makes one of `source` at once, as one process does: a shuffle takes its
+    next seeds then.
+    """
+
+    def __init__(
+        self, source: tf.data.Dataset | None, spec: Any, cardinality: int, name: str, comm: communicator.Communicator
+    ) -> None:
+        self._source, self._cardinality, self._name, self._comm = source, cardinality, name, comm
+        self._passes = itertools.count(1)
+        self._own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
+        any_pass = self._dataset(lambda: (next(self._passes), self._source))
+        super().__init__(any_pass, datasets.variant_tensor(any_pass))
+
+    def __iter__(self) -> Any:
+        if not tf.executing_eagerly():
+            return super().__iter__()
+        of_pass = next(self._passes), None if self._source is None else iter(self._source)
+        return iter(self._dataset(lambda: of_pass))
+
+    def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
+        """Returns a dataset of a pass. `begin`: gives its number, and on rank 0 what it reads."""
+        components, own_spec = _components(self._own_spec), self._own_spec
+
+        def batches() -> Iterator[tuple[Any, ...]]:
+            number, batches_of_all = begin()
+            name = f"{self._name}/{number}"
+            read = None
+            if batches_of_all is not None:
+                read = functools.partial(_parts_of_ranks, batches_of_all, self._comm.size)
+            try:
+                for parts in Stream(self._comm, name, read):
+                    yield tuple(parts)
+            except KerasDdlError as error:
+                raise StreamError(name, error) from error
+            except tf.errors.InvalidArgumentError as error:  # of a ValueError TensorFlow makes this class again
+                raise ValueError(error.message) from error
+
+        @do_not_convert
+        def pack(*tensors: tf.Tensor) -> Any:
+            left = iter(tensors)
+            return tf.nest.map_structure(lambda leaf: _packed(leaf, left), own_spec)
+
+        dataset = tf.data.Dataset.from_generator(batches, output_signature=tuple(components)).map(pack)
+        if self._cardinality >= 0:
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._cardinality))
+        return untuned(dataset).prefetch(1)
 
 
 def _channel() -> communicator.Communicator:
@@ -106,9 +135,9 @@ def _channel() -> communicator.Communicator:
 # ---- on rank 0
 
 
-def _parts_of_ranks(source: tf.data.Dataset, size: int) -> Iterator[list[Parts]]:
+def _parts_of_ranks(batches: Iterable[Any], size: int) -> Iterator[list[Parts]]:
     """Yields for each batch the arrays of every rank."""
-    for batch in source:
+    for batch in batches:
         leaves = tf.nest.flatten(batch)
         yield [[array for leaf in leaves for array in _arrays(leaf, rank, size)] for rank in range(size)]
 

@@ -43,7 +43,8 @@ class Reading:
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
         self._ends: list[dict[str, Any]] = []  # ... before each on_epoch_end of a PyDataset, which may shuffle there
         self._target: dict[str, Any] | None = None
-        self._is_of_rank_0 = getattr(iterator, "reads_on_rank_0", False)  # which alone reads
+        # Where rank 0 alone reads: whether earlier epochs are to be read again, as it has said; None: every rank reads.
+        self._rereads: bool | None = getattr(iterator, "rereads", None)
         self._note_epoch_ends()
 
     def position(self, epochs: int, batches: int) -> dict[str, Any]:
@@ -137,11 +138,7 @@ class Reading:
             self._repeat_epoch_ends(target)
 
     def _must_be_read(self) -> bool:
-        if self._is_of_rank_0:
-            return True  # where no rank but 0 knows what is read
-        if isinstance(self.iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
-            return False  # indexed: their order follows from the random states
-        return not datasets.order_follows_from_passes(_Dataset(self.iterator).pipeline())
+        return must_be_read(self.iterator) if self._rereads is None else self._rereads
 
     # ---- PyDataset.on_epoch_end --------------------------------------------------------------------------------------
 
@@ -188,7 +185,7 @@ class Reading:
         return seeds
 
     def _warn_of_another_order(self, target: dict[str, Any]) -> None:
-        if self._is_of_rank_0 and self.iterator.source is None:
+        if self._rereads is not None and self.iterator.source is None:
             return
         mine = self._order()
         unseeded = [0, 0] in mine
@@ -199,6 +196,13 @@ class Reading:
                 "twice or not at all. Call keras.utils.set_random_seed(n), or give the Strategy a seed, before the "
                 "data is made."
             )
+
+
+def must_be_read(iterator: Any) -> bool:
+    """Whether earlier epochs of an EpochIterator must be read again, to come to a later one as it was."""
+    if isinstance(iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
+        return False  # indexed: their order follows from the random states
+    return not datasets.order_follows_from_passes(_Dataset(iterator).pipeline())
 
 
 class _Dataset:

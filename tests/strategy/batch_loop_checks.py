@@ -210,7 +210,6 @@ def check_two_batches_of_other_sizes(scope):
     return fit(model, two_batches(7, 8), None)
 
 
-@long
 @case()
 def check_two_batches_of_sizes_that_only_the_first_tells(scope):
     """The last ones are shorter."""
@@ -279,6 +278,7 @@ def simclr(scope, sizes):
     return fit(model, tf.data.Dataset.zip((unlabelled, labelled)).prefetch(1), None)
 
 
+@long
 @case()
 def check_simclr_of_other_numbers_of_labels(scope):
     return simclr(scope, (16, 2))

@@ -14,7 +14,7 @@ from harness.rank_program import long
 from keras_ddl.communicator import membership
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import streams
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import one_per_job
 from strategy import common
 from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
@@ -133,6 +133,15 @@ def check_arrays_and_py_datasets_of_rank_0():
         alone.set_weights(keras_ddl.broadcast_object(alone.get_weights()))
         assert_same_weights(alone, shared)
         assert RANK == 0 or not Batches.read
+
+    def shuffled():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(43, seed=5).batch(10)
+
+    shared.fit(shuffled(), epochs=3, verbose=0)
+    if RANK == 0:
+        alone.fit(shuffled(), epochs=3, verbose=0)
+    alone.set_weights(keras_ddl.broadcast_object(alone.get_weights()))
+    assert_same_weights(alone, shared)
     orders = [shared.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"] for _ in range(2)]
     assert keras_ddl.all_gather_object(orders) == [orders] * SIZE  # shuffled, and the next seeds are equal
     np.testing.assert_allclose(shared.evaluate(X, Y, verbose=0), np.mean((shared.predict(X, verbose=0) - Y) ** 2))
@@ -200,6 +209,13 @@ def check_loops_of_one_s_own():
 
     got = [float(total(x, y)) for x, y in strategy.experimental_distribute_dataset(data.dataset())]
     np.testing.assert_allclose(got, [x["a"].sum() + y.max() for x, y in data.everyones()], rtol=1e-12)
+
+    @strategy.function(batches="rank")
+    def scaled(x, factors):
+        return tf.reduce_sum(x) * tf.reduce_sum(factors)
+
+    assert float(scaled(tf.ones([4 + RANK, 2]), tf.ones([3]))) == 3 * sum(2.0 * (4 + rank) for rank in range(SIZE))
+    raises(RankMismatchError, "where they have other rows", lambda: scaled(tf.ones([4, 2]), tf.fill([3], float(RANK))))
 
     # A rank that stops earlier leaves nobody waiting; one that goes on is told so.
     shared = strategy.experimental_distribute_dataset(Recorded(100).dataset())

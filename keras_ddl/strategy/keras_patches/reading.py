@@ -18,7 +18,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, py_dataset
 from keras_ddl.data.from_rank_0 import dataset_from_rank_0, outcome_on_rank_0
-from keras_ddl.data.position import Reading
+from keras_ddl.data.position import Reading, must_be_read
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
 from keras_ddl.strategy import fits, trainer_calls
@@ -52,6 +52,7 @@ class EpochIterator(_KerasIterator):
         self.batch_rows = UNKNOWN
         self.source: tf.data.Dataset | None = None  # on rank 0, where it alone reads
         self.reads_on_rank_0 = False  # which alone reads: Strategy(data="rank0")
+        self.rereads: bool | None = None  # there: as rank 0 says (data/position.py)
         self._batches_on_rank_0: int | None = None
         if keras_compat.is_ddl_strategy(distribute_strategy) and distribute_strategy.job.reads_on_rank_0:
             self._init_from_rank_0(distribute_strategy, args, kwargs)
@@ -94,8 +95,9 @@ class EpochIterator(_KerasIterator):
             super(_KerasIterator, self).__init__(tf.data.Dataset.range(0), **steps)
         self._distribute_strategy = strategy
         dataset = self._distributed_dataset = dataset_from_rank_0(make)
-        of_rank_0 = outcome_on_rank_0(lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None))
-        self._batches_on_rank_0, shuffles = of_rank_0
+        self._batches_on_rank_0, shuffles, self.rereads = outcome_on_rank_0(
+            lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None, must_be_read(self))
+        )
         if (
             shuffles and self._shuffle_seed is None
         ):  # all ranks draw the seeds of shuffles, so that all draw the same next
