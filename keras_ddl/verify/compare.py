@@ -7,7 +7,7 @@ zero but for rounding has no scale of its own. Integers must be equal.
 What rounding allows is measured: one process runs again, its weights changed by one unit in the last place. Ranks round
 sums in another order, which is a change of that size. They may be FACTOR times as far away, or FACTOR units in the last
 place where that is more. Where layers compute in fewer bits than weights have (mixed precision), every sum is rounded
-to these, which a last bit of a weight does not show: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
+to these, which the last bit of a weight hides: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
 Nothing here needs more than NumPy.
 """
 
