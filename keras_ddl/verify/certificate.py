@@ -140,6 +140,11 @@ def as_text(certificate: dict[str, Any]) -> str:
                 f"float64: the program sets dtypes itself, so weights were {', '.join(each['dtypes'])}: this proves no "
                 "more than its own precision"
             )
+        if coarse := [name for name in each["compute_dtypes"] if name in ("bfloat16", "float16")]:
+            lines.append(
+                f"{_title(each)}: layers compute in {', '.join(coarse)}, whose rounding hides what is smaller than "
+                f"{each['rounding_allows'] or 0.0:.0e}; without mixed precision the proof is sharper"
+            )
         if each["rounding_hides_from_step"] is not None:
             lines.append(f"{_title(each)}: not compared from step {each['rounding_hides_from_step']} on, where "
                          "rounding changes one process as much as anything could")  # fmt: skip
@@ -188,7 +193,7 @@ def _table(precisions: Sequence[dict[str, Any]]) -> list[str]:
         ("ranks from one process", [shown(each, "ranks_from_one_process") for each in precisions]),
         ("  farthest", [farthest(each) for each in precisions]),
         ("one process, last bits changed", [shown(each, "one_process_from_itself") for each in precisions]),
-        (f"rounding allows ({compare.FACTOR:g} times that)", [shown(each, "rounding_allows") for each in precisions]),
+        ("rounding allows", [shown(each, "rounding_allows") for each in precisions]),
         ("first beyond that", [first(each) for each in precisions]),
         ("ranks equal to each other", [equal[each["ranks_bitwise_equal"]] for each in precisions]),
     ]
@@ -236,9 +241,13 @@ def _replicated(replicated: dict[str, Any], traced: dict[str, Any]) -> str:
         return "nothing: every operation on the batch is shared by the ranks" if traced else "not known"
     return "; ".join(
         f"{step}: {', '.join(f'{name} ({count})' for name, count in each['operations'].items())}, "
-        f"{100 * each['share']:.1g} % of its arithmetic"
+        f"{_percent(each['share'])} of its arithmetic"
         for step, each in replicated.items()
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
 
 
 def _random(random: dict[str, Any], traced: dict[str, Any]) -> str:

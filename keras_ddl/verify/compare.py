@@ -6,7 +6,9 @@ zero but for rounding has no scale of its own. Integers must be equal.
 
 What rounding allows is measured: one process runs again, its weights changed by one unit in the last place. Ranks round
 sums in another order, which is a change of that size. They may be FACTOR times as far away, or FACTOR units in the last
-place where that is more. Nothing here needs more than NumPy.
+place where that is more. Where layers compute in fewer bits than weights have (mixed precision), every sum is rounded
+to these, which the last bit of a weight hides: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
+Nothing here needs more than NumPy.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from keras_ddl.verify.recording import Event
 
 FACTOR = 100.0
+COMPUTE_FACTOR = 10.0
 SHARE_OF_KIND = 1e-2
 # Where one process is this far from itself, rounding hides what ranks do.
 USELESS = 0.1
@@ -162,20 +165,22 @@ class Judgement:
         return "equal" if self.steps else "unknown"
 
 
-def judge(one: Recorded, ranks: Recorded, last_bit: Recorded | None, epsilon: float) -> Judgement:
+def judge(
+    one: Recorded, ranks: Recorded, last_bit: Recorded | None, epsilon: float, compute_epsilon: float = 0.0
+) -> Judgement:
     """Compares ranks with one process.
 
     Args:
         one, ranks, last_bit: recordings of one process, of the ranks, and of one process with its last bits changed;
             None: there is none, and FACTOR units in the last place are allowed.
-        epsilon: a unit in the last place of the weights.
+        epsilon: a unit in the last place of the weights. compute_epsilon: of what layers compute in.
     """
     drifts = _running(() if last_bit is None else distances(one, last_bit))
     rows: list[Row] = []
     for number, far in enumerate(distances(one, ranks)):
         # The change may not have shown before the second step: it is made where weights are first known.
         drift = drifts[min(max(number, _second_step(one)), len(drifts) - 1)] if drifts else 0.0
-        allowed = FACTOR * max(epsilon, drift)
+        allowed = max(FACTOR * max(epsilon, drift), COMPUTE_FACTOR * compute_epsilon)
         if drift > USELESS:
             return Judgement(rows, far.event)
         rows.append(Row(far.event, far, drift, allowed))

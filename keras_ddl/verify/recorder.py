@@ -214,7 +214,8 @@ class Recorder:
             "floatx": keras.config.floatx(),
             "dtypes": sorted(self._dtypes),
             "compute_dtypes": sorted(self._compute),
-            "epsilon": max((_EPSILON.get(each, 0.0) for each in self._dtypes), default=0.0),
+            "epsilon": _coarsest(self._dtypes),
+            "compute_epsilon": _coarsest(self._compute),
             "seed": seed,
             "seeded_by": "verify" if seed == self._plan.seed else "the program",
             "traces": self._traces,
@@ -254,6 +255,11 @@ class Recorder:
 
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _OF_JOBS = os.path.join(tempfile.gettempdir(), "keras_ddl-")  # noqa: PTH118  (a prefix of names)
+
+
+def _coarsest(dtypes: Iterable[str]) -> float:
+    """Returns the largest unit in the last place of some dtypes, relative."""
+    return max((_EPSILON.get(each, 0.0) for each in dtypes), default=0.0)
 
 
 def _chosen(strategy: Any) -> list[str]:

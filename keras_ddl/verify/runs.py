@@ -70,7 +70,7 @@ class Run:
         first = self.result.first_failure
         if first is None:
             return self.result.failure_text.strip() or "it ended early"
-        return first.full_error[:_ERROR_CHARACTERS] or first.describe()
+        return " ".join(first.full_error.split())[:_ERROR_CHARACTERS] or first.describe()
 
 
 def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:

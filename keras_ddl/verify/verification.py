@@ -110,8 +110,8 @@ class Verifier:
         if ranks.recording.events:
             made.last_bit = self._run("one process, last bits changed", 1, made, last_bit=True)
         last_bit = None if made.last_bit is None else made.last_bit.recording
-        epsilon = float(one.recording.facts["epsilon"])
-        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon)
+        epsilon, of_compute = (float(one.recording.facts[name]) for name in ("epsilon", "compute_epsilon"))
+        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon, of_compute)
         differ = ranks.recording.ranks_differ()
         made.ranks_equal = differ is None if ranks.recording.events else None
         made.verdict, made.why = judgement.verdict, _why(judgement)

@@ -23,6 +23,7 @@ FACTS = {
     "compute_dtypes": ["float64"],
     "floatx": "float64",
     "epsilon": 2.0**-52,
+    "compute_epsilon": 2.0**-52,
     "seed": 1708,
     "seeded_by": "verify",
     "strategy": [{"options": {"compression": "'bfloat16'", "min_ranks": "1"}, "chosen": ["compression"]}],

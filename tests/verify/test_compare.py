@@ -67,6 +67,12 @@ def test_judge_allows_what_one_process_differs_from_itself() -> None:
     assert compare.judge(one, ranks, None, EPSILON).verdict == "different"
 
 
+def test_judge_allows_rounding_of_what_layers_compute_in() -> None:
+    one, ranks = Made(training()), Made(training(change=5e-2))
+    assert compare.judge(one, ranks, one, 2.0**-23, 2.0**-7).verdict == "equal"
+    assert compare.judge(one, ranks, one, 2.0**-23, 2.0**-10).verdict == "different"
+
+
 def test_judge_allows_in_the_first_step_what_the_second_shows() -> None:
     ranks = Made(training(change=1e-9))
     assert compare.judge(Made(training()), ranks, Made(training(change=1e-10, at=1)), EPSILON).verdict == "equal"
