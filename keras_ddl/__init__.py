@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ops,
         schedules,
         timeline,
+        tuner,
     )
     from keras_ddl.communicator import (
         Communicator,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
 _MODULES = (
     *("callbacks", "checkpoint", "communicator", "cost_model", "data", "errors", "export", "horovod"),
-    *("model_state", "ops", "schedules", "timeline"),
+    *("model_state", "ops", "schedules", "timeline", "tuner"),
 )
 
 _HOMES = {
@@ -144,6 +145,7 @@ __all__ = [
     "split",
     "timeline",
     "topology",
+    "tuner",
 ]
 
 
@@ -177,22 +179,24 @@ def _extend_path() -> None:
             __path__.append(str(other))
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"keras_ddl.{name}")
-    if name in _HOME_OF:
-        home = importlib.import_module(f"keras_ddl.{_HOME_OF[name]}")
-        value = getattr(home, name)
-    elif name == "__version__":
-        value = importlib.import_module("keras_ddl.config").version()
-    else:
-        raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # whose tools then know a name that does not exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"keras_ddl.{name}")
+        if name in _HOME_OF:
+            home = importlib.import_module(f"keras_ddl.{_HOME_OF[name]}")
+            value = getattr(home, name)
+        elif name == "__version__":
+            value = importlib.import_module("keras_ddl.config").version()
+        else:
+            raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 _extend_path()
@@ -202,3 +206,7 @@ if _processes is not None and getattr(_processes.current_process(), "_inheriting
     from keras_ddl.communicator import child_process
 
     child_process.watch_import()
+
+from keras_ddl import trackers as _trackers  # noqa: E402
+
+_trackers.leave_to_rank_0()

@@ -51,6 +51,11 @@ __all__ = [
     "translate_errors",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # broadcast_variables copies the values of a request; bounding one request bounds the memory.
 _REQUEST_BYTES = 256 << 20
 

@@ -12,11 +12,11 @@ from harness.source_modules import MODULES, ROOT, imports_of
 
 # A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
 LINE = [
-    ("errors", "files"),
+    ("errors", "files", "packages"),
     ("config",),
     ("topology", "cost_model"),
     ("communicator",),
-    ("timeline", "launch", "schedules", "compat"),
+    ("timeline", "launch", "schedules", "compat", "trackers"),
     ("device", "ops"),
     ("gradients",),
     ("cut", "data"),
@@ -24,8 +24,8 @@ LINE = [
     ("model_state",),
     ("resuming",),
     ("export", "serving"),
-    ("callbacks",),
-    ("doctor",),
+    ("callbacks", "tuner"),
+    ("doctor", "verify"),
     ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
 ]
