@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import old_names_explained
 
 # A folder for PYTHONPATH, with a package `horovod` that calls `install`, for unchanged scripts.
 FOLDER = Path(__file__).with_name("shim")
@@ -56,6 +57,7 @@ def install() -> None:
     check_no_other()
     if not is_installed():
         sys.meta_path.insert(0, _Finder())
+        old_names_explained.install()
     if str(FOLDER) not in sys.path:  # for processes that inherit the path: keras_ddl.run, multiprocessing
         sys.path.append(str(FOLDER))
     importlib.import_module("horovod")

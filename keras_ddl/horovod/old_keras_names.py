@@ -1,16 +1,13 @@
-"""Names of Keras 2 and TensorFlow 1 in Horovod's scripts: `optimizer.lr`, `optimizer.variables()`, `K.set_value`.
+"""Names of Keras 2 in Horovod's scripts: `optimizer.lr`, `optimizer.variables()`, `keras.backend.set_value`.
 
-Reset callbacks of elastic jobs have them while they run, a script that imports `horovod` always. What cannot be had is
-explained when the script fails for lack of it.
+Reset callbacks of elastic jobs have them while they run, a script that imports `horovod` always.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
@@ -18,14 +15,6 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 
 _MISSING = object()
-
-# Names of Keras 2 that scripts use and Keras 3 has not -> what to write.
-_INSTEAD = {
-    "fit_generator": "model.fit, which takes generators and datasets",
-    "evaluate_generator": "model.evaluate",
-    "set_session": 'tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")',
-    "get_session": "eager execution: tensors have numpy()",
-}
 
 
 @contextlib.contextmanager
@@ -50,32 +39,8 @@ def available() -> Iterator[None]:
 
 @functools.cache
 def install() -> None:
-    """Adds the names for the rest of the process, and explains those of TensorFlow 1 and Keras 2 that end it."""
+    """Adds the names for the rest of the process."""
     _set(_names())
-    sys.excepthook = _explaining(sys.excepthook)
-
-
-def explain(error: BaseException) -> None:
-    """Completes the message of an AttributeError for a name of TensorFlow 1 or Keras 2 with what to use."""
-    name, module = getattr(error, "name", None), getattr(getattr(error, "obj", None), "__name__", "")
-    if not isinstance(error, AttributeError) or not isinstance(name, str):
-        return
-    if module == "tensorflow" and hasattr(tf.compat.v1, name):
-        text = f"It is a name of TensorFlow 1: tf.compat.v1.{name}. Scripts of Keras 3 need no session"
-    elif name in _INSTEAD:
-        text = f"It is a name of Keras 2. Use {_INSTEAD[name]}"
-    else:
-        return
-    error.args = (f"{error}. {text}; see docs/from-horovod.md.",)
-
-
-def _explaining(hook: Any) -> Any:
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with contextlib.suppress(Exception):  # explaining must not hide the error itself
-            explain(error)
-        hook(kind, error, trace)
-
-    return excepthook
 
 
 class _Variables(list[Any]):

