@@ -9,7 +9,7 @@
 #   make test-all HUB=1            with KerasHub installed, the same
 
 VENV ?= .venv
-EXTRAS ?= cpu,dev,docs,notebooks,serving-base,translation
+EXTRAS ?= cpu,dev,docs,notebooks,translation
 # The newest of the supported Pythons that runs: a name on the PATH may be a version manager's shim for one it lacks.
 RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -128,7 +128,7 @@ $(STAMP): $(BIN)/python $(SOURCES)
 	@$(BIN)/python -m pip uninstall -q -y keras_ddl 2>/dev/null
 	@# Python compiles a module when it is first imported; most of these never are.
 	$(BIN)/python -m pip install -q --no-compile "$$(echo $(WHEEL)/*.whl)[$(EXTRAS)]"
-	@# It requires the full tensorflow, which would overwrite tensorflow-cpu.
+	@# For the tests. It requires the full tensorflow, which would overwrite tensorflow-cpu.
 	$(BIN)/python -m pip install -q --no-compile --no-deps 'tensorflow-serving-api>=2.21,<2.22'
 	@# Once, before ranks that start together all do it.
 	@$(BIN)/python -c 'import keras, sklearn, matplotlib' 2>/dev/null || true

@@ -7,7 +7,21 @@ Importing this package imports no TensorFlow.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_ddl.export.formats import export_format
+    from keras_ddl.export.graft import ExportResult, export_saved_model
+    from keras_ddl.export.manifest import is_name
+    from keras_ddl.export.proof.check import CheckReport, check_saved_model
+    from keras_ddl.export.proof.scan import scan_saved_model
+    from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
+    from keras_ddl.export.signatures import Classify, Regress
+    from keras_ddl.export.signatures.encoded_images import EncodedImages
+    from keras_ddl.export.signatures.functions import Function
+    from keras_ddl.export.sources.graph_mode import export_graph
+    from keras_ddl.export.tracing.base_graph import BaseGraph, write_base_graph
+    from keras_ddl.export.tracing.inputs import inputs_are_known, record_inputs
 
 _MODULE_OF = {
     "BaseGraph": "tracing.base_graph",
@@ -29,14 +43,35 @@ _MODULE_OF = {
     "scan_saved_model": "proof.scan",
     "validate_saved_model": "proof.validate",
 }
-__all__ = sorted(_MODULE_OF)
+__all__ = [
+    "BaseGraph",
+    "CheckReport",
+    "Classify",
+    "CleanProcess",
+    "EncodedImages",
+    "ExportResult",
+    "Function",
+    "Regress",
+    "check_saved_model",
+    "export_format",
+    "export_graph",
+    "export_saved_model",
+    "inputs_are_known",
+    "is_name",
+    "record_inputs",
+    "scan_saved_model",
+    "validate_saved_model",
+    "write_base_graph",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+if not TYPE_CHECKING:  # whose tools then know a name that does not exist
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return list(__all__)

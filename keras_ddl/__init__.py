@@ -179,22 +179,24 @@ def _extend_path() -> None:
             __path__.append(str(other))
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"keras_ddl.{name}")
-    if name in _HOME_OF:
-        home = importlib.import_module(f"keras_ddl.{_HOME_OF[name]}")
-        value = getattr(home, name)
-    elif name == "__version__":
-        value = importlib.import_module("keras_ddl.config").version()
-    else:
-        raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # whose tools then know a name that does not exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"keras_ddl.{name}")
+        if name in _HOME_OF:
+            home = importlib.import_module(f"keras_ddl.{_HOME_OF[name]}")
+            value = getattr(home, name)
+        elif name == "__version__":
+            value = importlib.import_module("keras_ddl.config").version()
+        else:
+            raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 _extend_path()

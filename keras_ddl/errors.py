@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class KerasDdlError(Exception):
     """Base of every error raised by keras_ddl."""
 

@@ -42,6 +42,11 @@ __all__ = [
     "weights_of",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 COMPLETE = "keras_variables"  # the attribute by which an export recognizes the object of `trackable`
 _SEED = "seed_generator_state"
 _WHAT = "A checkpoint"

@@ -36,6 +36,11 @@ __all__ = [
     "scale_learning_rate",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Scaling = str | float | None
 
 

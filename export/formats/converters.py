@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keras_ddl import packages
 from keras_ddl.errors import DependencyError, ExportError
 from keras_ddl.export.formats import conversion
 from keras_ddl.export.proof import replay
@@ -48,11 +48,11 @@ FORMATS = {
 
 def require(chosen: Format) -> None:
     """Raises: DependencyError: a package of the format's extra is missing. Imports none of them."""
-    missing = [module for module in chosen.modules if importlib.util.find_spec(module) is None]
+    missing = packages.missing(chosen.modules)
     if missing:
         raise DependencyError(
             f"The format {chosen.name} needs {', '.join(chosen.modules)}. Received: an environment without "
-            f"{', '.join(missing)}. Install the extra: pip install 'keras_ddl[{chosen.name}]'."
+            f"{', '.join(missing)}. Install the extra: {packages.pip_install(f'[{chosen.name}]')}"
         )
 
 

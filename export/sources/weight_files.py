@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_ddl import packages
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import DependencyError, ExportError
 from keras_ddl.export.manifest import Manifest
@@ -92,7 +93,9 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     try:
         import h5py
     except ImportError as error:
-        raise DependencyError(f"{file} is read with h5py. Received: {error}. Install it: pip install h5py.") from error
+        raise DependencyError(
+            f"{file} is read with h5py. Received: {error}. Install it: {packages.pip_install('h5py')}"
+        ) from error
     import tensorflow as tf
 
     try:

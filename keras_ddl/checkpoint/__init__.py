@@ -30,12 +30,30 @@ from keras_ddl.checkpoint.direction import direction_of_name
 from keras_ddl.errors import CheckpointError
 from keras_ddl.files import digests, durable
 
+__all__ = [
+    "Checkpoint",
+    "best",
+    "find",
+    "latest",
+    "list_checkpoints",
+    "prune",
+    "resolve_mode",
+    "set_aside",
+    "sweep_temporaries",
+    "validate",
+    "write",
+]
+
 FORMAT = 1
 STATE = "state.json"
 BASE = "base"
 _WHAT = "A checkpoint"
 _BASES = re.compile(rf"^{BASE}(-([\w-]+))?$", re.ASCII)
 _NAME = re.compile(r"^ckpt-(\d{8,})(\.replaced)?$")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @dataclass(frozen=True)

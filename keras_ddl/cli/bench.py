@@ -9,13 +9,17 @@ import importlib
 import importlib.util
 import json
 import re
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from keras_ddl import packages
+from keras_ddl.cli import machine_load
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.errors import ConfigError
 
@@ -78,12 +82,16 @@ def command(ctx: click.Context, num_ranks: int | None, hosts: str | None, mode: 
 
     With -np or --hosts it starts the ranks itself; under keras-ddl run, mpirun or srun it is a rank. Times are those of
     the slowest rank, medians of interleaved turns. algbw = bytes / time; busbw = algbw 2 (n-1)/n for n ranks, to be
-    compared with the speed of a link (the definitions of nccl-tests). The exit status is 1 when a result was wrong.
+    compared with the speed of a link (the definitions of nccl-tests). The exit status is 1 when a result was wrong. A
+    line on stderr says when other programs or virtual machines took the cores.
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    if options["plot_file"] and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
+    if options["plot_file"] and packages.missing(["matplotlib"]):
+        raise ConfigError(
+            "--plot needs matplotlib. Received: an environment without it. Install it: "
+            f"{packages.pip_install('matplotlib')}"
+        )
     if options["begin"] > options["end"]:
         raise ConfigError(
             f"-b must not be above -e. Received: -b {options['begin']}, -e {options['end']} bytes. Swap them."
@@ -115,6 +123,8 @@ def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, m
         else:
             words += [param.opts[-1], str(value)]
     needs_mpi = bool(ctx.params["mpi"]) and num_ranks != 1
+    if hosts is None and (warning := machine_load.before()):
+        click.echo(f"keras-ddl bench: {warning}", err=True)
     return run_job(job.make(words, num_ranks=num_ranks, hosts=hosts, mode=mode, needs_mpi=needs_mpi))
 
 
@@ -158,9 +168,14 @@ def _measure(
             click.echo(f"# {_mpi_line()}")
         if size == 1:
             click.echo("# One rank exchanges nothing: -np 2 starts two.")
+    watch, own = machine_load.Watch(), time.process_time()
     for line in bench.table(measured(), size):
         if first:
             click.echo(line)
+    busy = _busy_hosts(watch, time.process_time() - own)
+    for host, warning in busy.items():
+        if first:
+            click.echo(f"keras-ddl bench: {host}: {warning}", err=True)
     if first and json_file:
         content = {
             "machine": machine(),
@@ -170,6 +185,7 @@ def _measure(
             "dtype": dtype,
             "op": op,
             "rows": bench.as_json(rows, size),
+            "busy": busy,
         }
         Path(json_file).write_text(json.dumps(content, indent=1), encoding="utf-8")
     if first and plot_file:
@@ -178,6 +194,16 @@ def _measure(
     if wrong and first:
         click.echo(f"keras-ddl: {wrong} elements differ from NumPy's result.", err=True)
     return 1 if wrong else 0
+
+
+def _busy_hosts(watch: machine_load.Watch, own_seconds: float) -> dict[str, str]:
+    """Returns host -> a sentence about it, for hosts that were busy during the measurement. COLLECTIVE."""
+    import keras_ddl
+
+    ranks = keras_ddl.all_gather_object((socket.gethostname(), own_seconds))
+    here = sum(seconds for host, seconds in ranks if host == socket.gethostname())
+    found = keras_ddl.all_gather_object((socket.gethostname(), watch.load(here).warning("while this was measured")))
+    return {host: warning for host, warning in reversed(found) if warning}
 
 
 def _mpi_line() -> str:

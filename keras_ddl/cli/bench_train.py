@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import click
 
+from keras_ddl import packages
+from keras_ddl.cli import machine_load
 from keras_ddl.cli.bench_training.networks import NETWORKS
 from keras_ddl.errors import ConfigError
 
@@ -83,8 +84,11 @@ def command(
         )
     name = subject or network or "cnn"
     subjects.check(name)
-    if plot_file and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed. Received: --plot. pip install matplotlib.")
+    if plot_file and packages.missing(["matplotlib"]):
+        raise ConfigError(
+            "--plot needs matplotlib. Received: an environment without it. Install it: "
+            f"{packages.pip_install('matplotlib')}"
+        )
     if batch is None:
         batch = NETWORKS[name].batch * (max(ranks) if strong else 1) if name in NETWORKS else 32
     if strong and batch < max(ranks):
@@ -95,7 +99,13 @@ def command(
     links = prediction.parse(predict) if predict else None
     plan = Plan(name, batch, strong, steps, cores, to_accuracy, epochs)
 
+    if hosts is None and (busy := machine_load.before()):
+        click.echo(f"keras-ddl bench train: {busy}", err=True)
+    watch, own = machine_load.Watch(), machine_load.own_seconds()
     measurements = turns.measured(plan, ranks, rounds, hosts, lambda text: click.echo(text, err=True))
+    load = watch.load(machine_load.own_seconds() - own)
+    if hosts is None and (busy := load.warning("while this was measured")):
+        click.echo(f"keras-ddl bench train: {busy}", err=True)
     predictions = prediction.predicted(plan, measurements, links) if links else []
     report.show(report.console(), plan, measurements, predictions, rounds)
     if json_file:

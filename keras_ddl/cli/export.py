@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from keras_ddl.checkpoint import list_bases
 from keras_ddl.cli.signature_options import parse_signatures
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.launch import startup_notes
 
 if TYPE_CHECKING:
     from keras_ddl.export.graft import ExportResult
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 @click.option("--inputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
 @click.option("--outputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the only one.")
 @click.option("--meta-graph", metavar="FILE", help="For a graph-mode script: its graph, if it is not found.")
+@startup_notes.hidden()
 def command(
     checkpoints: str | None,
     output: str | None,
@@ -132,7 +133,6 @@ def command(
                 f"CHECKPOINTS must be a directory that callbacks.Checkpoint has written. Received: {checkpoints!r}, "
                 "which is not a directory. Give the directory that the callback got."
             )
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         from keras_ddl.export.graft import export_saved_model
 
         return export_saved_model(
@@ -154,7 +154,6 @@ def command(
     if other or opset is not None or quantize is not None:
         from keras_ddl.export.formats import export_format
 
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         result = export_format(
             source if (source / "saved_model.pb").is_file() else export,
             output,
@@ -191,7 +190,6 @@ def _graph_mode(
     has_file = path.with_name(path.name + ".index").exists() or _is_of_saver(path)
     if not has_file and (inputs, outputs, meta_graph) == (None, None, None):
         return None
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
     import logging
 
@@ -225,7 +223,6 @@ def parse_tensors(text: str | None) -> dict[str, str] | None:
 
 def _check(version: str, sample: str | None) -> int:
     """Prints the report on a SavedModel, and writes it beside it if possible. Returns 1: it cannot be served."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import_without_keras()
     from keras_ddl.export.proof.check import check_saved_model
 

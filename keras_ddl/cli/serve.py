@@ -12,10 +12,11 @@ from typing import Any, TextIO, cast
 
 import click
 
+from keras_ddl import packages
 from keras_ddl.errors import ConfigError, DependencyError
 from keras_ddl.serving.flags import FLAGS, Flag, Support
 
-_MODULES = ("tensorflow_serving", "grpc", "grpc_health", "aiohttp", "prometheus_client", "orjson")
+_MODULES = ("grpc", "grpc_health", "aiohttp", "prometheus_client", "orjson")
 
 
 def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,11 +101,10 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
     if arguments["tfs_model_base_path"] is not None:
         directories = (*directories, arguments["tfs_model_base_path"])
     models = _models(directories, options["model_name"], options["model_config_file"])
-    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := packages.missing(_MODULES):
         raise DependencyError(
-            f"keras-ddl serve needs the extra 'serving': pip install 'keras_ddl[serving]'. Not found: {missing}. With "
-            "tensorflow-cpu: pip install --no-deps tensorflow-serving-api, because it requires the full tensorflow."
+            f"keras-ddl serve needs the extra 'serving'. Received: an environment without {', '.join(missing)}. "
+            f"Install it: {packages.pip_install('[serving]')}"
         )
     for module in arguments["modules"]:
         _check_module(module)

@@ -55,8 +55,34 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike
 
+__all__ = [
+    "Communicator",
+    "all_gather_object",
+    "all_reduce_array",
+    "all_reduce_init",
+    "barrier",
+    "broadcast_array",
+    "broadcast_object",
+    "describe",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "num_hosts",
+    "rank",
+    "regroup",
+    "shutdown",
+    "size",
+    "split",
+    "topology",
+]
 
 _T = TypeVar("_T")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def split(color: int | str | None, key: int = 0, *, name: str | None = None) -> Communicator | None:

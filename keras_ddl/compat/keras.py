@@ -29,7 +29,7 @@ def _defining(public: type, name: str) -> Any:
     raise ImportError(f"{public.__module__}.{public.__qualname__} has no {name}")
 
 
-with tensorflow_packages.private_imports("keras", "3.13 to 3.15", "'keras>=3.13,<3.16'"):
+with tensorflow_packages.private_imports("keras", "3.13 to 3.15"):
     from keras.src.backend.common.name_scope import current_path
     from keras.src.backend.tensorflow import trainer as tf_trainer
     from keras.src.legacy.saving import legacy_h5_format

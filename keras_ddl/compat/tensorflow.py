@@ -33,12 +33,12 @@ tensorflow_packages.check_one_tensorflow()
 try:
     import tensorflow as tf
 except ImportError as error:
-    raise tensorflow_packages.not_installed(error) from error
+    raise tensorflow_packages.not_installed(error) from (None if error.name == "tensorflow" else error)
 VERSION = tensorflow_packages.check_version(tf.__version__, OLDEST)
 
 
 _WORKS = f"{TESTED[0][0]}.{TESTED[0][1]} to {TESTED[-1][0]}.{TESTED[-1][1]}"
-with tensorflow_packages.private_imports("tensorflow", _WORKS, "'keras_ddl[cpu]' or 'keras_ddl[gpu]'"):
+with tensorflow_packages.private_imports("tensorflow", _WORKS):
     from tensorflow.python.autograph.pyct import loader as _autograph_loader
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset as ShuffleDataset
     from tensorflow.python.distribute.distribute_lib import UpdateContext

@@ -10,19 +10,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from keras_ddl import packages
 from keras_ddl.errors import DependencyError
 
-# Distributions whose files are the folder tensorflow/. The other names of TensorFlow on PyPI only depend on these.
-_DISTRIBUTIONS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-gpu",
-    "tensorflow-rocm",
-    "tensorflow-cpu-aws",
-    "intel-tensorflow",
-    "tf-nightly",
-    "tf-nightly-cpu",
-)
 _LIBRARIES = ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorflow_cc.so.2")
 
 
@@ -36,7 +26,7 @@ def check_one_tensorflow() -> None:
         DependencyError: two distributions, of different versions or with different libraries.
     """
     installed: dict[str, tuple[str, frozenset[str]]] = {}
-    for name in _DISTRIBUTIONS:
+    for name in packages.TENSORFLOWS:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
@@ -46,13 +36,13 @@ def check_one_tensorflow() -> None:
         if libraries:
             installed[f"{name} {distribution.version}"] = (distribution.version, libraries)
     if len(set(installed.values())) > 1:
-        packages = [name.split()[0] for name in installed]
+        names = [name.split()[0] for name in installed]
         version = max(version for version, _ in installed.values())
         raise DependencyError(
             "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. "
-            f"Received: {' and '.join(installed)}. Remove them and install one: "
-            f"pip uninstall -y {' '.join(packages)} && pip install {packages[-1]}=={version} "
-            "(tensorflow-serving-api asks for `tensorflow`; install it with --no-deps)."
+            f"Received: {' and '.join(installed)}. What asks for `tensorflow` (tensorflow-serving-api, keras-hub) goes "
+            "beside another one with --no-deps. Remove them and install one: "
+            f"{packages.pip('uninstall')} -y {' '.join(names)} && {packages.pip_install(f'{names[-1]}=={version}')}"
         )
 
 
@@ -118,13 +108,13 @@ def check_version(version: str, oldest: tuple[int, int]) -> tuple[int, int]:
     if (major, minor) < oldest or major != oldest[0]:
         raise DependencyError(
             f"keras_ddl needs TensorFlow {oldest[0]}.{oldest[1]} or newer, below {oldest[0] + 1}.0. "
-            f"Received: TensorFlow {version}. Install another: pip install 'keras_ddl[cpu]' or 'keras_ddl[gpu]'."
+            f"Received: TensorFlow {version}. Install another: {packages.install_tensorflow()}"
         )
     return major, minor
 
 
 @contextlib.contextmanager
-def private_imports(package: str, works: str, remedy: str) -> Iterator[None]:
+def private_imports(package: str, works: str) -> Iterator[None]:
     """Wraps imports of parts of `package` that are not public, and may be gone in another version.
 
     Raises:
@@ -133,11 +123,12 @@ def private_imports(package: str, works: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, AttributeError) as error:
+        remedy = packages.install_tensorflow() if package == "tensorflow" else packages.pip_install(package)
         version = getattr(sys.modules.get(package), "__version__", "of unknown version")
         raise DependencyError(
             f"keras_ddl uses parts of {package} that are not public, and works with {package} {works}. "
             f"Received: {package} {version}, which lacks one: {error}. Install a version that works: "
-            f"pip install {remedy}."
+            f"{remedy}"
         ) from error
 
 
@@ -146,7 +137,7 @@ def not_installed(error: ImportError) -> DependencyError:
     if error.name == "tensorflow":
         return DependencyError(
             "This part of keras_ddl needs TensorFlow, which comes with an extra. Received: no TensorFlow in "
-            f"{sys.prefix}. Choose one: pip install 'keras_ddl[cpu]' or pip install 'keras_ddl[gpu]'."
+            f"{sys.prefix}. Install it: {packages.install_tensorflow()}"
         )
     return DependencyError(
         f"TensorFlow is installed but cannot be imported. Received: {type(error).__name__}: {error}. "

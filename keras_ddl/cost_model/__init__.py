@@ -44,3 +44,7 @@ __all__ = [
     "shared_memory",
     "stages",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -21,3 +21,7 @@ __all__ = [
     "share_dataset",
     "take_chunk",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

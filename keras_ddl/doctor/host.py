@@ -9,10 +9,9 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from keras_ddl import config
+from keras_ddl import config, packages
 from keras_ddl.doctor import checkpoint_directory, control_groups
 from keras_ddl.errors import KerasDdlError
-from keras_ddl.launch import host_facts
 from keras_ddl.launch.finding import Finding, Severity
 
 # TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
@@ -48,17 +47,17 @@ def check(
 
 
 def _software() -> Iterator[Finding]:
-    installed = [f"{name} {version}" for name in host_facts.TENSORFLOWS if (version := host_facts.version(name))]
+    installed = [f"{name} {version}" for name in packages.TENSORFLOWS if (version := packages.version(name))]
     if not installed:
-        remedy = "pip install 'keras_ddl[cpu]' (or 'keras_ddl[gpu]')."
+        remedy = f"{packages.install_tensorflow()}"
         yield Finding(Severity.ERROR, "TensorFlow", "not installed", remedy)
     elif len(installed) > 1:
         remedy = "They overwrite each other's files: uninstall all of them, then install one."
         yield Finding(Severity.ERROR, "TensorFlow", ", ".join(installed), remedy)
     else:
         yield Finding(Severity.OK, "TensorFlow", installed[0])
-    keras = host_facts.version("keras")
-    remedy = "" if keras else "pip install keras."
+    keras = packages.version("keras")
+    remedy = "" if keras else f"{packages.pip_install('keras')}"
     yield Finding(Severity.OK if keras else Severity.ERROR, "Keras", keras or "not installed", remedy)
 
 

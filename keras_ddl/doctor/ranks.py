@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_ddl import communicator, config
+from keras_ddl import communicator, config, packages
 from keras_ddl.communicator import mpi
 from keras_ddl.doctor import host
 from keras_ddl.launch import host_facts
@@ -45,7 +45,7 @@ def facts() -> dict[str, Any]:
 
     return {
         "host": socket.gethostname(),
-        "keras_ddl": host_facts.version("keras_ddl"),
+        "keras_ddl": packages.version("keras_ddl"),
         "TensorFlow": tf.__version__,
         "Keras": keras.__version__,
         "Python": platform.python_version(),

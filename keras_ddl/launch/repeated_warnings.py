@@ -70,6 +70,19 @@ def key_of(lines: list[bytes]) -> bytes:
     return b"\n".join(lines)[head:]
 
 
+def without_python_warnings(text: bytes) -> bytes:
+    """Returns `text` without warnings of Python, absl and logging."""
+    split = Split()
+    parts = [*split.feed(text.split(b"\n")), *split.flush()]
+    kept = [line for is_warning, lines in parts if not is_warning or _of_tensorflow(lines) for line in lines]
+    return b"\n".join(kept)
+
+
+def _of_tensorflow(lines: list[bytes]) -> bool:
+    match = _ONE_LINE.match(lines[0])
+    return match is not None and match["head"] is not None
+
+
 class _Waiting:
     def __init__(self, lines: list[bytes]) -> None:
         self.lines = lines

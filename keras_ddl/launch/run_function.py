@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from keras_ddl import config
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
 from keras_ddl.launch import job as job_module
+from keras_ddl.launch import startup_notes
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome, explain
 from keras_ddl.launch.output import Screen
@@ -79,7 +80,7 @@ def run(
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    screen, terminals = _screen(verbose)
+    screen, terminals = _screen(verbose or startup_notes.are_wanted(job.environment))
     # SIGTERM and SIGHUP keep their meaning for the caller; the ranks notice when it is gone.
     result = RestartLoop(job, screen, limit=restarts, terminals=terminals).run((signal.SIGINT,))
     return _values(result, timeout)
@@ -108,7 +109,7 @@ def _cell_sources() -> dict[str, list[str]]:
     return {name: list(entry[2]) for name, entry in entries.items() if entry[2] and not Path(name).exists()}
 
 
-def _screen(verbose: bool) -> tuple[Screen, dict[str, int]]:
+def _screen(shows_notes: bool) -> tuple[Screen, dict[str, int]]:
     """Returns the screen for output: the terminal of a script, or sys.stdout of a notebook's cell."""
     sinks: list[Sink] = []
     terminals = {}
@@ -118,8 +119,7 @@ def _screen(verbose: bool) -> tuple[Screen, dict[str, int]]:
             sinks.append(FileDescriptorSink(fd))
         else:
             sinks.append(TextSink(stream))
-    # A cell shows all of stderr in red, as if something had failed.
-    return Screen(*sinks, shows_notes=verbose or "stderr" in terminals), terminals
+    return Screen(*sinks, shows_notes=shows_notes), terminals
 
 
 def _is_terminal(stream: TextIO, fd: int) -> bool:

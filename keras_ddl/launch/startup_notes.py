@@ -1,13 +1,20 @@
-"""Filters TensorFlow's messages at its import about the CPU, oneDNN and missing GPUs: once per job is enough.
+"""Filters TensorFlow's messages at its import about the CPU, oneDNN and missing GPUs, which say that nothing is wrong.
 
 They are never why a rank failed. TF_CPP_MIN_LOG_LEVEL does not help: some are written before TensorFlow reads it. Taken
-from TensorFlow 2.16 to 2.21.
+from TensorFlow 2.16 to 2.21. Who sets TF_CPP_MIN_LOG_LEVEL=0 sees them, each once per job.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 # absl's "I0000 00:00:1795426935.911148    6131 port.cc:153] ", or "2026-01-31 12:00:00.1: I tensorflow/x.cc:12] "
 _HEAD = rb"(?:([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: ([IWEF]) )"
@@ -21,6 +28,9 @@ _SAID = (
 _NOTE = re.compile(
     rb"(?:" + _HEAD + rb"\S*?(?P<said>(?:" + _SAID + rb").*)|(?P<plain>" + _PREFACE + rb"|" + _CPU + rb"))\r?"
 )
+# Of interest where there is a GPU.
+_GPU = re.compile(rb"cudart_stub|failed call to cuInit")
+_GPU_DEVICE = "/dev/nvidiactl"
 _INFO = re.compile(_HEAD.replace(b"[IWEF]", b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 # Beginnings of lines whose rest is waited for.
@@ -32,6 +42,52 @@ _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _REST_SECONDS = 1.0
 
 
+def are_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the user has asked for all of TensorFlow's messages."""
+    return environ.get(LEVEL) == "0"
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """Removes the notes from this process's stderr while the body imports TensorFlow, unless they are wanted.
+
+    All else passes, also what TensorFlow writes when it ends the process: a child process filters it. The environment
+    gets TF_CPP_MIN_LOG_LEVEL=2, unless it is set, so that errors are shown afterwards.
+    """
+    wanted = are_wanted(os.environ)
+    os.environ.setdefault(LEVEL, "2")
+    if wanted:
+        yield
+        return
+    source, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        _filter(source)
+    os.close(source)
+    stderr = os.dup(2)
+    os.dup2(end, 2)
+    os.close(end)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.waitpid(child, 0)
+
+
+def _filter(source: int) -> None:
+    """Copies `source` to stderr without the notes; ends the process."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process may write something about it
+        notes = NoteFilter(StartupNotes(shown=False))
+        while data := os.read(source, 1 << 16):
+            os.write(2, notes.feed(data))
+        os.write(2, notes.flush())
+    finally:
+        os._exit(0)
+
+
 def without(text: bytes) -> bytes:
     """Returns the lines of `text` that may be about a failure: neither such notes nor other INFO lines."""
     return b"".join(line for line in _LINE.findall(text) if not (_key(line) or _INFO.match(line)))
@@ -41,13 +97,14 @@ class StartupNotes:
     """The notes that a job has shown."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        """`shown`: whether each is shown once; otherwise none is shown."""
+        """`shown`: whether each is shown once; otherwise only those about GPUs are, where there is one."""
         self._shown = shown
+        self._has_gpu = Path(_GPU_DEVICE).exists()
         self._seen: set[bytes] = set()
 
     def is_new(self, key: bytes) -> bool:
         """Whether the note is to be shown now."""
-        new = self._shown and key not in self._seen
+        new = key not in self._seen and (self._shown or (self._has_gpu and _GPU.search(key) is not None))
         self._seen.add(key)
         return new
 

@@ -19,7 +19,6 @@ from typing import Any
 def context(modules: tuple[str, ...]) -> ForkServerContext:
     """Returns the context of the fork server. `modules`: imported first, because they register operations."""
     result = get_context("forkserver")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["PYTHONSAFEPATH"] = "1"  # the current folder may contain any module
     result.set_forkserver_preload(["__main__", f"{__package__}.forked_imports", *modules])
     return result

@@ -4,11 +4,12 @@ import gc
 import logging
 
 from keras_ddl.compat.tensorflow_packages import import_without_keras
+from keras_ddl.launch import startup_notes
 
-import_without_keras()
-
-from keras_ddl.compat.tensorflow import tf  # noqa: E402
-from keras_ddl.serving import model_process  # noqa: E402, F401
+with startup_notes.hidden():
+    import_without_keras()
+    from keras_ddl.compat.tensorflow import tf
+    from keras_ddl.serving import model_process  # noqa: F401
 
 tf.get_logger().setLevel(logging.ERROR)
 gc.freeze()  # keeps the collector from touching these objects, so that their memory stays shared

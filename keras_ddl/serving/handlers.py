@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 from google.protobuf import any_pb2, json_format
 from google.protobuf.message import DecodeError
-from tensorflow_serving.apis import (
-    classification_pb2,
-    get_model_metadata_pb2,
-    inference_pb2,
-    model_pb2,
-    predict_pb2,
-    regression_pb2,
-)
 
 from keras_ddl.serving import bodies, examples, json_values, tensors
+from keras_ddl.serving.messages import message
 from keras_ddl.serving.servable import CLASSIFY, REGRESS, Servable, Signature
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
@@ -36,11 +29,11 @@ class Handlers:
         self._servable, self._run, self._options = servable, servable.run, options
         # Method -> the type of its request, and its handler.
         self._grpc: Mapping[str, tuple[Any, Callable[[Any, dict[str, Any]], Any]]] = {
-            "Predict": (predict_pb2.PredictRequest, self._predict),
-            "Classify": (classification_pb2.ClassificationRequest, self._classify),
-            "Regress": (regression_pb2.RegressionRequest, self._regress),
-            "MultiInference": (inference_pb2.MultiInferenceRequest, self._multi_inference),
-            "GetModelMetadata": (get_model_metadata_pb2.GetModelMetadataRequest, self._get_model_metadata),
+            "Predict": (message("PredictRequest"), self._predict),
+            "Classify": (message("ClassificationRequest"), self._classify),
+            "Regress": (message("RegressionRequest"), self._regress),
+            "MultiInference": (message("MultiInferenceRequest"), self._multi_inference),
+            "GetModelMetadata": (message("GetModelMetadataRequest"), self._get_model_metadata),
         }
         self._rest: Mapping[str, Callable[[bytes, dict[str, Any]], bytes]] = {
             "Predict": self._rest_predict,
@@ -83,7 +76,7 @@ class Handlers:
         signature = self._signature(request.model_spec, reply)
         fetches = tensors.outputs_of(signature, request.output_filter)
         feeds = tensors.feeds_of(signature, request.inputs)
-        response = predict_pb2.PredictResponse(model_spec=self._spec_of(signature))
+        response = message("PredictResponse")(model_spec=self._spec_of(signature))
         for alias, array in zip(fetches, self._run(signature, {**signature.defaults, **feeds}, fetches)):
             response.outputs[alias].CopyFrom(tensors.proto_of(array, as_content=self._options.as_tensor_content))
         return response
@@ -91,12 +84,12 @@ class Handlers:
     def _classify(self, request: Any, reply: dict[str, Any]) -> Any:
         signature = self._signature(request.model_spec, reply)
         result = self._classify_rows(signature, examples.rows_of(request.input))
-        return classification_pb2.ClassificationResponse(model_spec=self._spec_of(signature), result=result)
+        return message("ClassificationResponse")(model_spec=self._spec_of(signature), result=result)
 
     def _regress(self, request: Any, reply: dict[str, Any]) -> Any:
         signature = self._signature(request.model_spec, reply)
         result = self._regress_rows(signature, examples.rows_of(request.input))
-        return regression_pb2.RegressionResponse(model_spec=self._spec_of(signature), result=result)
+        return message("RegressionResponse")(model_spec=self._spec_of(signature), result=result)
 
     def _multi_inference(self, request: Any, reply: dict[str, Any]) -> Any:
         if not request.tasks:
@@ -108,7 +101,7 @@ class Handlers:
         if len(set(names)) < len(names):
             raise invalid(f"Duplicate evaluation of signature: {names[:10]}")
         rows = examples.rows_of(request.input)
-        response = inference_pb2.MultiInferenceResponse()
+        response = message("MultiInferenceResponse")()
         for task in request.tasks:
             signature = self._signature(task.model_spec, reply)
             result = response.results.add(model_spec=self._spec_of(signature))
@@ -129,10 +122,10 @@ class Handlers:
         return self._metadata()
 
     def _metadata(self) -> Any:
-        response = get_model_metadata_pb2.GetModelMetadataResponse()
+        response = message("GetModelMetadataResponse")()
         response.model_spec.name = self._servable.name
         response.model_spec.version.value = self._servable.version
-        signatures = get_model_metadata_pb2.SignatureDefMap()
+        signatures = message("SignatureDefMap")()
         for name, definition in self._servable.signature_defs.items():
             signatures.signature_def[name].CopyFrom(definition)
         packed = any_pb2.Any()
@@ -181,14 +174,14 @@ class Handlers:
         return self._servable.signature(spec.signature_name)
 
     def _spec_of(self, signature: Signature) -> Any:
-        spec = model_pb2.ModelSpec(name=self._servable.name, signature_name=signature.name)
+        spec = message("ModelSpec")(name=self._servable.name, signature_name=signature.name)
         spec.version.value = self._servable.version
         return spec
 
     def _classify_rows(self, signature: Signature, rows: np.ndarray) -> Any:
         """Returns the ClassificationResult of serialized examples."""
         outputs = self._on_examples(signature, CLASSIFY, rows)
-        result = classification_pb2.ClassificationResult()
+        result = message("ClassificationResult")()
         for classes in examples.classifications(outputs, len(rows)):
             answer = result.classifications.add()
             for label, score in classes:
@@ -198,7 +191,7 @@ class Handlers:
     def _regress_rows(self, signature: Signature, rows: np.ndarray) -> Any:
         """Returns the RegressionResult of serialized examples."""
         outputs = self._on_examples(signature, REGRESS, rows)
-        result = regression_pb2.RegressionResult()
+        result = message("RegressionResult")()
         for value in examples.regressions(outputs, len(rows)):
             result.regressions.add(value=value)
         return result

@@ -41,10 +41,11 @@ def read_file(path: str) -> list[ModelConfig]:
     Raises: ConfigError: the file is invalid.
     """
     from google.protobuf import text_format
-    from tensorflow_serving.config import model_server_config_pb2
+
+    from keras_ddl.serving import messages
 
     try:
-        return of_proto(text_format.Parse(Path(path).read_text(), model_server_config_pb2.ModelServerConfig()))
+        return of_proto(text_format.Parse(Path(path).read_text(), messages.message("ModelServerConfig")()))
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(
             "A model config file must be text. Error parsing text-format tensorflow.serving.ModelServerConfig: "
@@ -55,10 +56,11 @@ def read_file(path: str) -> list[ModelConfig]:
 def of_bytes(data: bytes) -> list[ModelConfig]:
     """Returns the models of a serialized ModelServerConfig. Raises: ConfigError: as of_proto, or there is no config."""
     from google.protobuf.message import DecodeError
-    from tensorflow_serving.config import model_server_config_pb2
+
+    from keras_ddl.serving import messages
 
     try:
-        config = model_server_config_pb2.ModelServerConfig.FromString(data)
+        config = messages.message("ModelServerConfig").FromString(data)
     except DecodeError as error:
         raise ConfigError(f"This is not a valid ModelServerConfig: {error}") from None
     if config.WhichOneof("config") is None:

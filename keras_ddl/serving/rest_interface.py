@@ -13,8 +13,8 @@ import ssl
 from typing import Any
 
 from aiohttp import http_exceptions, web
-from tensorflow_serving.apis import model_pb2
 
+from keras_ddl.serving import messages
 from keras_ddl.serving.connections import Connections
 from keras_ddl.serving.flights import Flight, Flights
 from keras_ddl.serving.front import Front
@@ -185,7 +185,7 @@ class RestInterface:
 
 
 def _spec(match: re.Match[str]) -> Any:
-    spec = model_pb2.ModelSpec(name=match["name"])
+    spec = messages.message("ModelSpec")(name=match["name"])
     if match["version"] is not None:
         if len(match["version"]) > _MOST_DIGITS or int(match["version"]) >= 2**63:
             raise invalid(f"There is no version {match['version'][:30]}.")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from tensorflow_serving.apis import model_pb2
 
+from keras_ddl.serving import messages
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -34,7 +34,7 @@ def spec_of(data: bytes, *, in_task: bool = False) -> Any:
         parts = field_1(parts[0])
     serialized = b"".join(bytes(part[:_MOST_BYTES]) for part in parts[:4])
     try:
-        spec = model_pb2.ModelSpec.FromString(serialized)
+        spec = messages.message("ModelSpec").FromString(serialized)
     except DecodeError:
         raise invalid(
             f"The model_spec of a request must have at most {_MOST_BYTES} bytes, and be well-formed."

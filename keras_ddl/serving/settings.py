@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TextIO
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import config_messages, tls
+from keras_ddl.serving import messages, tls
 from keras_ddl.serving.memory import MEGABYTE
 
 METRICS_PATH = "/monitoring/prometheus/metrics"
@@ -89,7 +89,7 @@ def server_options(arguments: Mapping[str, Any], access_log: TextIO | None) -> O
 def _metrics_path(path: str | None) -> str | None:
     if path is None:
         return METRICS_PATH
-    config = config_messages.read_file(path, "MonitoringConfig").prometheus_config
+    config = messages.read_file(path, "MonitoringConfig").prometheus_config
     if not config.enable:
         return None
     url = config.path or METRICS_PATH

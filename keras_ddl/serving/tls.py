@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import config_messages
+from keras_ddl.serving import messages
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def read_file(path: str) -> Tls:
 
     Raises: ConfigError: the file, or a key or certificate in it, is invalid.
     """
-    config = config_messages.read_file(path, "SSLConfig")
+    config = messages.read_file(path, "SSLConfig")
     if config.client_verify and not config.custom_ca:
         raise ConfigError(f"client_verify needs custom_ca, the CA of clients' certificates. Received: {path!r}.")
     tls = Tls(config.server_key, config.server_cert, config.custom_ca if config.client_verify else "")

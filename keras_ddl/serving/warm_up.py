@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorflow_serving.apis import prediction_log_pb2
-
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving import messages
 from keras_ddl.serving.handlers import Handlers
 
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
@@ -34,7 +33,7 @@ def warm_up(handlers: Handlers, path: Path) -> int:
     for record in tf.data.TFRecordDataset(str(path / FILE)).as_numpy_iterator():
         if count == MAX_REQUESTS:
             raise ValueError(f"{path / FILE} has more than {MAX_REQUESTS} requests")
-        log = prediction_log_pb2.PredictionLog.FromString(record)
+        log = messages.message("PredictionLog").FromString(record)
         kind = log.WhichOneof("log_type")
         if kind not in _METHODS:
             raise ValueError(f"a warm-up request of kind {kind}")

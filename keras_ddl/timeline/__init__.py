@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def start(path: str | os.PathLike[str]) -> Path:
     """Begins this rank's timeline and returns its file: `path` with .rankN before its suffix. Not collective.
 
@@ -47,7 +51,7 @@ def keep(capacity: int = 4096) -> None:
 
     Cost: that of a timeline, without the file.
     """
-    native_timeline.keep(capacity)
+    recording.keep(capacity)
 
 
 def take() -> list[Collective]:

@@ -21,6 +21,11 @@ __all__ = [
     "part_of",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _FORCED = re.compile(r"(?:[xprbnmc]:)?([0-9]+(?:x[0-9]+)*)")
 
 

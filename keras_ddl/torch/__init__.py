@@ -14,12 +14,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from keras_ddl import packages
 from keras_ddl.errors import DependencyError
 
 try:
     import torch.distributed as dist
 except ImportError as error:
-    raise DependencyError(f"keras_ddl.torch needs PyTorch: {error}. `pip install 'keras_ddl[torch]'`.") from error
+    raise DependencyError(
+        f"keras_ddl.torch needs PyTorch. Received: {error}. Install it (for CPUs alone, PyTorch's CPU build "
+        f"first: docs/install.md): {packages.pip_install('[torch]')}"
+    ) from error
 
 from keras_ddl.torch import process_group, rendezvous
 
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["monitored_barrier"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def monitored_barrier(

@@ -1,6 +1,9 @@
 """The screen: what reaches it, in which pieces and when. No processes."""
 
 import io
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -67,6 +70,40 @@ def test_output_traceback_of_a_rank_that_goes_on_is_shown_after_a_while(monkeypa
     assert err.data == TRACEBACK
     rank.end(failed=False)
     assert err.data == TRACEBACK * 2
+
+
+UNCAUGHT = b'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import x\nImportError: x\n'
+
+
+def test_output_traceback_that_goes_up_to_the_program_is_held_longer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output, "_TRACEBACK_SECONDS", 0.0)
+    _, err, _, ranks = screen_of(2)
+    for each in ranks:
+        each.feed("err", UNCAUGHT)
+        assert each.tick() and err.data == b""
+        assert each.end(failed=True)[0].encode() == UNCAUGHT
+    assert err.data == b""
+
+
+def test_output_traceback_shown_in_place_is_still_that_of_the_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(output, "_UNCAUGHT_SECONDS", 0.0)
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", b"unrelated\n" + UNCAUGHT)
+    rank.tick()
+    rank.feed("err", ONEDNN % 1)
+    assert err.data.startswith(b"unrelated\n" + UNCAUGHT)
+    assert rank.end(failed=True)[0].encode() == UNCAUGHT
+
+
+def test_output_last_lines_are_what_was_written_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    _, _, _, (rank, other) = screen_of(2)
+    rank.feed("err", b"long ago\n")
+    monkeypatch.setattr(output, "_PAUSE_SECONDS", 0.0)
+    rank.feed("err", WARNING + b"WARNING:absl:b\nout of cheese\n" + ERROR)
+    assert rank.end(failed=True)[1].encode() == b"out of cheese\n" + ERROR
+    other.feed("err", b"long ago\n")
+    monkeypatch.setattr(output, "_LAST_WORDS_SECONDS", 0.0)
+    assert other.end(failed=True)[1] == ""
 
 
 def test_output_traceback_inside_a_line_is_no_traceback():
@@ -179,13 +216,46 @@ def test_output_notes_of_tensorflow_are_shown_once_a_job(size: int):
     assert tails == [b"own line\r\n" + ERROR] * 2  # what may say why it has failed
 
 
-def test_output_notes_are_not_shown_where_they_are_not_wanted():
+NO_GPU = b"E0000 00:00:1795426935.000001    6131 cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA_ERROR\n"
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/no-such-gpu"])
+def test_output_notes_are_not_shown_where_they_are_not_wanted(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(startup_notes, "_GPU_DEVICE", device)
     out, err = Recorder(), Recorder()
     rank = RankOutput(0, Screen(out, err, shows_notes=False))
-    rank.feed("err", all_notes(0) + b"own line\n")
-    assert err.data == b"own line\n"
+    rank.feed("err", all_notes(0) + NO_GPU + b"own line\n" + NO_GPU)
+    assert err.data == (NO_GPU if device == "/dev/null" else b"") + b"own line\n"
     rank.feed("out", PREFACE)
     assert out.data == PREFACE
+
+
+HIDDEN = """
+import os, sys
+from keras_ddl.launch import startup_notes
+with startup_notes.hidden():
+    os.write(2, bytes.fromhex(sys.argv[1]))
+    if sys.argv[2]:
+        os.abort()
+os.write(2, b"after" + os.environ["TF_CPP_MIN_LOG_LEVEL"].encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "dies", "shown"),
+    [
+        (None, "", ERROR + b"after2"),
+        ("1", "", ERROR + b"after1"),
+        ("0", "", all_notes(0) + ERROR + b"after0"),
+        (None, "yes", ERROR),
+    ],
+)
+def test_notes_of_a_command_are_hidden_and_nothing_else(level: str | None, dies: str, shown: bytes):
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", HIDDEN, (all_notes(0) + ERROR).hex(), dies]
+    environment |= {} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.stderr == shown
 
 
 def test_output_line_that_begins_like_a_note_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):

@@ -164,7 +164,12 @@ def serving(*arguments: Any, host: str = "127.0.0.1", files: int | None = None) 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TESTS_HIDE": "tensorflow_serving",  # which users need not have
+        },
     )
     running = None
     try:

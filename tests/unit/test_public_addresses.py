@@ -33,3 +33,17 @@ def test_documented_names_lie_where_they_are_documented(module: str) -> None:
     homes = {name: getattr(importlib.import_module(module), name).__module__ for name in names}
     elsewhere = {name: home for name, home in homes.items() if home != module and not home.startswith(f"{module}.")}
     assert elsewhere == {}
+
+
+# Those that users write; what lies in others of keras_ddl.horovod is reached by its names.
+ENTRIES = {module for module, _ in documented() if not re.match(r"keras_ddl\.horovod\.(?!keras$)", module)}
+
+
+@pytest.mark.parametrize("module", sorted(ENTRIES | {"keras_ddl.ddl"}))
+def test_tab_completion_shows_the_public_names_and_no_imports(module: str) -> None:
+    pytest.importorskip("tensorflow")
+    shown = set(dir(importlib.import_module(module)))
+    assert shown >= {name for each, name in documented() if each == module}
+    assert {name for name in shown if name.startswith("_")} <= {"__version__"}
+    imported = {"Any", "Callable", "Path", "Sequence", "TYPE_CHECKING", "annotations", "importlib", "math", "np", "tf"}
+    assert shown & imported == set()

@@ -12,7 +12,7 @@ from harness.source_modules import MODULES, ROOT, imports_of
 
 # A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
 LINE = [
-    ("errors", "files"),
+    ("errors", "files", "packages"),
     ("config",),
     ("topology", "cost_model"),
     ("communicator",),
@@ -25,7 +25,7 @@ LINE = [
     ("resuming",),
     ("export", "serving"),
     ("callbacks", "tuner"),
-    ("doctor",),
+    ("doctor", "verify"),
     ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
 ]

