@@ -17,6 +17,10 @@ __all__ = ["on_all_ranks"]
 _Tuner = TypeVar("_Tuner", bound=type)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def on_all_ranks(tuner: _Tuner) -> _Tuner:
     """Makes a class of tuners search once for all ranks, which train each trial together.
 

@@ -129,6 +129,7 @@ def test_keras_tuner_tries_the_trials_of_one_process(python: Path, tmp_path: Pat
 
 
 def test_keras_tuner_resumes_a_search_that_was_killed(python: Path, tmp_path: Path) -> None:
+    run(python, tmp_path / "one", 1, "tune_killed", "Hyperband", status=-9)
     alone = run(python, tmp_path / "one", 1, "tune", "Hyperband")
     killed = run(python, tmp_path / "two", 2, "tune_killed", "Hyperband", status=137)
     assert "Search: Running Trial #4" in killed.output and "Trial 4 Complete" not in killed.output

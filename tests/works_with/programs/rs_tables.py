@@ -24,7 +24,10 @@ def feature(name, table, ids):
 
 
 def table(name, rows):
-    return keras_rs.layers.TableConfig(name=name, vocabulary_size=rows, embedding_dim=16, combiner="mean")
+    # The default initializer has drawn its seed when keras_rs was imported, before set_random_seed.
+    return keras_rs.layers.TableConfig(
+        name=name, vocabulary_size=rows, embedding_dim=16, combiner="mean", initializer="uniform"
+    )
 
 
 strategy = keras_ddl.Strategy()

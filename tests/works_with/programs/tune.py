@@ -34,7 +34,7 @@ if sys.argv[1] == "BayesianOptimization":
 Tuner = keras_ddl.tuner.on_all_ranks(getattr(keras_tuner, sys.argv[1]))
 tuner = Tuner(build, objective="val_loss", directory="tuning", seed=1, distribution_strategy=strategy, **options)
 tuner.search_space_summary()
-backup = keras.callbacks.BackupAndRestore("backup", save_freq=2)
+backup = keras.callbacks.BackupAndRestore("backup")
 tuner.search(x[:50], y[:50], epochs=4, batch_size=16, validation_data=(x[50:], y[50:]), callbacks=[backup], verbose=2)
 tuner.results_summary()
 print("best units:", tuner.get_best_hyperparameters()[0].get("units"))
