@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ops,
         schedules,
         timeline,
+        tuner,
     )
     from keras_ddl.communicator import (
         Communicator,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
 _MODULES = (
     *("callbacks", "checkpoint", "communicator", "cost_model", "data", "errors", "export", "horovod"),
-    *("model_state", "ops", "schedules", "timeline"),
+    *("model_state", "ops", "schedules", "timeline", "tuner"),
 )
 
 _HOMES = {
@@ -144,6 +145,7 @@ __all__ = [
     "split",
     "timeline",
     "topology",
+    "tuner",
 ]
 
 
@@ -204,3 +206,7 @@ if _processes is not None and getattr(_processes.current_process(), "_inheriting
     from keras_ddl.communicator import child_process
 
     child_process.watch_import()
+
+from keras_ddl import trackers as _trackers  # noqa: E402
+
+_trackers.leave_to_rank_0()

@@ -242,6 +242,13 @@ _TABLE = (
         "Whether `keras-ddl run` checks that hosts can be reached, have the same versions and room in /dev/shm, before "
         "the ranks start.",
     ),
+    Variable(
+        "TRACK_ALL_RANKS",
+        "0 or 1",
+        False,
+        "0: what the script logs to MLflow and Weights & Biases is logged by rank 0 alone, as one process does; 1: by "
+        "every rank, each in a run of its own.",
+    ),
     Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
     Variable(
         "JOB_DIR",
@@ -262,6 +269,7 @@ _TABLE = (
         0,
         "Set by init: the process id of the rank, so that its child processes know that they are not ranks.",
     ),
+    Variable("VERIFY_DIR", "path", None, "Set by `keras-ddl verify`: where a process records its training steps."),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank writes the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: the launcher's address."),
     Variable(
@@ -320,6 +328,12 @@ def unknown() -> list[str]:
     """Returns the KERAS_DDL_* variables of the environment that are not in the table and would be ignored."""
     known = {row.environment_name for row in _TABLE}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+
+
+def chosen() -> dict[str, str]:
+    """Returns the variables of the table that the user has set, with their texts: not those that the launcher sets."""
+    names = (row.environment_name for row in _TABLE if not row.why.startswith("Set by"))
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 @contextlib.contextmanager

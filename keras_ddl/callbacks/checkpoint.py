@@ -350,9 +350,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved = _LOST
         self._is_due |= not self.async_safe  # else at the end of the epoch
 
-    def _note(self, step: int) -> None:
-        """Records the last complete checkpoint, for the message when the job fails."""
-        last_checkpoint.note(ckpt.path_of(self.dir, step), step, self.resume, config.get("RUN_DIR"))
+    def _note(self, step: int, *, is_news: bool = False) -> None:
+        """Records the last complete checkpoint, for the message when the job fails. `is_news`: it was just written."""
+        path = ckpt.path_of(self.dir, step)
+        last_checkpoint.note(path, step, self.resume, config.get("RUN_DIR"), is_news=is_news)
 
     def _end_run(self, save: Callable[[], None], signal_name: str, rank: int) -> NoReturn:
         """Saves after a notice, and ends the program of every rank. COLLECTIVE."""
@@ -439,7 +440,7 @@ class Checkpoint(keras.callbacks.Callback):
                 extra=extra,
                 staged=staged,
             )
-            self._note(step)
+            self._note(step, is_news=True)
             ckpt.prune(self.dir, self.keep, best)
             if self._publisher is not None and bases:
                 self._publisher.offer(saved)

@@ -18,6 +18,7 @@ _COMMANDS = {
     "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
     "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, for trials."),
     "predict": ("keras_ddl.cli.predict", "Query a model server."),
+    "verify": ("keras_ddl.cli.verify", "Prove that ranks compute what one process computes."),
     "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce; how training scales."),
     "trace": ("keras_ddl.cli.trace", "Show where the time of training steps goes, from a timeline."),
     "doctor": ("keras_ddl.cli.doctor", "Find what would stop or slow a training here, and the remedy."),

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from keras_ddl.errors import ConfigError
+from keras_ddl.cli import job_file
+from keras_ddl.errors import ConfigError, KerasDdlError
 
 if TYPE_CHECKING:
     from keras_ddl.launch.job import Job
+    from keras_ddl.launch.watchers import Watchers
 
 _COUNT = click.IntRange(min=1)
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False}, short_help="Run a program on several ranks.")
+@click.command(
+    "run",
+    cls=job_file.Command,
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a program on several ranks.",
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=job_file.load,
+    help="A file (TOML) with any of these options, the program and its variables; the command line wins.",
+    metavar="FILE",
+)
 @click.option(
     "-np", "--np", "-n", "num_ranks", type=_COUNT, help="Number of ranks (in a job of Slurm: its tasks).", metavar="N"
 )
@@ -72,8 +90,23 @@ _COUNT = click.IntRange(min=1)
     "--grace", type=float, help="Time for the ranks to save and end after SIGTERM or Ctrl-C.", metavar="SECONDS"
 )
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output in a file here.")
+@click.option(
+    "--events",
+    type=click.Path(dir_okay=False),
+    help="Append a line of JSON for each start, end, loss, restart and checkpoint.",
+    metavar="FILE",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics for Prometheus here while the job runs; 0: at any free port.",
+    metavar="PORT",
+)
+@click.option(
+    "--metrics-address", default="127.0.0.1", help="To be reached from other hosts: 0.0.0.0.", metavar="ADDRESS"
+)
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
-@click.option("--dry-run", is_flag=True, help="Print the mpirun command and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and do nothing.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENTS]...")
 def command(
     num_ranks: int | None,
@@ -97,6 +130,9 @@ def command(
     timeout: float | None,
     grace: float | None,
     output_dir: str | None,
+    events: str | None,
+    metrics_port: int | None,
+    metrics_address: str,
     verbose: bool,
     dry_run: bool,
     program: tuple[str, ...],
@@ -111,6 +147,7 @@ def command(
     keras-ddl run --tf-config python train.py
     keras-ddl run -np 4 --restarts 3 train.py
     keras-ddl run -np 4 --min-np 2 --spares 1 train.py
+    keras-ddl run --config job.toml
 
     The output of rank 0 is shown as it arrives, that of others in complete lines with the rank in front. When a rank
     fails, all are ended, and the traceback of the first that failed is printed last. The exit status is 0 when every
@@ -119,6 +156,7 @@ def command(
     """
     from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
+    from keras_ddl.launch import plan_text
     from keras_ddl.launch.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
@@ -166,13 +204,14 @@ def command(
         if discovery is not None:
             ranks, available = placement.first(discovery.hosts()) or (job.num_ranks, ())
             job = dataclasses.replace(job, num_ranks=ranks, hosts=available)
-        click.echo(shlex.join(job.command()))
+        click.echo(plan_text.plan(job, parse_env(env), restarts=restarts, placement=placement))
         return 0
     if job.why_it_ends is not None:
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
     if hostfile is not None and job.why_it_stays is not None:
         click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
-    return run_job(job, **attempts)
+    with watching(events, metrics_port, metrics_address, verbose=verbose) as watchers:
+        return run_job(job, watchers=watchers, **attempts)
 
 
 def _cluster(
@@ -203,22 +242,65 @@ def _cluster(
     return len(cluster.tasks), cluster.hosts_option()
 
 
-def run_job(job: Job, **attempts: Any) -> int:
+@contextlib.contextmanager
+def watching(events: str | None, port: int | None, address: str, *, verbose: bool) -> Iterator[Watchers]:
+    """Yields those who watch the job: the event log and the metrics, as far as they are wanted.
+
+    Raises: ConfigError, LaunchError: as EventLog and MetricsServer do.
+    """
+    from keras_ddl.launch.events import EventLog
+    from keras_ddl.launch.metrics_server import MetricsServer
+    from keras_ddl.launch.watchers import Watcher, Watchers
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads
+            click.echo(f"keras-ddl: {text}", err=True)
+
+    with contextlib.ExitStack() as stack:
+        watchers: list[Watcher] = []
+        if events is not None:
+            watchers.append(EventLog(events, say))
+        if port is not None:
+            server = MetricsServer(address, port)
+            stack.callback(server.close)
+            watchers.append(server.watcher)
+            if verbose or port == 0:
+                say(f"metrics: {server.url}")
+        yield Watchers(watchers, figures=port is not None)
+
+
+def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> int:
     """Runs the job and shows its output. `attempts`: as for RestartLoop. Returns the exit status."""
     from keras_ddl.launch import startup_notes
     from keras_ddl.launch.output import Screen
     from keras_ddl.launch.restarts import RestartLoop
     from keras_ddl.launch.sinks import FileDescriptorSink
     from keras_ddl.launch.stdin import stdin_fd
+    from keras_ddl.launch.watchers import Watchers
 
     sinks = {"stdout": FileDescriptorSink(1), "stderr": FileDescriptorSink(2)}
     terminals = {name: fd for (name, sink), fd in zip(sinks.items(), (1, 2)) if sink.terminal}
     screen = Screen(*sinks.values(), shows_notes=job.verbose or startup_notes.are_wanted(job.environment))
-    loop = RestartLoop(job, screen, stdin=stdin_fd(), terminals=terminals, **attempts)
-    result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
+    watchers = watchers or Watchers()
+    loop = RestartLoop(job, screen, stdin=stdin_fd(), terminals=terminals, watchers=watchers, **attempts)
+    try:
+        result = loop.run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
+    except KerasDdlError as error:
+        watchers.event("end", status=1, error=f"{type(error).__name__}: {error}")
+        raise
     screen.write_lines("err", result.failure_text.encode())
     # Writing the failure may have shown that nobody reads any more.
-    return result.exit_status if screen.lost is None else 128 + screen.lost
+    status = result.exit_status if screen.lost is None else 128 + screen.lost
+    first = result.first_failure
+    watchers.event(
+        "end",
+        status=status,
+        rank=None if first is None or result.ok else first.rank,
+        error=None if first is None or result.ok else first.describe(),
+        signal=None if result.signal is None else signal.Signals(result.signal).name,
+        timed_out=result.timed_out or None,
+    )
+    return status
 
 
 def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:

@@ -30,6 +30,7 @@ from keras_ddl.communicator.native_library import (
 from keras_ddl.communicator.requests import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     BARRIER,
     BROADCAST,
     FLAG_ALL_RANKS,
@@ -221,6 +222,23 @@ class Communicator(Requests):
         fields = {"detail": detail, "row_count": 1, "rows": len(data)}
         parts: list[bytes] = self._run(ALL_GATHER, name, source, None, flags=FLAG_ALL_RANKS | flags, **fields)
         return parts
+
+    def scatter(self, data: np.ndarray, lengths: Sequence[int], name: str) -> np.ndarray:
+        """Returns the bytes that one rank, the root, sends this one.
+
+        Args:
+            data: on the root the bytes (uint8) for rank 0, rank 1, ..., one after another; elsewhere empty.
+            lengths: of each of these; on all other ranks zeros.
+        """
+        import numpy as np
+
+        fields = {"row_count": 1, "rows": data.size, "splits": lengths}
+        started = self.start(self._request(ALL_TO_ALL, name, data, None, detail="scatter", **fields), data)
+        started.wait()
+        error = started.error()
+        if error is not None:
+            raise error
+        return np.asarray(started.in_place(sum(started.rows(self._size))))
 
     def start_barrier(self, name: str, flags: int) -> Started:
         """Starts a barrier that runs in the background."""

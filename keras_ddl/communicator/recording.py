@@ -15,6 +15,7 @@ from keras_ddl.errors import ConfigError
 
 class _Running:
     path: Path | None = None
+    keeps = False  # collectives in memory
 
 
 def start(path: str | os.PathLike[str], rank: int) -> Path:
@@ -42,6 +43,17 @@ def stop() -> Path | None:
 def is_on() -> bool:
     """Whether this rank writes a timeline."""
     return _Running.path is not None
+
+
+def keep(capacity: int) -> None:
+    """As keras_ddl.timeline.keep."""
+    _Running.keeps = capacity > 0
+    native_timeline.keep(capacity)
+
+
+def keeps() -> bool:
+    """Whether collectives are kept in memory, which one reader can take."""
+    return _Running.keeps
 
 
 @contextlib.contextmanager

@@ -15,6 +15,15 @@ from keras_ddl.communicator.native_library import FAILED_PRECONDITION, Request, 
 WAIT_SLICE_MS = 100
 
 
+class Rows:
+    """Bytes that a collective has received, for an array that keeps them alive."""
+
+    def __init__(self, started: Started, address: int | None, length: int) -> None:
+        self._started = started
+        data = {"data": (address, True)} if length and address is not None else {"data": b""}
+        self.__array_interface__ = {"shape": (length,), "typestr": "|u1", "version": 3, **data}
+
+
 class Started:
     """A collective that the communication thread runs. Kept alive until it is done, with the memory it uses."""
 
@@ -66,6 +75,10 @@ class Started:
         for address, length in places:
             ctypes.memmove(address, source, length)
             source += length
+
+    def in_place(self, length: int) -> Rows:
+        """Returns the rows, of so many bytes together, as numpy.asarray takes them: without a copy."""
+        return Rows(self, core().ddl_work_data(self._work), length)
 
     def __del__(self) -> None:
         core().ddl_work_free(self._work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_ddl.compat.tensorflow import ShuffleDataset, tf
+from keras_ddl.compat.tensorflow import ShuffleDataset, do_not_convert, tf
 
 # Datasets whose order in a pass depends on how often they were iterated, and on nothing else.
 _CHAIN = frozenset(
@@ -72,6 +72,17 @@ def order_follows_from_passes(pipeline: Iterable[tf.data.Dataset]) -> bool:
     return names <= _CHAIN or ("_ShuffleDataset" not in names and names <= _CHAIN | _LAZY)
 
 
+def is_batched_at_once(dataset: Any) -> bool:
+    """Whether all components of a dataset's elements are rows of one batch, made by one .batch() or the like, unless a
+    map after it has changed that. False: it is zipped of several, or made by a generator, and nothing says so.
+    """
+    name = type(dataset).__name__
+    if "Batch" in name and "Unbatch" not in name:
+        return True
+    inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else ()
+    return name != "_ZipDataset" and bool(inputs) and all(map(is_batched_at_once, inputs))
+
+
 def variant_tensor(dataset: tf.data.Dataset) -> tf.Tensor:
     """Returns the handle of a dataset, for a subclass of UnaryUnchangedStructureDataset that stands for it."""
     return dataset._variant_tensor
@@ -90,6 +101,19 @@ def dataset_kind(dataset: tf.data.Dataset) -> str:
 def shuffle_seeds(dataset: ShuffleDataset) -> tuple[int, int]:
     """Returns the two seeds of a `.shuffle()`; (0, 0) stands for another order in every process."""
     return int(dataset._seed), int(dataset._seed2)
+
+
+def continued(first: Any, iterator: tf.data.Iterator) -> tf.data.Iterator:
+    """Returns an iterator over the element `first`, which `iterator` has given, and over what it gives afterwards."""
+    rest = iterator_of_type(iterator, iterator.element_spec)  # `iterator` itself may end before what this returns
+    following = tf.data.Dataset.range(2**62).map(do_not_convert(lambda _: rest.get_next_as_optional()))
+    following = following.take_while(do_not_convert(lambda element: element.has_value()))
+    following = following.map(do_not_convert(lambda element: element.get_value()))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return iter(tf.data.Dataset.from_tensors(first).concatenate(following).with_options(options))
 
 
 def iterator_of_type(iterator: tf.data.Iterator, element_spec: Any) -> tf.data.Iterator:

@@ -19,11 +19,12 @@ from keras_ddl.cut.mirrors import Mirror, Mirrors
 from keras_ddl.cut.model_axis import LocalPart, MeshLayout, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
-from keras_ddl.cut.report import FEW_ROWS, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.same_trace import trace_digest
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.without_batch import writes_without_batch
+from keras_ddl.cut.work import FEW_ROWS, work_of
 from keras_ddl.cut.writes import Writes, commit, everything_before
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "draws_in_kernels",
     "not_repeatable",
     "trace_digest",
+    "work_of",
     "writes_without_batch",
 ]
 
@@ -73,6 +75,7 @@ def build_step(
     snapshots: Snapshots | None = None,
     earlier: Collectives | None = None,
     everyone: Collectives | None = None,
+    further: Sequence[Batch] = (),
 ) -> list[tf.Tensor]:
     """Builds, in the graph that is being traced, one rank's part of a step.
 
@@ -101,11 +104,15 @@ def build_step(
             these arguments.
         earlier: collectives of the axis along which the program was cut before (model_axis.py). everyone: of all ranks
             of the mesh, which commit together; None: those of `collectives` are all.
+        further: batches of other sizes: argument `Sharded(0, rows=(n,))` has the rows of the n-th of them.
     Returns: the step's outputs in order, replicated.
     """
     if report is not None:
         report.program = program.digest()
-    builder = Builder(program=program, batch=batch, collectives=collectives, report=report or Report(), seed=seed)
+    report = report or Report()
+    builder = Builder(
+        program=program, batch=batch, others=tuple(further), collectives=collectives, report=report, seed=seed
+    )
     builder.gathered_bytes = gathered_bytes
     builder.earlier, builder.everyone = earlier, everyone or collectives
     if batch_statistics == "rank":

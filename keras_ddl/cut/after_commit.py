@@ -18,8 +18,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from keras_ddl.compat.tensorflow import add_control_input, is_eager, is_stateful, tf
-from keras_ddl.cut.report import FEW_ROWS
 from keras_ddl.cut.specs.entrywise import BINARY, UNARY
+from keras_ddl.cut.work import FEW_ROWS
 
 # Operations that fail on no value. Of integers there are divisions that do.
 _ENTRYWISE = {*UNARY, *BINARY, "AddN", "Select"}

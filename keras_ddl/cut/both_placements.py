@@ -7,6 +7,7 @@ comparisons on the way to indices, can be recomputed replicated where its operan
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -62,16 +63,23 @@ class BothPlacements:
             return made
         dims = [if_certain(b.dims, each) for each in node.inputs]
         had_shards = any(isinstance(b.placement(each), Sharded) for each in node.inputs)
-        if not had_shards and any(each and _is_matrix(each) and b.rows in each for each in dims):
+        if not had_shards and any(each and _is_matrix(each) and {*b.rows_of_batches} & {*each} for each in dims):
             return made
-        return [self._sharded(value, each) for value, each in zip(node.outputs, made)]
+        # Of one of the batches, or of several one after another, as an operand has them.
+        placements = [b.placement(each) for each in node.inputs]
+        shards = [Sharded(0, rows=(number,)) for number in range(len(b.batches))]
+        shards += [
+            Sharded(0, rows=each.rows) for each in placements if isinstance(each, Sharded) and len(each.rows) > 1
+        ]
+        return [self._sharded(value, each, shards) for value, each in zip(node.outputs, made)]
 
-    def _sharded(self, value: Value, made: PlacedTensor) -> PlacedTensor:
-        b, placement = self._context, Sharded(0)
+    def _sharded(self, value: Value, made: PlacedTensor, shards: Sequence[Sharded]) -> PlacedTensor:
+        b = self._context
         dims = if_certain(b.dims, value)
         if value.dtype in (tf.variant, tf.resource) or dims is None or not _is_matrix(dims):
             return made
-        if not b.can_shard(value, placement):
+        placement = next((each for each in shards if b.can_shard(value, each)), None)
+        if placement is None:
             return made
         with no_dependencies():
             shard = redistribute.shard(b, made.tensor, placement)

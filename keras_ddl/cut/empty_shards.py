@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
+from keras_ddl.cut.placements import Sharded
 
 
-def pad(b: Context, tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns a shard, with an entry of zeros along `axis`, the sharded one, if this rank has no rows."""
-    rows = b.batch.local
+def pad(b: Context, tensor: tf.Tensor, placement: Sharded) -> tf.Tensor:
+    """Returns a shard, with an entry of zeros along the sharded axis if this rank has no rows."""
+    rows, axis = b.local_rows(placement), placement.axis
     if isinstance(rows, int) and rows:
         return tensor
     missing = 1 if isinstance(rows, int) else tf.cast(rows < 1, tf.int64)
@@ -16,9 +17,9 @@ def pad(b: Context, tensor: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.pad(tensor, paddings)
 
 
-def trim(b: Context, tensor: tf.Tensor, axis: int) -> tf.Tensor:
+def trim(b: Context, tensor: tf.Tensor, placement: Sharded) -> tf.Tensor:
     """Returns the result of an operation on padded shards without the entry of the padding."""
-    rows = b.batch.local
+    rows, axis = b.local_rows(placement), placement.axis
     if isinstance(rows, int) and rows:
         return tensor
     extent = tf.shape(tensor, out_type=tf.int64)[axis]

@@ -22,24 +22,34 @@ Vector: TypeAlias = list[int] | tf.Tensor
 class LocalShapes:
     """Computes extents in the graph that is being built, each once.
 
-    Args: batch: the rows of all ranks and of this one.
+    Args: batch: the rows of all ranks and of this one. others: those of further batches, of other sizes.
     Attributes: rows: the extent of the global batch.
     """
 
     batch: Batch
+    others: tuple[Batch, ...] = ()
 
     def __post_init__(self) -> None:
-        total = self.batch.total
-        self.rows = Dim(total) if isinstance(total, int) else Dim.unknown("rows")
+        self.batches = (self.batch, *self.others)
+        self.rows_of_batches = [_rows(number, each.total) for number, each in enumerate(self.batches)]
+        self.rows = self.rows_of_batches[0]
         self._integers: dict[Hashable, tf.Tensor] = {}
+
+    def rows_of(self, placement: Sharded) -> Dim:
+        """Returns the extent of one block, in units."""
+        return functools.reduce(operator.add, (self.rows_of_batches[each] for each in placement.rows))
+
+    def local_rows(self, placement: Sharded) -> Scalar:
+        """Returns the extent of one block on this rank, in units."""
+        return self.total([self.batches[each].local for each in placement.rows])
 
     def extent(self, placement: Sharded) -> Dim:
         """Returns the extent of the global tensor along the sharded axis."""
-        return placement.blocks * self.rows * placement.unit
+        return placement.blocks * self.rows_of(placement) * placement.unit
 
     def local_extent(self, placement: Sharded) -> Scalar:
         """Returns the extent of this rank's tensor along the sharded axis."""
-        return self.times(self.number(placement.blocks * placement.unit), self.batch.local)
+        return self.times(self.number(placement.blocks * placement.unit), self.local_rows(placement))
 
     def local_shape(self, dims: Sequence[Dim], placement: Placement, dtype: tf.DType | None = None) -> Vector:
         """Returns the shape of what a rank holds of a tensor of these extents, as `vector` returns integers."""
@@ -69,7 +79,8 @@ class LocalShapes:
 
     def _unknown(self, unknown: Unknown) -> Scalar:
         if unknown.kind == "rows":
-            return self.batch.total
+            number = unknown.operands[0] if unknown.operands else 0
+            return self.batches[int(str(number))].total
         if unknown.kind in ("extent", "entry"):
             return self._once(unknown, lambda: self._look_up(unknown))
         a, b = (tf.convert_to_tensor(self.number(each), tf.int64) for each in unknown.dims)
@@ -113,6 +124,12 @@ class LocalShapes:
             return a
         return self._once(("times", _key(a), _key(b)), lambda: a * b)
 
+    def total(self, numbers: Sequence[Scalar]) -> Scalar:
+        """Returns a sum."""
+        if len(numbers) == 1 or all(isinstance(each, int) for each in numbers):
+            return functools.reduce(operator.add, numbers)
+        return self._once(("total", *map(_key, numbers)), lambda: functools.reduce(operator.add, numbers))
+
     def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns the same tensor when asked again: a step names the shapes of a few tensors thousands of times."""
         key = tf.compat.v1.get_default_graph(), key
@@ -130,6 +147,13 @@ _COMPUTED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "larger": tf.maximum,
     "smaller": tf.minimum,
 }
+
+
+def _rows(number: int, total: int | tf.Tensor) -> Dim:
+    """Returns the extent of a batch: where it is not known, of another name for each but the first."""
+    if isinstance(total, int):
+        return Dim(total)
+    return Dim.unknown("rows", number) if number else Dim.unknown("rows")
 
 
 def _key(entry: Scalar) -> Hashable:

@@ -7,7 +7,7 @@ even, and with an axis that may hold several batches one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
@@ -26,15 +26,33 @@ class Sharded:
     Axis `axis` of the global tensor has `blocks * (rows of the batch) * unit` entries, seen as [blocks, rows, unit]; a
     rank holds [blocks, its rows, unit] of them. A batch: blocks 1, unit 1. A batch of n sentences of t words flattened
     to [n * t]: unit t. Two batches one after the other: blocks 2.
+
+    A step may have several batches, each with rows of its own (`LocalShapes.batches`). `rows` says of which the rows
+    are: of one of them, or of several one after another, as in a concatenation of batches of different sizes.
     """
 
     axis: int
     blocks: Dim = ONE
     unit: Dim = ONE
+    rows: tuple[int, ...] = (0,)
 
     def at(self, axis: int) -> Sharded:
         """Returns the same placement along another axis."""
-        return Sharded(axis, self.blocks, self.unit)
+        return replace(self, axis=axis)
+
+    @property
+    def segments(self) -> tuple[int, ...] | None:
+        """The batches whose rows lie along the axis, one after another; None: the number of blocks is not known."""
+        count = self.blocks.number
+        return None if count is None else self.rows * count
+
+    def of_segments(self, segments: Sequence[int]) -> Sharded:
+        """Returns the same with the rows of these batches, one after another."""
+        count = len(segments)
+        period = next(
+            n for n in range(1, count + 1) if count % n == 0 and [*segments[:n]] * (count // n) == [*segments]
+        )
+        return replace(self, blocks=Dim(count // period), rows=tuple(segments[:period]))
 
 
 @dataclass(frozen=True)

@@ -132,12 +132,12 @@ def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: st
             tensors.append(b.replicated(value))
         else:
             tensor = b.sharded(value, shard)
-            tensors.append(empty_shards.pad(b, tensor, shard.axis) if spec.never_empty else tensor)
+            tensors.append(empty_shards.pad(b, tensor, shard) if spec.never_empty else tensor)
     results: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(_make(b, node, spec, LocalOperands(tensors, factors, label)), factors.results):
         if label in labels:
             shard = placement.at(labels.index(label))
-            results.append((empty_shards.trim(b, tensor, shard.axis) if spec.never_empty else tensor, shard))
+            results.append((empty_shards.trim(b, tensor, shard) if spec.never_empty else tensor, shard))
         else:
             results.append((tensor, Partial(combine)))
     return results

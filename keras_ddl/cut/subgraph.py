@@ -105,7 +105,13 @@ class SubgraphBuilder(Builder):
             everyone = None if everyone is None else NoCollectives(everyone.rank, everyone.size)
         program = parent.program_of(node, graph, label)
         super().__init__(
-            program=program, batch=parent.batch, collectives=collectives, report=Report(), seed=seed, scope=scope
+            program=program,
+            batch=parent.batch,
+            others=parent.others,
+            collectives=collectives,
+            report=Report(),
+            seed=seed,
+            scope=scope,
         )
         self.everyone, self.earlier, self.rows_by_extent = everyone, parent.earlier, parent.rows_by_extent
         self.programs, self.decisions = parent.programs, parent.decisions

@@ -25,9 +25,10 @@ from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.model_axis import Slices, argument_dims
 from keras_ddl.cut.placements import REPLICATED, Batch, PlacedTensor, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Program, Value
-from keras_ddl.cut.report import FEW_ROWS, Report
+from keras_ddl.cut.report import Report
 from keras_ddl.cut.rules.shapes import placement_after
 from keras_ddl.cut.variable_ops import ASSIGNS, READ
+from keras_ddl.cut.work import FEW_ROWS
 
 GATHER_WEIGHT = 4  # of a gathered byte: activations that are cut and then needed in full are the wrong ones to cut
 
@@ -247,7 +248,7 @@ class _Trial(Builder):
             if before is None:
                 return
             if value.node.type == "Reshape":
-                placement = placement_after(self.dims(value), self.dims(before), placement, self.rows)
+                placement = placement_after(self.dims(value), self.dims(before), placement, self.rows_of(placement))
             elif value.node.type == "Transpose":
                 placement = placement.at(self.extents.constants(value.node.inputs[1])[placement.axis])
             elif value.node.type not in ("Identity", "Cast"):

@@ -17,15 +17,14 @@ from keras_ddl.compat.keras import array_slicing, keras, tree
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import BatchRows, chunk
-from keras_ddl.data.share import MARK, share_dataset
+from keras_ddl.data.share import LET_RANK_0_READ, MARK, share_dataset
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import RankMismatchError
 
 _RULE = "Every rank must have all the data, in the same order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
-    "Shuffle and draw equally on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()); for data "
-    "that is "
-    "split already, use strategy.distribute_datasets_from_function."
+    "Shuffle and draw equally on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()). "
+    f"{LET_RANK_0_READ} For data that is split already, use strategy.distribute_datasets_from_function."
 )
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
 _batches_compared = False

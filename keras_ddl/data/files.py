@@ -115,6 +115,8 @@ def _check_same_files(files: Sequence[str], lengths: Sequence[int]) -> None:
         (files, lengths),
         "keras_ddl/data/files",
         "from_files: all ranks must see the same files, because each reads its part of them.",
-        "Where every host has files of its own, use strategy.distribute_datasets_from_function.",
+        "tempfile.mkdtemp() makes another directory on each rank: let rank 0 make it, where all hosts see it, as in "
+        "keras_ddl.broadcast_object(tempfile.mkdtemp(dir='.') if keras_ddl.rank() == 0 else None). Where every host "
+        "has files of its own, use strategy.distribute_datasets_from_function.",
         received=received,
     )

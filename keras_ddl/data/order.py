@@ -30,7 +30,7 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data import notice
+from keras_ddl.data import notice, streams
 from keras_ddl.errors import RankMismatchError
 
 _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
@@ -188,7 +188,7 @@ def _one(step: Any) -> Any:
 class StepHeader(NamedTuple):
     """What ranks know of each other before a step."""
 
-    counts: tf.Tensor  # rows of every rank, [ranks] int64
+    counts: tf.Tensor  # rows of every rank, [ranks] int64; of several components: [ranks, components]
     batch: Any  # for use in the step
     gathered: tf.Tensor  # by the one collective, to which every rank gives one row
 
@@ -196,30 +196,37 @@ class StepHeader(NamedTuple):
 def exchange_step_header(rows: tf.Tensor, batch: Any, name: str) -> StepHeader:
     """Exchanges what ranks must know of each other before a step, in one collective: rows, notes of batches, which are
     compared, and signals (notice.py). COLLECTIVE; asynchronous in a graph.
+
+    rows: of this rank's batch (scalar), or of several components of it (a vector of known length).
     """
+    several = rows.shape[0] if rows.shape.rank else 1
     # The notes of a batch are there when the batch is; and a timeline tells by this collective when it was.
     leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_symbolic_tensor(leaf)]
     if not check_is_on():
         with tf.control_dependencies(leaves):
-            own = tf.concat([tf.reshape(rows, [1]), notice.own()], 0)
+            own = tf.concat([tf.reshape(rows, [several]), notice.own()], 0)
         gathered = ops.all_gather(own[tf.newaxis], name=name)
-        with tf.control_dependencies([notice.heard(gathered[:, 1])]):
-            return StepHeader(tf.identity(gathered[:, 0]), batch, gathered)
+        with tf.control_dependencies([notice.heard(gathered[:, several])]):
+            return StepHeader(_counts(gathered, rows), batch, gathered)
     notes = _notes()
     with tf.control_dependencies(leaves):
         noted = notes.noted.read_value()
         is_new = noted != notes.compared.read_value()  # read before the verdict, which sets it: else all would wait
-        own = tf.concat([tf.reshape(rows, [1]), notice.own(), tf.reshape(notes.list.read_value(), [-1])], 0)
+        own = tf.concat([tf.reshape(rows, [several]), notice.own(), tf.reshape(notes.list.read_value(), [-1])], 0)
     gathered = ops.all_gather(own[tf.newaxis], name=name)
-    verdict = _compare(gathered[:, 2:], noted)
-    with tf.control_dependencies([verdict, notice.heard(gathered[:, 1])]):
-        counts = tf.identity(gathered[:, 0])
+    verdict = _compare(gathered[:, several + 1 :], noted)
+    with tf.control_dependencies([verdict, notice.heard(gathered[:, several])]):
+        counts = _counts(gathered, rows)
     return StepHeader(counts, _after(verdict, is_new, batch), gathered)
 
 
-def header_bytes() -> int:
-    """Returns the bytes that each rank sends in `exchange_step_header`."""
-    return int(tf.int64.size) * (2 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
+def _counts(gathered: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    return tf.identity(gathered[:, : rows.shape[0]] if rows.shape.rank else gathered[:, 0])
+
+
+def header_bytes(components: int = 1) -> int:
+    """Returns the bytes that each rank sends in `exchange_step_header`, with the rows of so many components."""
+    return int(tf.int64.size) * (components + 1 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 
 def check_is_on() -> bool:
@@ -294,18 +301,25 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
 _CAUSES = (
     "Causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
     "interleave(deterministic=False), a generator or PyDataset that draws from a random generator of its own, files "
-    "listed in another order. Seed these equally on all ranks, or give each rank its own data with "
-    "strategy.distribute_datasets_from_function. Random augmentation of data without labels looks the same: "
-    "KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
+    'listed in another order. Seed these equally on all ranks; or make keras_ddl.Strategy(data="rank0"): rank 0 reads, '
+    "and every rank gets its rows. Data that each rank has of its own: strategy.distribute_datasets_from_function. "
+    "Random augmentation of data without labels looks the same: KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
 )
 
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """As ops.translate_errors; names the components in the error about batches that differ."""
+    """As ops.translate_errors, also of streams from rank 0; names the components in the error about batches that
+    differ.
+    """
     try:
         with ops.translate_errors():
             yield
+    except tf.errors.OpError as error:
+        failure = streams.failure_in(error.message or "")
+        if failure is None:
+            raise
+        raise failure from error
     except RankMismatchError as error:
         text = str(error)
         match = re.search(r"over dataset (\d+) .*\(components \[([\d ]*)\]\)", text)

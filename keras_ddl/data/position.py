@@ -43,6 +43,7 @@ class Reading:
         self._begin: dict[str, Any] | None = None  # random states at the beginning of the epoch that is being read
         self._ends: list[dict[str, Any]] = []  # ... before each on_epoch_end of a PyDataset, which may shuffle there
         self._target: dict[str, Any] | None = None
+        self._is_of_rank_0 = getattr(iterator, "reads_on_rank_0", False)  # which alone reads
         self._note_epoch_ends()
 
     def position(self, epochs: int, batches: int) -> dict[str, Any]:
@@ -136,6 +137,8 @@ class Reading:
             self._repeat_epoch_ends(target)
 
     def _must_be_read(self) -> bool:
+        if self._is_of_rank_0:
+            return True  # where no rank but 0 knows what is read
         if isinstance(self.iterator.data_adapter, (keras_compat.ArrayDataAdapter, keras_compat.PyDatasetAdapter)):
             return False  # indexed: their order follows from the random states
         return not datasets.order_follows_from_passes(_Dataset(self.iterator).pipeline())
@@ -185,6 +188,8 @@ class Reading:
         return seeds
 
     def _warn_of_another_order(self, target: dict[str, Any]) -> None:
+        if self._is_of_rank_0 and self.iterator.source is None:
+            return
         mine = self._order()
         unseeded = [0, 0] in mine
         if target["batches"] and (mine != target["order"] or unseeded):
@@ -200,7 +205,8 @@ class _Dataset:
     """The tf.data pipeline under an EpochIterator."""
 
     def __init__(self, iterator: Any) -> None:
-        self._dataset = epoch_iterators.dataset_of(iterator)
+        source = getattr(iterator, "source", None)
+        self._dataset = epoch_iterators.dataset_of(iterator) if source is None else source
 
     def pipeline(self) -> list[Any]:
         return datasets.pipeline_of(self._dataset, leave_out=lambda each: hasattr(each, KEYS))

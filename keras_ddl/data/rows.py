@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ class BatchRows:
 
     Attributes:
         total: rows of each global batch. is_chunked: a rank has those that `chunk` says.
-        of_others: which of the flattened components have the rows of another batch (datasets that are zipped).
+        others: which of the flattened components have other numbers of rows than the batch (datasets that are zipped),
+            those of one number together. may_differ: a batch that was read must tell whether any has (`unlike_rows`).
         is_global: the batches have the rows of all ranks, of which each step takes its rank's.
         spec: the element_spec of the global batches, where each rank reads all of them.
     """
@@ -27,12 +28,22 @@ class BatchRows:
     total: int | None = None
     is_chunked: bool = False
     is_global: bool = False
-    of_others: frozenset[int] = frozenset()
+    others: tuple[frozenset[int], ...] = ()
     spec: Any = None
+    may_differ: bool = False
+
+    @property
+    def of_others(self) -> frozenset[int]:
+        """The components that have not the rows of the batch."""
+        return frozenset().union(*self.others)
 
     def of_kind(self, specs: Sequence[Any]) -> BatchRows:
         """Returns the same for a kind of batches. `specs`: of their tensors."""
-        return dataclasses.replace(self, total=static_rows(list(specs)), spec=None)
+        places: Sequence[int] = range(len(specs))
+        if self.spec is not None:
+            places = [place for place, leaf in enumerate(tf.nest.flatten(self.spec)) if is_spec_of_tensor(leaf)]
+        shared = [spec for place, spec in zip(places, specs) if place not in self.of_others]
+        return dataclasses.replace(self, total=static_rows(shared), spec=None, may_differ=False)
 
     def of_rank(self, components: int, rank: int, size: int) -> list[int | None]:
         """Returns how many rows a rank has of each component, None where that is open."""
@@ -40,6 +51,10 @@ class BatchRows:
             return [None] * components
         first, end = chunk(self.total, rank, size)
         return [None if place in self.of_others else end - first for place in range(components)]
+
+    def learn(self, counts: Sequence[Sequence[int | None]]) -> BatchRows:
+        """Returns the same with what the rows of a batch tell. `counts`: of the components, of each rank."""
+        return dataclasses.replace(self, others=unlike_rows(counts)[1], may_differ=False)
 
 
 UNKNOWN = BatchRows()
@@ -78,9 +93,13 @@ def rows_of(value: Any) -> int | tf.Tensor | None:
     return int(rows) if tf_compat.is_eager(rows) else tf.cast(rows, tf.int64)
 
 
-def row_count(batch: Any) -> tf.Tensor | None:
-    """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; None if none has."""
-    rows = next((rows for rows in map(rows_of, tf.nest.flatten(batch)) if rows is not None), None)
+def row_count(batch: Any, of_others: Collection[int] = ()) -> tf.Tensor | None:
+    """Returns the rows of this rank's batch (int64 scalar): of its first tensor that has rows; None if none has.
+
+    of_others: components that do not count.
+    """
+    leaves = [leaf for place, leaf in enumerate(tf.nest.flatten(batch)) if place not in of_others]
+    rows = next((rows for rows in map(rows_of, leaves) if rows is not None), None)
     return None if rows is None else tf.cast(rows, tf.int64)
 
 
@@ -104,12 +123,15 @@ def with_rows(spec: Any, rows: int | None) -> Any:
     return type(spec)(shape, spec.dtype)
 
 
-def global_batch(batch: Any, total: int | None) -> Any:
-    """Returns type specs of the global batch, `total` rows of every tensor, in the structure of a rank's part of it.
+def global_batch(batch: Any, total: int | Sequence[int | None] | None) -> Any:
+    """Returns type specs of the global batch in the structure of a rank's part of it.
 
-    batch: tensors, arrays, or type specs of them.
+    Args:
+        batch: tensors, arrays, or type specs of them. total: the rows of every tensor, or of each component.
     """
-    return tf.nest.map_structure(lambda leaf: _spec_with_rows(leaf, total), batch)
+    leaves = tf.nest.flatten(batch)
+    totals = total if isinstance(total, Sequence) else [total] * len(leaves)
+    return tf.nest.pack_sequence_as(batch, [_spec_with_rows(*each) for each in zip(leaves, totals)])
 
 
 def _spec_with_rows(leaf: Any, total: int | None) -> Any:
@@ -126,11 +148,31 @@ def _spec_with_rows(leaf: Any, total: int | None) -> Any:
     return with_rows(leaf, total)
 
 
-def total_rows(batch: Any) -> int | None:
-    """Returns the rows of all ranks' parts of a batch; None if a rank has no tensor with rows. COLLECTIVE."""
-    rows = row_count(batch)
-    gathered = communicator.all_gather_object(None if rows is None else int(rows), name="keras_ddl/on_batch/rows")
-    return None if None in gathered else sum(gathered)
+def counts_of_ranks(batch: Any) -> list[list[int | None]]:
+    """Returns how many rows each component of a batch has, of each rank's part. COLLECTIVE."""
+    return communicator.all_gather_object(component_rows(batch), name="keras_ddl/on_batch/rows")
+
+
+def component_rows(batch: Any) -> list[int | None]:
+    """Returns how many rows each component of a batch has, outside of a graph; None: it has none."""
+    return [None if each is None else int(each) for each in map(rows_of, tf.nest.flatten(batch))]
+
+
+def unlike_rows(counts: Sequence[Sequence[int | None]]) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
+    """Returns the rows of each component, of all ranks together, and which have others than the batch: the components
+    that have the same together. The batch has most rows.
+
+    Args:
+        counts: of the components, of each rank; None: one without rows. The same on all ranks.
+    """
+    columns = [tuple(column) for column in zip(*counts)]
+    totals = [None if None in column else sum(each or 0 for each in column) for column in columns]
+    alike: dict[tuple[int | None, ...], set[int]] = {}
+    for place, column in enumerate(columns):
+        if totals[place] is not None:
+            alike.setdefault(column, set()).add(place)
+    of_batch = max(alike, key=lambda column: sum(each or 0 for each in column), default=None)
+    return totals, tuple(frozenset(places) for column, places in alike.items() if column != of_batch)
 
 
 def take_chunk(value: Any, rank: int, size: int) -> Any:
@@ -186,9 +228,24 @@ def gather_rows(value: Any, rank: int, *, name: str) -> Any:
     return ops.all_gather(value, name=name)
 
 
-def chunked_rows(spec: Any) -> BatchRows:
-    """Returns what the element_spec of global batches, of which each rank keeps its chunk, tells of their rows."""
-    total = static_rows(spec)
-    rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec)]
-    others = frozenset(place for place, each in enumerate(rows) if each not in (None, total))
-    return BatchRows(total, is_chunked=True, of_others=others, spec=spec)
+def is_spec_of_tensor(leaf: Any) -> bool:
+    """Whether a leaf of an element_spec is of a tensor. Keras carries a None through tf.data as an optional."""
+    return isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.OptionalSpec)
+
+
+def chunked_rows(spec: Any, *, may_differ: bool = False) -> BatchRows:
+    """Returns what the element_spec of global batches, of which each rank keeps its chunk, tells of their rows.
+
+    may_differ: whether components may have numbers of rows of their own, as far as their source tells.
+    """
+    rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec) if is_spec_of_tensor(leaf) and leaf.shape.rank != 0]
+    known = [each for each in rows if each is not None]
+    is_open = len(known) < len(rows)
+    total = static_rows(spec) if is_open else max(known, default=None)
+    alike: dict[int, set[int]] = {}
+    for place, number in enumerate(map(static_rows, tf.nest.flatten(spec))):
+        if number is not None and number != total:
+            alike.setdefault(number, set()).add(place)
+    others = tuple(map(frozenset, alike.values()))
+    may_differ = may_differ and is_open and len(rows) > 1
+    return BatchRows(total, is_chunked=True, others=others, spec=spec, may_differ=may_differ)

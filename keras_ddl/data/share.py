@@ -22,6 +22,7 @@ from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its global batches
+LET_RANK_0_READ = 'Or make keras_ddl.Strategy(data="rank0"): rank 0 reads, and every rank gets its rows.'
 _last_number = 0
 
 
@@ -46,7 +47,7 @@ def share_dataset(
     check_shuffle_seeds(dataset, rank)
     check_determinism(dataset, rank)
 
-    spec = dataset.element_spec
+    spec, may_differ = dataset.element_spec, not datasets.is_batched_at_once(dataset)
 
     @do_not_convert
     def take(*batch: Any) -> Any:
@@ -68,7 +69,7 @@ def share_dataset(
     options.deterministic = True  # else parallel maps give each rank another order of rows
     # In the thread that asks for the batch: taking rows costs microseconds, handing them from thread to thread more.
     shared = dataset.map(take_rows).with_options(options)
-    setattr(shared, MARK, chunked_rows(spec))
+    setattr(shared, MARK, chunked_rows(spec, may_differ=may_differ))
     return shared
 
 
@@ -101,13 +102,14 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
             "A dataset that shuffles must shuffle the same way on all ranks, because each rank keeps its rows of "
             "the same "
             f"batch. Received: a .shuffle() without a seed, made before any seed was set (rank {rank}). Make the "
-            "dataset after keras_ddl.Strategy(), call keras.utils.set_random_seed(n) first, or use .shuffle(seed=n)."
+            "dataset after keras_ddl.Strategy(), call keras.utils.set_random_seed(n) first, or use .shuffle(seed=n). "
+            f"{LET_RANK_0_READ}"
         )
     require_equal(
         seeds,
         "keras_ddl/shuffle_seeds",
         "A dataset must shuffle with the same seed on all ranks.",
-        "Make the same datasets in the same order on every rank, or use .shuffle(seed=n).",
+        f"Make the same datasets in the same order on every rank, or use .shuffle(seed=n). {LET_RANK_0_READ}",
     )
 
 
@@ -118,8 +120,8 @@ def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
             raise ConfigError(
                 "A dataset must give all ranks the same batches, because each rank keeps its rows of them. Received: "
                 f"deterministic=False in {datasets.dataset_kind(one)} (rank {rank}). Leave it out (with "
-                "num_parallel_calls the work is done in parallel all the same), or give each rank its own data with "
-                "strategy.distribute_datasets_from_function."
+                "num_parallel_calls the work is done in parallel all the same). "
+                f"{LET_RANK_0_READ} Data that each rank has of its own: strategy.distribute_datasets_from_function."
             )
 
 

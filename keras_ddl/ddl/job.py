@@ -79,10 +79,14 @@ def require_ranks(what: str) -> None:
     if is_alone():
         raise NotInitializedError(
             f"ddl.{what} needs a job of DDL. Received: a process that was started alone, as rank 0 of size 1. "
-            "Start the script with `ddlrun` or `keras-ddl run -np N`."
+            "Start the script with `ddlrun` or, if it calls ddl.init(), with `keras-ddl run -np N`."
         )
     if not communicator.is_initialized():
-        raise NotInitializedError(f"ddl.{what} must come after ddl.init(options), or DDL_OPTIONS be set at import.")
+        raise NotInitializedError(
+            f"ddl.{what} must come after ddl.init(options), or DDL_OPTIONS be set when ddl is imported. Received: "
+            "neither. Start the script with `ddlrun`, which sets DDL_OPTIONS, as in `ddlrun -accelerators 2 python "
+            "train.py`, or call ddl.init() after `import ddl`."
+        )
 
 
 def rank() -> int:

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import communicator
+from keras_ddl import communicator, ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.ddl import job, start
+from keras_ddl.ddl import job
 from keras_ddl.errors import ConfigError
 
 # Key in a graph's collections, where a Scaffold keeps its own operations as well.
@@ -78,7 +78,7 @@ def _finalizing(original: Callable[..., Any]) -> Callable[..., Any]:
         with graph.as_default():
             if job.is_training_together() and not graph.finalized and not graph.get_collection(_KEY):
                 movable = [each for each in tf.compat.v1.global_variables() if each.dtype.base_dtype in _MOVABLE]
-                graph.add_to_collection(_KEY, start.broadcast_op(movable, _KEY))
+                graph.add_to_collection(_KEY, ops.broadcast_variables(movable))
         result = original(self, *args, **kwargs)
         if self.init_op is not None:
             _init_ops[graph] = self.init_op.name

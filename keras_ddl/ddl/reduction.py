@@ -1,25 +1,19 @@
 """Gradients reduced over all ranks, once: those that a script has reduced are not reduced again by its optimizer.
 
-In a graph the operations tell: a gradient that was computed from a reduced one (clipped, scaled) is reduced. In eager
-mode only the very tensors are known; a mean that is averaged again stays the same, and costs a reduction.
+`gradients.reduced` knows which those are. In eager mode, where it knows the very tensors only, a mean that is averaged
+again stays the same, and costs a reduction.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl import ops
-from keras_ddl.compat.tensorflow import is_eager, tf
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import dump, job
-from keras_ddl.ddl.origin import comes_from
+from keras_ddl.gradients import reduced
 from keras_ddl.gradients.buckets import all_reduce_in_buckets
-
-# For each graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor
-# would keep its graph for ever.
-_reduced: weakref.WeakKeyDictionary[Any, dict[str, list[str]]] = weakref.WeakKeyDictionary()
-_reduced_eagerly: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def bcast(init_val: Any) -> tf.Tensor:
@@ -44,21 +38,21 @@ def allreduce_n(grads: Sequence[Any], average: bool = True) -> list[Any]:
     Raises: as `bcast`.
     """
     job.require_ranks("allreduce_n()")
-    return _all_reduce([_before(gradient) for gradient in grads], average)
+    return _all_reduce([reduced.before(gradient) for gradient in grads], average)
 
 
 def grads_reduce(grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True) -> list[tuple[Any, Any]]:
     """Returns the (gradient, variable) pairs with `allreduce_n` of their gradients. The optimizer leaves them so."""
     pairs = list(grads_and_vars)
     job.require_ranks("grads_reduce()")
-    reduced = allreduce_n([gradient for gradient, _ in pairs], average)
-    return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs)]
+    gradients = allreduce_n([gradient for gradient, _ in pairs], average)
+    return [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs)]
 
 
 def averaged(grads: Sequence[Any]) -> list[Any]:
     """Returns what an optimizer is to apply: each gradient averaged over ranks, if no part of it is reduced yet."""
     clean: set[str] = set()
-    todo = [i for i, gradient in enumerate(grads) if gradient is not None and not _is_reduced(gradient, clean)]
+    todo = [i for i, gradient in enumerate(grads) if gradient is not None and not reduced.is_reduced(gradient, clean)]
     result = list(grads)
     for i, gradient in zip(todo, _all_reduce([grads[i] for i in todo], average=True)):
         result[i] = gradient
@@ -79,44 +73,8 @@ def _all_reduce(grads: Sequence[Any], average: bool) -> list[Any]:
 
     if job.options().dbg_level > 1:
         job.say(f"reduces {len(dense)} gradients")
-    reduced = dump.timed(reduce, dense) if job.options().dump_iter else reduce(dense)
-    for i, before, after in zip(there, dense, reduced):
-        _note(before, after)
+    results = dump.timed(reduce, dense) if job.options().dump_iter else reduce(dense)
+    for i, before, after in zip(there, dense, results):
+        reduced.note(before, after)
         result[i] = after
     return result
-
-
-def _values(gradient: Any) -> Any:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _note(before: Any, after: Any) -> None:
-    values = _values(after)
-    if is_eager(values):
-        _reduced_eagerly[id(values)] = values
-    else:
-        names = [tensor.name for tensor in tf.nest.flatten(before, expand_composites=True)]
-        _reduced.setdefault(values.graph, {})[values.name] = names
-
-
-def _before(gradient: Any) -> Any:
-    """Returns the gradient that `gradient` is the mean of, where that is known; else `gradient`."""
-    values = _values(gradient)
-    if not isinstance(values, tf.Tensor) or is_eager(values):
-        return gradient
-    names = _reduced.get(values.graph, {}).get(values.name)
-    if names is None:
-        return gradient
-    tensors = [values.graph.get_tensor_by_name(name) for name in names]
-    return tf.IndexedSlices(*tensors) if isinstance(gradient, tf.IndexedSlices) else tensors[0]
-
-
-def _is_reduced(gradient: Any, clean: set[str]) -> bool:
-    """Whether a gradient was computed from a reduced one. `clean`: operations that were not; it grows."""
-    values = _values(gradient)
-    if not isinstance(values, tf.Tensor):
-        return False
-    if is_eager(values):
-        return _reduced_eagerly.get(id(values)) is values
-    known = {name.partition(":")[0] for name in _reduced.get(values.graph, {})}
-    return bool(known) and comes_from(values, known, clean)

@@ -19,11 +19,10 @@ from keras_ddl.communicator.comparison import is_equal
 from keras_ddl.compat.initializers import after_each_variable, with_initializer, with_initializers
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import job
-from keras_ddl.ddl.origin import comes_from
+from keras_ddl.gradients.origin import comes_from
 from keras_ddl.ops import variables as variable_lists
 from keras_ddl.strategy.checksum import checksum
 
-_REQUEST_BYTES = 256 << 20
 _ASSIGNMENTS = ("Assign", "AssignVariableOp")
 
 
@@ -55,15 +54,6 @@ def disable_broadcast() -> None:
     For graphs that not every rank initialises, such as that of an evaluation on rank 0.
     """
     _State.enabled = False
-
-
-def broadcast_op(variables: Sequence[Any], name: str) -> tf.Operation:
-    """Returns an operation that assigns rank 0's values to `variables` on all ranks. COLLECTIVE when it runs."""
-    assigned = []
-    for number, group in enumerate(variable_lists.groups(variables, _REQUEST_BYTES)):
-        values = ops.broadcast_n([variable.read_value() for variable in group], name=f"{name}/{number}")
-        assigned += [variable.assign(value).op for variable, value in zip(group, values)]
-    return tf.group(*assigned)
 
 
 def settle(variables: Iterable[Any]) -> None:
@@ -108,7 +98,7 @@ def _then_broadcast(initializer: Any, variables: Sequence[Any]) -> Any:
     if not chosen:
         return initializer
     with tf.control_dependencies([initializer]):
-        return broadcast_op(chosen, "ddl/initial_values")
+        return ops.broadcast_variables(chosen)
 
 
 def _broadcast_first(initializer: tf.Operation, variable: Any) -> tf.Operation:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from keras_ddl.files import news
 from keras_ddl.files.durable import write_whole
 
 FILE = "checkpoint.json"  # in KERAS_DDL_RUN_DIR, for the launcher
@@ -13,10 +14,11 @@ FILE = "checkpoint.json"  # in KERAS_DDL_RUN_DIR, for the launcher
 _known: dict[str, Any] = {}
 
 
-def note(path: Path, step: int, resume: bool, run_dir: str | None) -> None:
+def note(path: Path, step: int, resume: bool, run_dir: str | None, *, is_news: bool = False) -> None:
     """Records that the checkpoint of `step` is complete. `resume`: whether a restarted program continues from it.
 
     `run_dir`: where the launcher reads the record, None without a launcher. A failure to write it is ignored.
+    `is_news`: this process has just written it, which those who watch the job are to know.
     """
     checkpoint = {"path": str(path.absolute()), "step": step, "resume": resume}
     if checkpoint == _known:
@@ -28,6 +30,8 @@ def note(path: Path, step: int, resume: bool, run_dir: str | None) -> None:
             write_whole(Path(run_dir) / FILE, lambda part: Path(part).write_text(text), synced=False)
         except OSError:  # a full disk, with which the job fails anyway
             pass
+        if is_news:
+            news.add_checkpoint(run_dir, _known)
 
 
 def known() -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ _HOME_OF = {
         "collectives",
     ),
     **dict.fromkeys(("broadcast_object", "broadcast_object_fn", "allgather_object"), "objects"),
+    "BroadcastGlobalVariablesHook": "hooks",
     "Compression": "compression",
     **dict.fromkeys(("ProcessSet", "add_process_set", "remove_process_set", "global_process_set"), "process_sets"),
     "install": "installation",
@@ -44,7 +45,6 @@ _MODULES = ("callbacks", "compression", "elastic", "keras", "keras_elastic")
 
 # Names of Horovod that are missing here -> what to use instead.
 _ABSENT = {
-    "BroadcastGlobalVariablesHook": "It is for sessions of TensorFlow 1. Use broadcast_variables(variables, 0).",
     "mlsl_built": "Horovod renamed it. Use ccl_built.",
     "check_num_rank_power_of_2": "Adasum takes any number of ranks here.",
     "handle_average_backwards_compatibility": "The functions that take average= handle it.",

@@ -10,6 +10,7 @@ from typing import Any
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size  # noqa: F401
 from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import installation
 from keras_ddl.horovod import process_sets as sets
 from keras_ddl.horovod.failures import UnsupportedError
 
@@ -48,7 +49,8 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins this process with the other ranks: `keras_ddl.init`. COLLECTIVE.
 
-    Limits TensorFlow to this rank's share of the host's cores, unless the script has chosen or TensorFlow has started.
+    Limits TensorFlow, sessions of tf.compat.v1 included, to this rank's share of the host's cores, unless the script
+    has chosen or TensorFlow has started.
 
     Args:
         comm: must be all ranks: None, a list of ranks, or an MPI communicator.
@@ -61,14 +63,19 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     is_first = not communicator.is_initialized()
     topology = communicator.init()
     if is_first:
-        from keras_ddl.device import share_cores
+        from keras_ddl.device import sessions, share_cores
 
         share_cores(topology)
+        sessions.install()
     # Not with the first DistributedOptimizer: in `model.compile(hvd.DistributedOptimizer(...))`, Python has looked up
     # Keras's compile by then.
     from keras_ddl.strategy import keras_patches
 
     keras_patches.install()
+    if installation.is_installed():  # a script that has not been changed for Keras 3
+        from keras_ddl.horovod import old_keras_names
+
+        old_keras_names.install()
     all_ranks = list(range(size()))
     named = list(range(comm.Get_size())) if hasattr(comm, "Get_size") else comm
     if named is not None and not (isinstance(named, Sequence) and sorted(named) in ([], all_ranks)):

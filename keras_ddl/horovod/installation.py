@@ -35,6 +35,17 @@ _MODULES = {
 }
 
 
+# Modules of Horovod that there are not -> what to use instead.
+_ABSENT = {
+    "horovod.torch": "A program of PyTorch uses keras_ddl.torch, a backend of torch.distributed (docs/pytorch.md).",
+    "horovod.tensorflow.data": "Use tf.data.experimental.service itself, with a dispatcher and workers of your own.",
+    "horovod.mxnet": "There is nothing for MXNet.",
+    **dict.fromkeys(
+        ("horovod.runner", "horovod.spark", "horovod.ray"), "Start ranks by keras-ddl run or keras_ddl.run."
+    ),
+}
+
+
 def install() -> None:
     """Makes `import horovod.tensorflow`, and the other modules that keras_ddl replaces, find keras_ddl's.
 
@@ -43,7 +54,7 @@ def install() -> None:
     Raises: ConfigError: a Horovod is installed, or has been imported.
     """
     check_no_other()
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if not is_installed():
         sys.meta_path.insert(0, _Finder())
     if str(FOLDER) not in sys.path:  # for processes that inherit the path: keras_ddl.run, multiprocessing
         sys.path.append(str(FOLDER))
@@ -65,6 +76,11 @@ def check_no_other() -> None:
         )
 
 
+def is_installed() -> bool:
+    """Whether this process finds keras_ddl under Horovod's names."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+
+
 def python_path(rest: str) -> str:
     """Returns the PYTHONPATH `rest` with FOLDER in front, so that processes `install` when they import horovod."""
     return ":".join([str(FOLDER), *([rest] if rest else [])])
@@ -78,9 +94,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         home = _MODULES.get(name)
         if home is None or importlib.util.find_spec(home) is None:
+            instead = next((text for absent, text in _ABSENT.items() if f"{name}.".startswith(f"{absent}.")), "")
             raise ModuleNotFoundError(
-                f"keras_ddl replaces {', '.join(_available())}. Received: an import of {name}. For alternatives, see "
-                "docs/from-horovod.md.",
+                f"keras_ddl does not replace {name}. {instead or 'For alternatives, see docs/from-horovod.md.'} It "
+                f"replaces {', '.join(_available())}: docs/from-horovod.md.",
                 name=name,
             )
         return importlib.machinery.ModuleSpec(name, _Loader(home))

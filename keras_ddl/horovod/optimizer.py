@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a Keras optimizer that averages gradients over the ranks before it uses them."""
+"""DistributedOptimizer: an optimizer that averages gradients over the ranks before it uses them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import delegates_updates, original_step, replace_steps
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.keras_patches import counting_updates, install
-from keras_ddl.horovod.reduction import GradientReduction, check_no_strategy
+from keras_ddl.horovod.reduction import GradientReduction, check_may_reduce
 from keras_ddl.strategy import keras_patches
 
 
 def DistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: Any,
     name: str | None = None,
     *,
     use_locking: bool = False,
@@ -37,8 +38,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: Any = None,
     scale_local_gradients: bool = True,
-) -> keras.optimizers.Optimizer:
-    """Makes a Keras optimizer average its gradients over the ranks, then clip and apply them.
+) -> Any:
+    """Makes an optimizer average its gradients over the ranks, then clip and apply them.
 
     It modifies and returns `optimizer` itself, with its class, state and configuration: saved files load without
     keras_ddl. A LossScaleOptimizer stays one, around an optimizer that reduces; the ranks agree on skipped steps.
@@ -46,9 +47,13 @@ def DistributedOptimizer(
     register_local_var(variable): that variable's gradients stay local to each rank. copy.deepcopy of it reduces as
     well; pickled or saved copies, and those made from its configuration, are plain Keras and do not.
 
+    One of tf.compat.v1.train is modified and returned as well: compute_gradients returns averages, which a script may
+    change before it passes them to apply_gradients; that averages only what was not computed from averages.
+
     Args:
-        optimizer: of Keras 3, created outside of a keras_ddl.Strategy. Variables must be equal on all ranks when
-            training begins: `callbacks.BroadcastGlobalVariablesCallback(0)` or `broadcast_variables`.
+        optimizer: of Keras 3 or of tf.compat.v1.train, created outside of a keras_ddl.Strategy. Variables must be equal
+            on all ranks when training begins: `callbacks.BroadcastGlobalVariablesCallback(0)`, `broadcast_variables`
+            or, in sessions, `BroadcastGlobalVariablesHook(0)`.
         name: of the reductions in errors and timelines; default: "Distributed" and the optimizer's class.
         use_locking, device_dense, device_sparse: ignored.
         compression: of dense gradients, see `GradientReduction`.
@@ -56,12 +61,14 @@ def DistributedOptimizer(
         gradient_predivide_factor: as in `GradientReduction`.
         op: Average or Sum.
         backward_passes_per_step: batches per update. Each rank sums its own gradients, which are reduced once per
-            update. `iterations`, and so every schedule, counts batches.
+            update. `iterations`, and so every schedule, counts batches. For tf.compat.v1.train: session runs per
+            update; the sums are local variables, and `global_step` counts runs.
         average_aggregated_gradients: divide that sum by the number of batches.
         num_groups, groups: as in `GradientReduction`; num_groups is the old name.
         process_set: the ranks that take part; default: all.
         scale_local_gradients: see `PartialDistributedOptimizer`.
-    Raises: ConfigError: not an optimizer of Keras 3, one that already reduces, one of a keras_ddl.Strategy, or
+    Returns: `optimizer`.
+    Raises: ConfigError: another kind of optimizer, one that already reduces, one of a keras_ddl.Strategy, or
         arguments that contradict each other.
     """
     return _distribute(
@@ -115,6 +122,8 @@ def _distribute(
     average_passes: bool,
     **arguments: Any,
 ) -> Any:
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _distribute_graph_optimizer(optimizer, name, passes, average_passes, **arguments)
     inner = models.unwrapped(optimizer)
     _check(optimizer, inner, arguments["op"])
     label = name or f"Distributed{type(inner).__name__}"
@@ -145,39 +154,40 @@ def _copy(optimizer: Any, reduction: GradientReduction, distribute: Callable[[An
     return copied
 
 
+def _distribute_graph_optimizer(
+    optimizer: Any, name: str | None, passes: int, average_passes: bool, **arguments: Any
+) -> Any:
+    from keras_ddl.horovod import graph_optimizer
+
+    check_may_reduce(optimizer, arguments["op"])
+    _check_passes(passes)
+    reduction = GradientReduction(name or f"Distributed{type(optimizer).__name__}", **arguments)
+    graph_optimizer.distribute(optimizer, reduction, passes, average_passes)
+    return optimizer
+
+
 def _check(optimizer: Any, inner: Any, op: str) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            "DistributedOptimizer takes an optimizer of Keras 3, not its name, nor one of tf.compat.v1 or of legacy "
-            f"Keras. Received: {optimizer!r}. Pass keras.optimizers.SGD(...) or another of keras.optimizers."
+            "DistributedOptimizer takes an optimizer of Keras 3 or of tf.compat.v1.train, not its name, nor one of "
+            f"legacy Keras. Received: {optimizer!r}. Pass keras.optimizers.SGD(...) or another of keras.optimizers."
         )
     if delegates_updates(inner):
         raise ConfigError(
             f"DistributedOptimizer takes optimizers that update variables. Received: {type(inner).__name__}, which "
             "delegates to other optimizers. Pass each of those through DistributedOptimizer."
         )
-    if own_reductions.reduction_of(inner) is not None:
-        raise ConfigError(
-            f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which is already a "
-            "DistributedOptimizer. Create another optimizer for another reduction."
-        )
-    check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
+    check_may_reduce(inner, op)
     if keras_compat.strategy_of(inner) is not None:
         raise ConfigError(
             f"Gradients must be reduced only once. Received: optimizer {inner.name!r}, which was made under a "
             "keras_ddl.Strategy and reduces gradients there. Leave out DistributedOptimizer, or the Strategy."
         )
-    if op not in (ReduceOp.Average, ReduceOp.Sum):
-        raise ConfigError(
-            f"op of DistributedOptimizer must be Average or Sum. Received: op={op!r}. DistributedGradientTape takes "
-            "the others."
-        )
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     """Enables Keras's gradient accumulation, which averages; returns the factor for that mean."""
-    if type(passes) is not int or passes < 1:
-        raise ConfigError(f"backward_passes_per_step must be a whole number, 1 or more. Received: {passes!r}.")
+    _check_passes(passes)
     if passes == 1:
         return 1.0
     steps = optimizer.gradient_accumulation_steps
@@ -193,6 +203,11 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
         )
     optimizer.gradient_accumulation_steps = passes
     return 1.0 if average else float(passes)
+
+
+def _check_passes(passes: Any) -> None:
+    if type(passes) is not int or passes < 1:
+        raise ConfigError(f"backward_passes_per_step must be a whole number, 1 or more. Received: {passes!r}.")
 
 
 class _ReducingSteps:

@@ -6,7 +6,7 @@ mean (or sum), without weights by rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import communicator, ops
@@ -15,15 +15,13 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError
-from keras_ddl.gradients import bucket_size
+from keras_ddl.gradients import bucket_size, own_reductions
+from keras_ddl.gradients import reduced as reduced_gradients
 from keras_ddl.gradients.buckets import all_reduce_planned, plan_for
 from keras_ddl.gradients.sparse import all_reduce_slices
 from keras_ddl.horovod import process_sets
 from keras_ddl.horovod.basics import ReduceOp, check_sparse, reduce_op
 from keras_ddl.horovod.failures import as_tensorflow_errors
-
-# Attribute that marks gradients reduced by a tape, so that a DistributedOptimizer does not reduce them again.
-_REDUCED = "_ddl_reduced"
 
 
 class GradientReduction:
@@ -119,8 +117,8 @@ class GradientReduction:
         """Returns the reduced gradients, in the same order. COLLECTIVE.
 
         Args:
-            gradients: dense tensors, tf.IndexedSlices and None, of equal kinds on all ranks. Gradients marked as
-                reduced are not changed.
+            gradients: dense tensors, tf.IndexedSlices and None, of equal kinds on all ranks. Those that are noted as
+                reduced (`gradients.reduced`) are not changed.
             variables: the variable of each gradient.
         Raises: tf.errors.FailedPreconditionError: the ranks' gradients differ in number, shape or dtype. ConfigError:
             the op does not support IndexedSlices.
@@ -132,7 +130,7 @@ class GradientReduction:
         comm = self.comm if self.takes_part else None
         dense = []
         for i, (gradient, variable) in enumerate(zip(gradients, variables)):
-            if gradient is None or hasattr(gradient, _REDUCED):
+            if gradient is None or reduced_gradients.is_noted(gradient):
                 continue
             if id(plain(variable)) in local:
                 result[i] = _scaled(gradient, 1 / size) if self.scale_local_gradients else gradient
@@ -211,11 +209,20 @@ def check_no_strategy(what: str, inside: bool, remedy: str = "") -> None:
         )
 
 
-def mark_reduced(gradients: Iterable[Any]) -> None:
-    """Marks gradients so that GradientReductions do not change them; values computed from them are not marked."""
-    for gradient in gradients:
-        if gradient is not None:
-            setattr(gradient, _REDUCED, True)
+def check_may_reduce(optimizer: Any, op: Any) -> None:
+    """Raises ConfigError for an optimizer whose gradients are reduced already, or an op that optimizers do not take."""
+    name = getattr(optimizer, "name", None) or type(optimizer).__name__
+    if own_reductions.reduction_of(optimizer) is not None:
+        raise ConfigError(
+            f"Gradients must be reduced only once. Received: optimizer {name!r}, which is already a "
+            "DistributedOptimizer. Create another optimizer for another reduction."
+        )
+    check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
+    if op not in (ReduceOp.Average, ReduceOp.Sum):
+        raise ConfigError(
+            f"op of DistributedOptimizer must be Average or Sum. Received: op={op!r}. DistributedGradientTape takes "
+            "the others."
+        )
 
 
 def plain(variable: Any) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.gradients import reduced
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.optimizer import layers_of
-from keras_ddl.horovod.reduction import GradientReduction, mark_reduced
+from keras_ddl.horovod.reduction import GradientReduction
 
 
 class _DistributedGradientTape(tf.GradientTape):
@@ -40,9 +41,11 @@ class _DistributedGradientTape(tf.GradientTape):
             unconnected_gradients = tf.UnconnectedGradients.NONE
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat = tf.nest.flatten(gradients)  # each IndexedSlices is one leaf
-        reduced = self._ddl_reduction.reduce(flat, tf.nest.flatten(sources))
-        mark_reduced(reduced)
-        return tf.nest.pack_sequence_as(sources, reduced)
+        results = self._ddl_reduction.reduce(flat, tf.nest.flatten(sources))
+        for each in results:
+            if each is not None:
+                reduced.note(each, each)  # for a DistributedOptimizer that applies them
+        return tf.nest.pack_sequence_as(sources, results)
 
     def register_local_source(self, source: Any) -> None:
         """Adds a variable whose gradients stay local to each rank. See `scale_local_gradients`."""

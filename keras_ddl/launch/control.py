@@ -68,6 +68,7 @@ class Kind(enum.IntEnum):
     BOARD = 19  # L JSON: what the program's board is to show (communicator/board.py): has_question, admit_at
     SHOWN = 20  # R JSON: admit_at, which it shows now
     RECORD = 21  # R number of a newcomer, in four bytes, and what it is to get; L the latter, for the newcomer
+    NEWS = 22  # R JSON, in a job that is watched: pid, checkpoints, figures (rank_news.py)
 
 
 # The frames that a peer may send before its proof, and their size limits: it must not make us allocate memory.

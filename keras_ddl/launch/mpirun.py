@@ -27,7 +27,7 @@ _OUTER_JOB = re.compile(
 )
 # For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host connects.
 ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
-_ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 def in_allocation(base: Mapping[str, str]) -> bool:
     """Whether a resource manager tells mpirun which hosts to use, so that ranks may run on other hosts."""
-    return any(name in base for name in _ALLOCATIONS)
+    return any(name in base for name in ALLOCATIONS)
 
 
 def command(

@@ -45,6 +45,7 @@ from keras_ddl.launch.control import (
 from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.membership_socket import MembershipSocket
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
+from keras_ddl.launch.rank_news import LOOK_SECONDS, RankNews
 from keras_ddl.launch.rank_program import RankProgram, require_directory
 
 # Open MPI follows its SIGTERM with SIGKILL after one second. By then the program must be gone and reported.
@@ -77,6 +78,7 @@ class RankProcess:
         self._call_file: Any = None
         self._program: RankProgram | None = None
         self._membership: MembershipSocket | None = None
+        self._news: RankNews | None = None  # where somebody watches the job
         self._stopped_by: str | None = None
         self._kill_at: float | None = None
         self._may_exit = False
@@ -120,7 +122,8 @@ class RankProcess:
     def _watch(self, program: RankProgram) -> int:
         """Serves until the program has ended and everything it wrote is sent, then reports. Returns its status."""
         while (status := program.poll()) is None:
-            self._serve(5.0)
+            self._serve(5.0 if self._news is None else LOOK_SECONDS)
+            self._pass_news()
         if (joined := config.get("HOST_RANK")) is not None:
             # For ranks that still wait for it in their rendezvous; the directory may have gone with the launcher.
             with contextlib.suppress(OSError):
@@ -130,6 +133,7 @@ class RankProcess:
         program.kill_rest(self._mark)
         self._drain(program)
         self._send_result()
+        self._pass_news(is_last=True)
         report, age = self._read_report()
         message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
         message["checkpoint"] = last_checkpoint.read(self._run_dir)
@@ -253,6 +257,8 @@ class RankProcess:
             (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
         if welcome["regroups"]:
             self._membership = MembershipSocket(self._run_dir, has_board=welcome["takes_newcomers"])
+        if welcome["watched"] is not None:
+            self._news = RankNews(self._run_dir, welcome["watched"])
         if welcome["sends_file"]:
             self._call_file = (self._run_dir / CALL_FILE).open("wb")
 
@@ -277,6 +283,8 @@ class RankProcess:
                 screen=welcome["terminal"] if self.rank == 0 or welcome["regroups"] else {},
                 reads_stdin=self.rank == 0 and welcome["stdin"],
             )
+            if self._news is not None:
+                self._channel.send(Kind.NEWS, {"pid": self._program.pid})
         except OSError as error:
             text = f"The program must be one that host {host} can execute. Received: {error}."
             report = {"rank": self.rank, "host": host, "time": time.time(), "type": "LaunchError"}
@@ -305,6 +313,12 @@ class RankProcess:
             self._serve(_DRAIN_SECONDS)
             if self._channel.backlog >= _BACKLOG_BYTES:
                 deadline = time.monotonic() + _DRAIN_SECONDS  # a slow reader, not an open pipe
+
+    def _pass_news(self, *, is_last: bool = False) -> None:
+        if self._news is None or self._channel.backlog >= _BACKLOG_BYTES:  # not worth waiting for the launcher
+            return
+        if news := self._news.take(is_last=is_last):
+            self._channel.send(Kind.NEWS, news)
 
     def _send_result(self) -> None:
         path = self._run_dir / RESULT_FILE

@@ -70,6 +70,11 @@ class RankProgram:
         self.sources[ours] = kind
         return theirs
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def poll(self) -> int | None:
         """Returns the exit status (negative for a signal), None while it runs."""
         return self._process.poll()

@@ -24,8 +24,9 @@ class Regrouping:
 
     Args:
         links: of its ranks, then of its spares. num_ranks: how many are ranks.
-        patience: seconds for which a rank that lives is waited for. say: shows a line. several_hosts: the ranks ask for
-            the first membership, too, and are told one another's doors.
+        patience: seconds for which a rank that lives is waited for. say: shows a line. event: tells those who watch
+            the job (watchers.py). several_hosts: the ranks ask for the first membership, too, and are told one
+            another's doors.
     """
 
     def __init__(
@@ -36,11 +37,12 @@ class Regrouping:
         patience: float,
         say: Callable[[str], None],
         *,
+        event: Callable[..., None] = lambda *_, **__: None,
         several_hosts: bool = False,
     ) -> None:
         self.membership = Membership(range(num_ranks), min_ranks, patience, epoch=-1 if several_hosts else 0)
         self._secret = secrets.token_hex(32) if several_hosts else None
-        self._links, self._patience, self._say = links, patience, say
+        self._links, self._patience, self._say, self._event = links, patience, say, event
         self._killed_at: dict[int, float] = {}  # ranks that have not asked in time
         self._last: dict[str, Any] | None = None  # answer
         self._is_ending = False  # a rank has failed by itself
@@ -160,14 +162,17 @@ class Regrouping:
             if self._is_there(rank):
                 outcome.survived = True
                 self._say(f"rank {rank} leaves ({self._leaving[rank]}); {len(set(members) & set(before))} go on.")
+                self._event("rank_left", rank=rank, ranks=len(members), reason=self._leaving[rank])
                 self._links[rank].send(control.Kind.ANSWER, {"left": True})
                 self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
             elif outcome.is_lost:
                 outcome.survived = True
                 self._say(f"rank {rank} was lost ({outcome.describe()}); {len(set(members) & set(before))} go on.")
+                self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {len(members)} go on.")
+            self._event("rank_joined", rank=rank, ranks=len(members))
         self._links[members[0]].output.come_first()
         ended = [rank for rank in before if self.membership.has_ended_well(rank)]
         answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}

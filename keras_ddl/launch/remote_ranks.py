@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from keras_ddl import config
 from keras_ddl.launch.host_ranks import READY
@@ -43,12 +43,11 @@ class _OnHost:
         self.name, self.may_fail = name, may_fail
         self.is_ready = False
         self._head = b""  # of the output, before it is ready
-        command = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", "--from-stdin"]
-        if not _is_here(name):
-            variables = [f"{each}={os.environ[each]}" for each in _FORWARDED if os.environ.get(each)]
-            command = [*shlex.split(config.get("SSH")), name, shlex.join(["env", *variables, *command])]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=lambda: die_with_parent(signal.SIGTERM)
+            command_on(name, os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self.output = self.process.stdout
@@ -144,6 +143,15 @@ def main(argv: list[str]) -> int:
             for line in lines:
                 running.start(**json.loads(line), may_fail=True)
     return running.status
+
+
+def command_on(host: str, environ: Mapping[str, str]) -> list[str]:
+    """Returns the command line that starts a host's part of a job. `environ`: of this process."""
+    command = [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", "--from-stdin"]
+    if _is_here(host):
+        return command
+    variables = [f"{each}={environ[each]}" for each in _FORWARDED if environ.get(each)]
+    return [*shlex.split(config.get("SSH", environ)), host, shlex.join(["env", *variables, *command])]
 
 
 def _is_here(name: str) -> bool:

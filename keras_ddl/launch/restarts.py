@@ -23,8 +23,9 @@ from keras_ddl.launch.job import Job, JobResult, new_id
 from keras_ddl.launch.mpirun import Host
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome
 from keras_ddl.launch.output import Screen
-from keras_ddl.launch.placement import Placement, host_of_rank
+from keras_ddl.launch.placement import Placement, host_of_rank, ranks_by_host
 from keras_ddl.launch.supervisor import Supervisor
+from keras_ddl.launch.watchers import Watchers
 
 # Two equal failures in a row, both this soon after the start, are the program's fault, not the machine's.
 _EARLY_SECONDS = 60.0
@@ -49,13 +50,14 @@ class RestartLoop:
         hosts_seconds: float = 600.0,
         stdin: int | None = None,
         terminals: dict[str, int] | None = None,
+        watchers: Watchers | None = None,
     ) -> None:
         """
         Args:
             job: the first attempt, except for hosts and number of ranks if a script names the hosts.
             limit: how many times it may be restarted.
             hosts_seconds: how long to wait for hosts that take enough ranks.
-            stdin, terminals: as for Supervisor.
+            stdin, terminals: as for Supervisor. watchers: of all attempts.
 
         Raises: ConfigError: `limit` is no number of restarts.
         """
@@ -64,6 +66,7 @@ class RestartLoop:
         self._job, self._screen, self._limit = job, screen, limit
         self._placement = placement or Placement(job.num_ranks, job.hosts)
         self._hosts_seconds, self._stdin, self._terminals = hosts_seconds, stdin, terminals
+        self._watchers = watchers or Watchers()
         self._attempt_number = 0  # attempts before this one
         self._failures = 0  # of them, those that failed
         self._hosts_change_announced = False  # the ranks know that the hosts have changed
@@ -103,6 +106,7 @@ class RestartLoop:
                 ranks = "1 rank" if job.num_ranks == 1 else f"{job.num_ranks} ranks"
                 which = "started again" if self._restart_requested else f"restart {self._failures} of {self._limit}"
                 self._say(f"{which}, with {ranks}{hosts} ({self._restart_reason})")
+                self._watchers.event("restart", restart=self._attempt_number, reason=self._restart_reason)
             try:
                 result = self._attempt(job, signals)
             except LaunchError as error:
@@ -121,8 +125,21 @@ class RestartLoop:
 
     def _attempt(self, job: Job, signals: tuple[signal.Signals, ...]) -> JobResult:
         self._attempt_began, self._will_restart, self._num_ranks = time.monotonic(), False, job.num_ranks
+        self._watchers.start(
+            restart=self._attempt_number,
+            ranks=job.num_ranks,
+            spares=job.spares,
+            hosts=ranks_by_host(job.num_ranks, job.hosts) or None,
+            starter=job.starter,
+            command=list(job.program),
+        )
         supervisor = Supervisor(
-            job, self._screen, stdin=self._stdin, terminals=self._terminals, will_restart=self._decide_restart
+            job,
+            self._screen,
+            stdin=self._stdin,
+            terminals=self._terminals,
+            will_restart=self._decide_restart,
+            watchers=self._watchers,
         )
         self._hosts_change_announced = self._restart_requested = False
         if supervisor.changing is not None and job.hostfile is not None:

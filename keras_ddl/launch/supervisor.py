@@ -33,6 +33,7 @@ from keras_ddl.launch.preflight import Preflight
 from keras_ddl.launch.rank_link import RankLink
 from keras_ddl.launch.regrouping import Regrouping
 from keras_ddl.launch.stdin import StdinForwarder
+from keras_ddl.launch.watchers import Watchers
 
 START_SECONDS = 120.0
 _GRACE_SECONDS = 2.0
@@ -54,6 +55,7 @@ class Supervisor:
         stdin: int | None = None,
         terminals: dict[str, int] | None = None,
         will_restart: Callable[[JobResult], bool] = lambda result: False,
+        watchers: Watchers | None = None,
     ) -> None:
         """
         Args:
@@ -61,6 +63,7 @@ class Supervisor:
             will_restart: called once at the end; whether another attempt follows, so that `job.kept` must stay.
         """
         self._job, self._screen, self._will_restart = job, screen, will_restart
+        self._watchers = watchers or Watchers()
         self._terminals = terminals or {}
         self._stdin = StdinForwarder(stdin)
         self.links: list[RankLink] = []
@@ -81,7 +84,13 @@ class Supervisor:
             # As long as a collective waits for a rank that lives.
             patience = config.get("DEADLINE_SECONDS", job.environment) or float("inf")
             self._regrouping = Regrouping(
-                self.links, job.num_ranks, job.min_ranks, patience, self.say, several_hosts=job.num_hosts > 1
+                self.links,
+                job.num_ranks,
+                job.min_ranks,
+                patience,
+                self.say,
+                event=self._watchers.event,
+                several_hosts=job.num_hosts > 1,
             )
             if job.hostfile is not None:
                 plan = HostPlan(job.hosts, job.num_ranks, job.spares, job.min_ranks, job.max_ranks)
@@ -170,6 +179,7 @@ class Supervisor:
             "kept": self._job.kept,
             "regroups": self._regrouping is not None,
             "takes_newcomers": self._job.takes_newcomers,
+            "watched": self._watchers.wanted,
             "clock": {name: value for name, value in hello.get("facts", {}).items() if name.startswith("offset")},
         }
 
@@ -261,11 +271,13 @@ class Supervisor:
                         link.send(control.Kind.TERMINAL_SIZE, {"rows": rows, "columns": columns})
                 continue
             if signum in _NOTICES:
+                self._watchers.event("signal", signal=signal.Signals(signum).name)
                 for link in self.links:
                     link.signal(signum)
                 continue
             if self._result.signal is None:
                 self._result.signal = signum
+                self._watchers.event("signal", signal=signal.Signals(signum).name)
                 again = " (press again to kill them)" if signum == signal.SIGINT else ""
                 self.say(f"{signal.Signals(signum).name}: stopping the ranks{again}.")
             if signum == signal.SIGINT:
@@ -319,6 +331,8 @@ class Supervisor:
                 self._stdin.taken(json.loads(payload)["bytes"])
             elif kind in _ABOUT_OTHERS and self._regrouping is not None:
                 self._regrouping.take(link.outcome.rank, kind, payload)
+            elif kind is control.Kind.NEWS:
+                self._watchers.take(link.outcome, payload)
             else:
                 link.handle(kind, payload)
         if channel.closed:
@@ -330,6 +344,7 @@ class Supervisor:
     def count(self, link: RankLink) -> None:
         """A rank has ended, and everybody is to know."""
         link.counted = True
+        self._watchers.rank_end(link.outcome)
         if self.changing is not None:
             self.changing.ended(link.outcome)
         if link.result is not None:
@@ -381,6 +396,7 @@ class Supervisor:
         self._acceptor.close()
         for link in self.links:
             link.finish()
+            self._watchers.rank_end(link.outcome)
         if self._process is not None:
             if self._job.several_hosts and self._process.ended_at is not None and not self._killed:
                 processes.wait_for_marked(self._address.token, timeout=_DAEMON_SECONDS)

@@ -321,8 +321,13 @@ def _broadcast_variables(
     if tf.executing_eagerly():
         variable_lists.check_equal_on_all_ranks(tf_variables, comm)
     detail, fingerprint = variable_lists.describe(tf_variables), variable_lists.fingerprint(tf_variables)
+
+    def values(group: list[tf.Variable]) -> list[Any]:
+        # read_value is computed after the graph's current control dependencies, such as initializers.
+        return [variable.read_value() for variable in group] if of_session else group
+
     received: Iterator[tuple[tf.Variable, tf.Tensor]] = itertools.chain.from_iterable(
-        zip(group, _broadcast(group, root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint))
+        zip(group, _broadcast(values(group), root, f"{name}/{number}", comm, detail=detail, fingerprint=fingerprint))
         for number, group in enumerate(variable_lists.groups(tf_variables, _REQUEST_BYTES))
     )
     assigned = [variable.assign(value) for variable, value in (list(received) if at_once else received)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, ops
-from keras_ddl.communicator import history
+from keras_ddl.communicator import history, membership
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
@@ -84,6 +84,9 @@ class Strategy(tf.distribute.Strategy):
             ("batch", "model") of sequences [batch, positions, ...] gives each model rank its part of the positions.
         model_parallel: as layout_map, on a mesh with so many model ranks, a divisor of the number of ranks. The layout
             is chosen when the first step is traced, and printed. Until then each rank has all weights.
+        data: who reads the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every rank, so
+            it must be the same on all of them. "rank0": rank 0 alone, ahead of the steps, and every rank gets its rows:
+            for data that no two processes read alike (docs/strategy.md). Rank 0's counts.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
@@ -114,6 +117,7 @@ class Strategy(tf.distribute.Strategy):
         layout_map: keras.distribution.LayoutMap | None = None,
         data_layout: Sequence[str | None] | None = None,
         model_parallel: int = 1,
+        data: str = "all",
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         **unsupported_tf_args: Any,
     ) -> None:
@@ -131,7 +135,7 @@ class Strategy(tf.distribute.Strategy):
         chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
         sharded = shard_optimizer or shard_weights is True
         of_mesh = layout_map, shard_weights, model_parallel, data_layout
-        settings = Settings(*chosen, compression, sharded, min_ranks, *of_mesh)
+        settings = Settings(*chosen, compression, sharded, min_ranks, *of_mesh, data)
         check_settings(settings, topology.rank)
         layout = layout_to_choose(model_parallel, topology) if layout_map is None else None
         if layout_map is not None:
@@ -146,6 +150,8 @@ class Strategy(tf.distribute.Strategy):
             self.saves = SaveRecords(self.job.token, self.rank)
             self.job.mesh = None if layout is None else ranks.make(layout, topology)
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
+        if self.job.reads_on_rank_0:
+            self._check_rank_0_stays()
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
         self.lost_slices: LostSlices | None = None
@@ -200,6 +206,16 @@ class Strategy(tf.distribute.Strategy):
                 "A job with a layout_map goes on where every slice is on two ranks, and shards of slices are not. "
                 f"Received: shard_optimizer=True under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them "
                 "out."
+            )
+
+    def _check_rank_0_stays(self) -> None:
+        """Rank 0 alone knows where it reads: without it no other could go on."""
+        if membership.can_ask():
+            raise ConfigError(
+                'With Strategy(data="rank0") a job ends when a rank is lost: rank 0 alone reads the data, and nobody '
+                f"knows its place in it without rank 0. Received: `keras-ddl run --min-np` (rank {self.rank}). Leave "
+                'out --min-np (`keras-ddl run --restarts 1` resumes from a checkpoint), or leave out data="rank0" and '
+                "give all ranks the same data."
             )
 
     def _check_no_other_scope(self, rank: int) -> None:

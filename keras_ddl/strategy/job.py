@@ -34,6 +34,7 @@ class Settings:
     shard_weights: bool = False
     model_parallel: int = 1
     data_layout: Any = None
+    data: str = "all"
 
 
 @dataclass(eq=False)
@@ -50,6 +51,7 @@ class Job:
             are weights, of which a step has `gathered_bytes` gathered at a time.
         drift_check_fraction: of training time, which comparing weights may take.
         goes_on: fit goes on when a rank is lost (survival.py): then `rank` and `size` change.
+        reads_on_rank_0: rank 0 alone reads data, and every rank gets its rows (data/from_rank_0.py).
         epoch: how often they have. mirror_offset: where mirrors are of what else only one rank has; 0: there are none.
         mesh: data and model ranks, where a layout cuts variables; None: all ranks are data ranks.
     """
@@ -68,6 +70,7 @@ class Job:
     mesh: Mesh | None = None
     shards_weights: bool = False
     gathered_bytes: int = 0
+    reads_on_rank_0: bool = False
 
     @property
     def slice_mirror_offset(self) -> int:
@@ -84,16 +87,19 @@ class Job:
 
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
     """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
-    token, percent = "", settings.drift_check_percent
+    token, percent, reads_on_rank_0 = "", settings.drift_check_percent, settings.data == "rank0"
     weights = settings.shard_weights, config.get("GATHERED_WEIGHT_BYTES")
     shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.shard_optimizer else None
     if topology.size > 1 or history.takes_newcomers():
-        of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights)
-        token, percent, shards_from, weights = communicator.broadcast_object(of_rank_0, name="keras_ddl/job")
+        of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights, reads_on_rank_0)
+        token, percent, shards_from, weights, reads_on_rank_0 = communicator.broadcast_object(
+            of_rank_0, name="keras_ddl/job"
+        )
     communicator.prepare_plans()
     agreed_size = bucket_size.agree(settings.bucket_bytes)
     job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
     job.shards_weights, job.gathered_bytes = weights
+    job.reads_on_rank_0 = reads_on_rank_0 and (topology.size > 1 or history.takes_newcomers())
     return job
 
 
@@ -130,6 +136,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "data cut along the batch alone",
     ),
     "model_parallel": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
+    "data": (_one_of("all", "rank0"), "'all' or 'rank0'", "'all'"),
     "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
 }
 

@@ -51,7 +51,7 @@ def keep(capacity: int = 4096) -> None:
 
     Cost: that of a timeline, without the file.
     """
-    native_timeline.keep(capacity)
+    recording.keep(capacity)
 
 
 def take() -> list[Collective]:

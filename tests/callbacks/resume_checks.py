@@ -5,6 +5,7 @@ import functools
 import signal
 import time
 import warnings
+from unittest import mock
 
 import numpy as np
 from callbacks.common import shared_folder
@@ -16,6 +17,7 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
 from keras_ddl.files import last_checkpoint
+from keras_ddl.strategy import one_per_job
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
 
 SEED = 5
@@ -196,6 +198,18 @@ class SignalInStep(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if self.model.optimizer.iterations == self.step and self.rank == RANK:
             signal.raise_signal(self.number)
+
+
+@long
+def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
+    strategy = keras_ddl.Strategy(data="rank0")
+    one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
+    model_and_beginning.cache_clear()
+    try:
+        with mock.patch.dict(globals(), STRATEGY=strategy):
+            exact_for(["arrays", "shuffled", "on and on", "unknown length", "PyDataset", "generator"])
+    finally:
+        model_and_beginning.cache_clear()
 
 
 def check_notice_to_one_rank_saves_after_the_same_step_and_the_run_goes_on_from_there():

@@ -46,6 +46,8 @@ def test_cli_help_imports_nothing_heavy(tmp_path: Path):
 
 
 MISTAKES = {
+    "verify no program": (["verify", "-np", "2"], "ConfigError: A program must be given"),
+    "verify program's option": (["verify", "x.py", "--epochs", "3"], "keras-ddl verify -np 3 -- train.py --epochs"),
     "no program": (["run", "-np", "2"], "ConfigError: A program must be given"),
     "no np": (["run", "--", "true"], "ConfigError: np: the number of ranks must be given"),
     "np of 0": (["run", "-np", "0", "--", "true"], "0 is not in the range x>=1"),

@@ -124,7 +124,7 @@ class Simulation:
 
     Args:
         step: a Python function of tensors with a batch along axis 0.
-        arguments: an example batch: shapes and dtypes.
+        arguments: an example batch: shapes and dtypes. Those with other rows than the first are further batches.
         static: whether tracing sees the number of rows.
         chunks: gives (first, number of) rows by rank.
         variables: that the step uses; each rank has copies of its own.
@@ -147,8 +147,11 @@ class Simulation:
     ) -> None:
         self.size, self.static, self.chunks, self.options = size, static, chunks, options
         self.reports = [Report() for _ in range(size)]
-        rows = arguments[0].shape[0]
-        specs = [tf.TensorSpec([rows if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)]
+        self._sizes = list(dict.fromkeys(each.shape[0] for each in arguments))
+        self._batches = [self._sizes.index(each.shape[0]) for each in arguments]
+        specs = [
+            tf.TensorSpec([a.shape[0] if static else None, *a.shape[1:]], a.dtype) for a in map(np.asarray, arguments)
+        ]
         self.concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         self.exchange = Exchange(size)
         self.snapshots = [Snapshots() for _ in range(size)]
@@ -165,21 +168,24 @@ class Simulation:
         self._offset, self._sharded = mirrors, list(sharded)
         if sharded:
             self.options["shards"] = [each.handle for each in sharded]
-        self.functions = [self._function(rank, rows) for rank in range(size)]
+        self.functions = [self._function(rank) for rank in range(size)]
 
-    def _function(self, rank: int, rows: int) -> Any:
+    def _function(self, rank: int) -> Any:
         collectives = SimulatedCollectives(self.exchange, rank)
         graph, copies = self.concrete.graph, self.copies[rank]
 
-        def step(total: tf.Tensor, first: tf.Tensor, mine: tf.Tensor, *local: tf.Tensor) -> Any:
-            at, count = self.chunks(rows, self.size)[rank]
-            batch = Batch(rows, count, at) if self.static else Batch(total, mine, first)
+        def step(numbers: tf.Tensor, *local: tf.Tensor) -> Any:
+            batches = []
+            for number, rows in enumerate(self._sizes):
+                at, count = self.chunks(rows, self.size)[rank]
+                batches.append(Batch(rows, count, at) if self.static else Batch(*tf.unstack(numbers[number])))
             return build_step(
                 Program(graph),
                 local,
-                [Sharded(0)] * len(local),
-                batch,
+                [Sharded(0, rows=(each,)) for each in self._batches],
+                batches[0],
                 collectives,
+                further=batches[1:],
                 report=self.reports[rank],
                 captured=lambda outer: copies[id(outer)].handle if id(outer) in copies else outer,
                 snapshots=self.snapshots[rank],
@@ -209,13 +215,13 @@ class Simulation:
 
     def __call__(self, *arguments: np.ndarray) -> list[list[np.ndarray]]:
         """Returns the outputs of each rank."""
-        parts = self.chunks(arguments[0].shape[0], self.size)
 
         def run(rank: int) -> list[np.ndarray]:
-            first, mine = parts[rank]
-            local = [tf.constant(each[first : first + mine]) for each in arguments]
-            numbers = (tf.constant(n, tf.int64) for n in (arguments[0].shape[0], first, mine))
-            return [np.asarray(each) for each in self.functions[rank](*numbers, *local)]
+            parts = [self.chunks(each.shape[0], self.size)[rank] for each in arguments]
+            local = [tf.constant(each[first : first + mine]) for each, (first, mine) in zip(arguments, parts)]
+            places = [self._batches.index(number) for number in range(len(self._sizes))]
+            numbers = [[arguments[place].shape[0], *reversed(parts[place])] for place in places]
+            return [np.asarray(each) for each in self.functions[rank](tf.constant(numbers, tf.int64), *local)]
 
         results = results_of(run, range(self.size))
         return [results[rank] for rank in range(self.size)]

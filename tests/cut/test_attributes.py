@@ -167,7 +167,7 @@ def test_an_operation_with_an_unknown_attribute_is_whole_and_keeps_it() -> None:
 
 
 def graph_of(simulation: Simulation) -> Any:
-    numbers = [tf.constant(0, tf.int64)] * 3
+    numbers = [tf.zeros([1, 3], tf.int64)]
     return simulation.functions[0].get_concrete_function(*numbers, tf.constant(X[: 4 - (simulation.size == 3)])).graph
 
 

@@ -71,7 +71,7 @@ def test_draw_of_rows_makes_no_whole_draw(size, static):
 
 def needed_draws(simulation, kind="StatelessRandomNormalV2"):
     """How many draws of rank 0's graph run."""
-    numbers = [tf.constant(0, tf.int64)] * 3
+    numbers = [tf.zeros([1, 3], tf.int64)]
     mine = BATCH.shape[0] // simulation.size + (BATCH.shape[0] % simulation.size > 0)
     graph = simulation.functions[0].get_concrete_function(*numbers, tf.constant(BATCH[:mine])).graph
     pending, seen = [each.op for each in graph.outputs] + list(graph.control_outputs), {}
@@ -131,7 +131,7 @@ def test_rounds_of_a_loop_that_draws_do_not_overlap(whole):
         return tf.while_loop(lambda i, a: i < 50, body, [0, x], parallel_iterations=20)[1]
 
     simulation = Simulation(step, [BATCH], 2)
-    numbers = [tf.constant(0, tf.int64)] * 3
+    numbers = [tf.zeros([1, 3], tf.int64)]
     graph = simulation.functions[0].get_concrete_function(*numbers, tf.constant(BATCH[:6])).graph
     (loop,) = (each for each in graph.get_operations() if each.type in ("While", "StatelessWhile"))
     overlaps = "_lower_using_switch_merge" in loop.node_def.attr and loop.get_attr("parallel_iterations") > 1

@@ -15,7 +15,7 @@ import keras_ddl
 from harness.linear_graph import RANK, SIZE, everywhere, gradient, graph, linear, start
 from keras_ddl.compat.tensorflow import tf as tf2
 from keras_ddl.ddl import job
-from keras_ddl.ddl.graph import session_config
+from keras_ddl.device.sessions import session_config
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.ops import translate_errors
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from harness.rank_tests import rank_tests
+from keras_ddl.ddl import job
 from keras_ddl.ddl.dump import summary
+from keras_ddl.errors import NotInitializedError
 
 HERE = Path(__file__).parent
 CHECKS = [HERE / f"{name}_checks.py" for name in ("graph", "start", "keras")]
@@ -67,6 +69,12 @@ def test_ddl_alone_is_rank_0_of_size_1():
         [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
+
+
+def test_a_rank_without_options_is_told_of_ddlrun(monkeypatch):
+    monkeypatch.setattr(job, "is_alone", lambda: False)
+    with pytest.raises(NotInitializedError, match=r"`ddlrun`, which sets DDL_OPTIONS.*or call ddl.init\(\)"):
+        job.rank()
 
 
 def test_dump_names_the_rank_that_comes_last():

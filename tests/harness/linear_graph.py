@@ -1,14 +1,14 @@
-"""A linear model in a graph of tf.compat.v1, of which each rank has its rows: for the check programs of tests/ddl."""
+"""A linear model in a graph of tf.compat.v1, of which each rank has its rows: for check programs of ddl and Horovod."""
 
 import contextlib
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import ddl
 import keras_ddl
 
-RANK, SIZE = ddl.rank(), ddl.size()
+keras_ddl.init()
+RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
 X = np.random.default_rng(3).normal(size=(12, 3)).astype(np.float32)
 Y = X @ np.float32([[1.0], [-2.0], [0.5]])
 ROWS = slice(RANK * 12 // SIZE, (RANK + 1) * 12 // SIZE)  # equally many on 2 and on 3 ranks

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 _MOMENT_SECONDS = 1.0  # in which the others may end by themselves
 
 
 def main(size: int, command: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
-        ranks = [subprocess.Popen(command, env=environment(rank, size, directory)) for rank in range(size)]
+        ranks = [subprocess.Popen(command, env=os.environ | environment(rank, size, directory)) for rank in range(size)]
         first, end_at = 0, float("inf")
         while None in [rank.poll() for rank in ranks]:
             first = first or next((rank.returncode for rank in ranks if rank.returncode), 0)
@@ -30,10 +31,14 @@ def main(size: int, command: list[str]) -> int:
     return first if first >= 0 else 128 - first
 
 
-def environment(rank: int, size: int, directory: str) -> dict[str, str]:
-    own = {"KERAS_DDL_HOST_RANK": f"{rank}/{size}@{directory}", "MPI4PY_LIBMPI": "/no MPI here"}
-    own |= {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size)}
-    return os.environ | own
+def environment(rank: int, size: int, directory: str | Path) -> dict[str, str]:
+    """Returns the variables that make a process this rank; the ranks' sockets lie in `directory`."""
+    return {
+        "KERAS_DDL_HOST_RANK": f"{rank}/{size}@{directory}",
+        "MPI4PY_LIBMPI": "/no MPI here",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+    }
 
 
 if __name__ == "__main__":

@@ -241,10 +241,18 @@ def check_name_global_process_set():
 
 
 @row("broadcast_global_variables", WORKS, "in graphs of TensorFlow 1; eager it is a RuntimeError, as in Horovod")
-@row("BroadcastGlobalVariablesHook", REFUSED, "for sessions of TensorFlow 1: `broadcast_variables`")
 def check_name_broadcast_global_variables():
     refuses(lambda: hvd.broadcast_global_variables(0), "broadcast_variables", error=RuntimeError)
-    refuses(lambda: hvd.BroadcastGlobalVariablesHook, "broadcast_variables", error=AttributeError)
+
+
+@row("BroadcastGlobalVariablesHook", WORKS)
+def check_name_broadcast_global_variables_hook():
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("v", initializer=float(RANK))
+        with tf.compat.v1.train.MonitoredSession(
+            hooks=[hvd.BroadcastGlobalVariablesHook(root_rank=SIZE - 1)]
+        ) as session:
+            assert_same(session.run(variable), SIZE - 1)
 
 
 @row("check_num_rank_power_of_2", REFUSED, "Adasum takes any number of ranks")

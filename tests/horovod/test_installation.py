@@ -17,6 +17,7 @@ import horovod
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
+from keras_ddl.horovod import old_keras_names
 
 hvd.init()
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -24,6 +25,19 @@ model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse", experimental_run_tf_function=False)
 assert model.jit_compile is False
 total = hvd.allreduce(tf.constant([1.0, 2.0]) * (hvd.rank() + 1), op=hvd.Sum)
+# Names of Keras 2: they work, or the error says what to use.
+adam = keras.optimizers.Adam(0.5)
+adam.build(model.variables)
+hvd.broadcast_variables(adam.variables(), root_rank=0)
+assert len(adam.variables()) == len(adam.variables) == 6
+adam.lr = 0.25
+assert float(keras.backend.get_value(adam.learning_rate)) == float(adam.lr) == 0.25
+for owner, name, instead in ((tf, "ConfigProto", "tf.compat.v1.ConfigProto"), (model, "fit_generator", "model.fit,")):
+    try:
+        getattr(owner, name)
+    except AttributeError as error:
+        old_keras_names.explain(error)
+        assert name in str(error) and instead in str(error) and "docs/from-horovod.md" in str(error), error
 if hvd.rank() == 0:
     print("total", total.numpy().tolist(), horovod.__version__)
 """
@@ -51,11 +65,15 @@ import horovod.tensorflow as hvd
 from horovod.tensorflow import rank
 assert hvd is keras_ddl.horovod is horovod.tensorflow
 assert hvd.__spec__.name == hvd.__name__ == "keras_ddl.horovod"
-for name in ("horovod.torch", "horovod.spark.common"):
+absent = {"horovod.torch": "keras_ddl.torch", "horovod.spark.common": "keras-ddl run"}
+absent["horovod.nothing"] = "alternatives"
+absent["horovod.tensorflow.data.compute_service"] = "tf.data.experimental.service"
+for name, instead in absent.items():
     try:
         __import__(name)
     except ModuleNotFoundError as error:
-        assert "horovod.tensorflow" in str(error) and "docs/from-horovod.md" in str(error), error
+        assert str(error).startswith("keras_ddl does not replace horovod.") and instead in str(error), error
+        assert "horovod.tensorflow.keras" in str(error) and "docs/from-horovod.md" in str(error), error
     else:
         raise AssertionError(name)
 from horovod.tensorflow.mpi_ops import Average, size

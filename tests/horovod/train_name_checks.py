@@ -60,7 +60,7 @@ def stepped(make, gradient=None, steps=1, slices=False, **arguments):
     by_keyword="use_locking device_dense device_sparse compression sparse_as_dense backward_passes_per_step op "
     "gradient_predivide_factor average_aggregated_gradients num_groups groups process_set scale_local_gradients",
 )
-@row("DistributedOptimizer(optimizer)", REFUSED, "one of tf.compat.v1, or a name: Keras 3's are taken")
+@row("DistributedOptimizer(optimizer)", WORKS, "one of Keras 3 or of tf.compat.v1.train; a name is refused")
 @row("DistributedOptimizer(use_locking)", WORKS, "does nothing, as `device_dense` and `device_sparse`")
 @row("DistributedOptimizer(op)", WORKS, "Average or Sum, as in Horovod with Keras; others with the tape")
 @row("DistributedOptimizer(compression)", WORKS)
@@ -90,7 +90,10 @@ def check_name_DistributedOptimizer():
     for dense in (False, True):
         found = stepped(make, slices, slices=True, sparse_as_dense=dense)
         assert_same(found, np.array([[1.0, 2.0]] * SIZE) / SIZE)
-    refuses(lambda: make(tf.compat.v1.train.AdamOptimizer()), "optimizer of Keras 3")
+    variable = tf.Variable([0.0, 0.0])
+    make(tf.compat.v1.train.GradientDescentOptimizer(1.0)).apply_gradients([(mine(), variable)])
+    assert_same(-variable.numpy(), MEAN)
+    refuses(lambda: make("adam"), "optimizer of Keras 3")
     refuses(lambda: make(keras.optimizers.SGD(), op=hvd.Adasum), "DistributedGradientTape")
 
 

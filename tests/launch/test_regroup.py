@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.event_lines import read_events
 from launch.launching import Ended, run, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
@@ -55,7 +56,8 @@ print(json.dumps([ME, keras_ddl.rank(), total, sizes]), flush=True)
 def job(tmp_path: Path, ranks: int, least: int, plan: dict[int, tuple[int | str, str]], **env: str) -> Ended:
     program = write_program(tmp_path, PROGRAM)
     options = [word for name, value in env.items() for word in ("-x", f"{name}={value}")]
-    arguments = ["run", "-np", str(ranks), "--min-np", str(least), *options, "python", program, json.dumps(plan)]
+    numbers = ["-np", str(ranks), "--min-np", str(least), "--events", "events.jsonl"]
+    arguments = ["run", *numbers, *options, "python", program, json.dumps(plan)]
     return run(arguments, tmp_path)
 
 
@@ -75,6 +77,22 @@ def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
     prefixes = re.findall(r"^\[(\d)\] ", ended.out, re.MULTILINE)
     assert prefixes == [str(others[1])], ended  # the first of those that are left is shown as rank 0 was
     assert "Traceback" not in ended.err, ended
+    check_events(tmp_path / "events.jsonl", rank, others)
+
+
+def check_events(path: Path, lost: int, others: list[int]) -> None:
+    start, *events, end = read_events(path)
+    assert (start["event"], start["ranks"], end["event"], end["status"]) == ("start", 3, "end", 0)
+    by_name: dict[str, list[dict]] = {}
+    for each in events:
+        by_name.setdefault(each["event"], []).append(each)
+    assert by_name.keys() == {"rank_start", "rank_end", "rank_lost"}
+    pids = {each["rank"]: each["pid"] for each in by_name["rank_start"]}
+    assert {each["rank"]: each["pid"] for each in by_name["rank_end"]} == pids and len(pids) == 3
+    died, *rest = by_name["rank_end"]
+    assert (died["rank"], died["signal"], died["lost"]) == (lost, "SIGKILL", True)
+    assert sorted((each["rank"], each["status"], each["lost"]) for each in rest) == [(r, 0, False) for r in others]
+    assert [(each["rank"], each["ranks"]) for each in by_name["rank_lost"]] == [(lost, 2)]
 
 
 @pytest.mark.parametrize("second", [[100, "kill"], ["regroup", "kill"], ["regrouped", "kill"]], ids=str)

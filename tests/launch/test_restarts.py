@@ -9,6 +9,7 @@ import pytest
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.mpirun import Host, parse_hosts
 from keras_ddl.launch.placement import Discovery, Placement, host_of_rank
+from launch.event_lines import read_events
 from launch.launching import Started, eventually, processes, run, write_program
 
 ranks = [pytest.mark.parallel, pytest.mark.quiet]
@@ -28,7 +29,8 @@ if N < 2:
 
 def test_restarts_go_on_until_an_attempt_succeeds(tmp_path: Path):
     program = write_program(tmp_path, KILLED)
-    ended = run(["run", "-np", "2", "--restarts", "2", "--output-dir", "out", "python", program], tmp_path)
+    options = ["--restarts", "2", "--output-dir", "out", "--events", "events.jsonl"]
+    ended = run(["run", "-np", "2", *options, "python", program], tmp_path)
     assert ended.status == 0, ended
     shown = [line for line in ended.out.splitlines() if not line.startswith("[1]")]
     # What attempts leave in the directory of the job is there for the next one; `run` looks that it goes at the end.
@@ -39,6 +41,13 @@ def test_restarts_go_on_until_an_attempt_succeeds(tmp_path: Path):
     logs = [path.read_text().partition(":")[0] for path in (tmp_path / "out").glob("**/rank-0.log")]
     assert sorted(logs) == ["attempt 0", "attempt 1", "attempt 2"]
     assert (tmp_path / "out" / "restart-2" / "rank-1.log").exists()
+    events = read_events(tmp_path / "events.jsonl")
+    assert [each["restart"] for each in events if each["event"] == "start"] == [0, 1, 2]
+    restarts = [(each["restart"], each["reason"]) for each in events if each["event"] == "restart"]
+    assert restarts == [(1, "rank 1: killed by SIGKILL"), (2, "rank 1: killed by SIGKILL")]
+    died = [each for each in events if each["event"] == "rank_end" and each["lost"]]
+    assert [(each["rank"], each["signal"]) for each in died] == [(1, "SIGKILL")] * 2
+    assert (events[-1]["event"], events[-1]["status"]) == ("end", 0) and len({each["job"] for each in events}) == 1
 
 
 def test_restarts_end_with_the_status_and_the_traceback_of_the_last_attempt(tmp_path: Path):

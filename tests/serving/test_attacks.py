@@ -102,10 +102,17 @@ def test_a_request_that_ends_its_process_is_refused_and_others_are_not(fragile: 
 
 
 def test_a_rank_that_tensorflow_would_check_by_ending_the_process_is_refused(fragile: Running) -> None:
+    process = model_process_of(fragile)
     for instances in ([[1.0, 2.0, 3.0]], [1.0], [[[[1.0]]]]):
-        body = {"signature_name": "image", "instances": instances}
-        status, answer = fragile.rest("POST", "/v1/models/model:predict", body)
-        assert status == 400 and "must have shape [None, 8, 8, 1]" in answer["error"], answer
+        received = list(np.shape(instances))
+        said = f"Input 'image' of signature 'image' must have shape [None, 8, 8, 1]. Received: {received}."
+        for values in ({"instances": instances}, {"inputs": instances}, {"inputs": {"image": instances}}):
+            body = {"signature_name": "image", **values}
+            assert fragile.rest("POST", "/v1/models/model:predict", body) == (400, {"error": said})
+        with pytest.raises(grpc.RpcError) as caught:
+            fragile.predictions.Predict(predict_request({"image": np.float32(instances)}, signature="image"))
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, said)
+    assert model_process_of(fragile) == process
 
 
 def test_a_request_may_compute_so_long_and_no_longer(versions: Path) -> None:

@@ -5,8 +5,8 @@ import pytest
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import STRATEGY, X, Y, keras
-from strategy.oracle import case, fit
+from strategy.common import LABELS, STRATEGY, X, Y, keras, own_rows
+from strategy.oracle import Trained, case, fit
 from strategy.program_checks import apply, squares, train, train_step
 from strategy.whole_batch_checks import SEQUENCES, normal, with_layer
 
@@ -187,7 +187,7 @@ class TwoBatches(keras.Model):
         return self.encoder(x)
 
     def train_step(self, data):
-        labelled, others = data
+        labelled, others = data[:2]
         with tf.GradientTape() as tape:
             codes, everyone = self(labelled), self(others)
             alike = ops.matmul(codes, ops.transpose(everyone))
@@ -211,9 +211,108 @@ def check_two_batches_of_other_sizes(scope):
 
 
 @long
-def check_two_batches_of_sizes_that_are_not_known_are_refused():
+@case()
+def check_two_batches_of_sizes_that_only_the_first_tells(scope):
+    """The last ones are shorter."""
+    with scope:
+        model = TwoBatches()
+        model.compile(SGD(0.05), steps_per_execution=2)
+    return fit(model, two_batches(9, 5, drop_remainder=False), None)
+
+
+@long
+@case()
+def check_two_batches_of_arrays(scope):
+    """Of which each rank passes its part."""
+    with scope:
+        model = TwoBatches()
+        model.compile(SGD(0.05))
+    logs = [model.train_on_batch(own_rows(scope, 7)[0], own_rows(scope, 11)[0]) for _ in range(3)]
+    return Trained(model, {"logs": logs})
+
+
+class SimCLR(keras.Model):
+    """As on keras.io: a contrastive loss of all images, and a probe of those with labels, of which there are fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = layers.GaussianNoise(0.1, seed=3)
+        self.encoder = keras.Sequential([layers.Dense(5, activation="tanh"), layers.BatchNormalization()])
+        self.head, self.probe = layers.Dense(4), layers.Dense(3)
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+
+    def call(self, x):
+        return self.probe(self.encoder(x))
+
+    def contrast(self, one, other):
+        one, other = (ops.normalize(each, axis=1) for each in (one, other))
+        alike = ops.matmul(one, ops.transpose(other)) / 0.1
+        labels = ops.arange(ops.shape(alike)[0])
+        loss = keras.losses.sparse_categorical_crossentropy
+        return ops.mean(loss(labels, alike, True)) + ops.mean(loss(labels, ops.transpose(alike), True))
+
+    def train_step(self, data):
+        unlabelled, (labelled, labels) = data
+        everything = ops.concatenate((unlabelled, labelled), axis=0)
+        views = self.noise(everything, training=True), self.noise(everything, training=True)
+        with tf.GradientTape() as tape:
+            codes = [self.head(self.encoder(each, training=True)) for each in views]
+            loss = self.contrast(*codes)
+        trained = self.encoder.trainable_weights + self.head.trainable_weights
+        gradients = tape.gradient(loss, trained)
+        with tf.GradientTape() as tape:
+            logits = self.probe(self.encoder(labelled, training=False))
+            probe = ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, True))
+        gradients += tape.gradient(probe, self.probe.trainable_weights)
+        self.optimizer.apply(gradients, trained + self.probe.trainable_weights)
+        self.accuracy.update_state(labels, logits)
+        return {"contrast": loss, "probe": probe, "accuracy": self.accuracy.result()}
+
+
+def simclr(scope, sizes):
+    """Trains on batches of `sizes` (unlabelled, labelled) rows."""
+    unlabelled = tf.data.Dataset.from_tensor_slices(X).batch(sizes[0])
+    labelled = tf.data.Dataset.from_tensor_slices((X[::-1], LABELS)).repeat().batch(sizes[1])
+    with scope:
+        model = SimCLR()
+        model.compile(SGD(0.05))
+    return fit(model, tf.data.Dataset.zip((unlabelled, labelled)).prefetch(1), None)
+
+
+@case()
+def check_simclr_of_other_numbers_of_labels(scope):
+    return simclr(scope, (16, 2))
+
+
+@long
+@case()
+def check_simclr_of_sizes_in_proportion(scope):
+    return simclr(scope, (12, 6))
+
+
+@long
+@case()
+def check_simclr_of_more_labels(scope):
+    return simclr(scope, (4, 11))
+
+
+@long
+@case()
+def check_simclr_of_fewer_labels_than_ranks(scope):
+    return simclr(scope, (15, 1))
+
+
+@long
+def check_sizes_that_change_are_said_as_they_are():
+    def batches():
+        yield X[:8], X[:8]
+        yield X[:8], X[:5]
+
+    spec = tf.TensorSpec([None, 6], tf.float64)
     with STRATEGY.scope():
         model = TwoBatches()
         model.compile(SGD(0.05))
-    with pytest.raises(keras_ddl.errors.KerasDdlError, match="(?s)the same number of rows.*drop_remainder=True"):
-        model.fit(two_batches(6, 9, drop_remainder=False), verbose=0)
+    with pytest.raises(
+        keras_ddl.errors.KerasDdlError, match=r"(?s)with \[8 5\] rows, of all ranks.*drop_remainder=True"
+    ):
+        model.fit(tf.data.Dataset.from_generator(batches, output_signature=(spec, spec)), verbose=0)

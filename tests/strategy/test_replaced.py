@@ -142,7 +142,7 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
 def test_front_ends_replace_what_the_page_lists():
     def changes():
         import keras
-        import tensorflow  # noqa: F401
+        import tensorflow
 
         before = attributes()
         import keras_ddl.horovod.keras as hvd
@@ -151,18 +151,25 @@ def test_front_ends_replace_what_the_page_lists():
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
         of_horovod, of_optimizer = replaced_since(before), replaced_on_objects()
         del optimizer
+        optimizer = hvd.DistributedOptimizer(tensorflow.compat.v1.train.AdamOptimizer())
+        of_graph_optimizer = sorted(set(replaced_on_objects()) - set(of_optimizer))
+        del optimizer
         import ddl
 
         ddl.init("-mode p")
-        return of_horovod, of_optimizer, sorted(set(replaced_since(before)) - set(of_horovod))
+        of_ddl = sorted(set(replaced_since(before)) - set(of_horovod))
+        return of_horovod, of_optimizer, of_graph_optimizer, of_ddl
 
-    of_horovod, of_optimizer, of_ddl = run_ranks(changes, 2, timeout=120).check().ranks[0].result
+    of_horovod, of_optimizer, of_graph_optimizer, of_ddl = run_ranks(changes, 2, timeout=120).check().ranks[0].result
     rows = listed()
     of_strategy = set(rows["the first Strategy"])
-    assert short(of_horovod) - of_strategy == set(rows["Horovod's: the first DistributedOptimizer"])
+    assert short(of_horovod) - of_strategy == set(rows["Horovod's: `init` and the first DistributedOptimizer"])
     assert of_strategy - short(of_horovod) == short([_REFUSED])
-    assert of_optimizer == [f"SGD.{name}" for name in sorted(rows["Horovod's: methods of each DistributedOptimizer"])]
-    assert short(of_ddl) == set(rows["DDL's, by `ddl.init` on several ranks"])
+    of_each = "Horovod's: methods of each DistributedOptimizer of"
+    assert of_optimizer == [f"SGD.{name}" for name in sorted(rows[f"{of_each} Keras"])]
+    assert of_graph_optimizer == [f"AdamOptimizer.{name}" for name in sorted(rows[f"{of_each} tf.compat.v1.train"])]
+    ddls = set(rows["DDL's, by `ddl.init` on several ranks"])
+    assert short(of_ddl) == ddls - short(of_horovod)  # sessions are changed alike by both
 
 
 def test_classes_of_objects_are_exchanged_where_the_page_lists():

@@ -23,7 +23,7 @@ PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides
 OF_TWO = (
     *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
     *("callback", "decision", "saving", "drift", "guard", "error", "failing", "deadlock", "plan"),
-    *("data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
+    *("data", "rank_0_data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
     *("exact", "state", "bucket"),
     *PROGRAMS,
 )

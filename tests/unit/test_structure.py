@@ -16,7 +16,7 @@ LINE = [
     ("config",),
     ("topology", "cost_model"),
     ("communicator",),
-    ("timeline", "launch", "schedules", "compat"),
+    ("timeline", "launch", "schedules", "compat", "trackers"),
     ("device", "ops"),
     ("gradients",),
     ("cut", "data"),
@@ -24,8 +24,8 @@ LINE = [
     ("model_state",),
     ("resuming",),
     ("export", "serving"),
-    ("callbacks",),
-    ("doctor",),
+    ("callbacks", "tuner"),
+    ("doctor", "verify"),
     ("ddl", "horovod", "torch"),  # front ends: they translate names
     ("cli",),
 ]

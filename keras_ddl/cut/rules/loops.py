@@ -190,9 +190,11 @@ class _Loop:
         self._has_assumed_sharded = True
         before = dict(self.assumed)
         for i, known in before.items():
-            axis = next((axis for axis, each in enumerate(known.dims or ()) if each == self.b.rows), None)
-            if isinstance(known.placement, Replicated) and axis is not None:
-                self.assumed[i] = replace(known, placement=Sharded(axis))
+            rows = self.b.rows_of_batches
+            extents = enumerate(known.dims or ())
+            placement = next((Sharded(axis, rows=(rows.index(each),)) for axis, each in extents if each in rows), None)
+            if isinstance(known.placement, Replicated) and placement is not None:
+                self.assumed[i] = replace(known, placement=placement)
         return self.assumed != before
 
     def shard_lists(self, request: ShardLists) -> None:

@@ -50,7 +50,7 @@ def by_counter(b: Context, node: Node) -> PlacedOutputs | None:
 def _shard(b: Context, node: Node, placement: Sharded) -> tf.Tensor:
     value = node.outputs[0]
     dims, blocks = b.dims(value), certain(placement.blocks.number)
-    if placement.axis:
+    if placement.axis or placement.rows != (0,):
         raise Uncertain
     _, key, counter, *others = [b.replicated(each) for each in node.inputs]
     of_a_row = product(dims[1:])

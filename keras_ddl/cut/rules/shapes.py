@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain, product
@@ -49,7 +51,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     if not isinstance(placement, Sharded):
         return None
     before, after = b.dims(value), b.dims(node.outputs[0])
-    result = placement_after(before, after, placement, b.rows)
+    result = placement_after(before, after, placement, b.rows_of(placement))
     # With one row, every extent divides: that it does proves nothing.
     if _is_named_by(result.unit, node.outputs[0].key):
         return None
@@ -86,7 +88,7 @@ def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) ->
     """Returns how a tensor is sharded after a Reshape. Raises: Uncertain: a rank's entries may be no shard of one axis.
 
     The entries of a tensor of extents `before`, seen as [front, rows, back], keep their order. They are the rows of
-    axis k after it if the product of the extents before k, times blocks, is `front`.
+    axis k after it if the product of the extents before k, times blocks, is `front`. `rows`: those of one block.
     """
     front = product(before[: placement.axis]) * placement.blocks
     passed = Dim(1)
@@ -94,7 +96,7 @@ def placement_after(before: Dims, after: Dims, placement: Sharded, rows: Dim) ->
         blocks = certain(front.divided_by(passed))
         unit = extent.divided_by(blocks * rows)
         if unit is not None:
-            return Sharded(axis, blocks, unit)
+            return replace(placement, axis=axis, blocks=blocks, unit=unit)
         passed = passed * extent
     raise Uncertain
 

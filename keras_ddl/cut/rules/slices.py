@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.attributes import AttrValue
@@ -14,6 +15,8 @@ from keras_ddl.cut.local_shapes import Scalar
 from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Replicated, Sharded
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.registry import rule
+
+_MOST_SEGMENTS = 128  # batches one after another, that are looked at one by one
 
 
 def _are_replicated(b: Context, values: Sequence[Value]) -> bool:
@@ -77,31 +80,45 @@ def strided_slice(b: Context, node: Node) -> PlacedOutputs | None:
     dims = b.dims(value)
     spec = Specification(node, [b.extents.numbers(each) for each in operands], len(dims))
     place = spec.place_of(placement.axis)
-    tensor, blocks = b.local(value), placement.blocks
+    tensor = b.local(value)
     if place is not None:
         if spec.has("shrink_axis", place) or spec.strides[place] != 1:
             return None
-        one_block = b.rows * placement.unit
         starts = spec.has("begin", place) or spec.begin[place] == 0
         ends = spec.has("end", place) or spec.end[place] == dims[placement.axis]
         if not (starts and ends):  # x[:n], x[n:] of two batches one after the other
-            count = certain(blocks.number)
-            first = 0 if starts else certain(certain(spec.begin[place].divided_by(one_block)).number)
-            last = count if ends else certain(certain(spec.end[place].divided_by(one_block)).number)
-            if not 0 <= first < last <= count:
+            segments = certain(placement.segments)
+            if len(segments) > _MOST_SEGMENTS:
                 return None
-            tensor = _blocks(b, tensor, placement, first, last)
-            blocks = Dim(last - first)
+            edges = [_edge(b, placement, segments[:count]) for count in range(len(segments) + 1)]
+            first = 0 if starts else certain(_place_in(edges, spec.begin[place]))
+            last = len(segments) if ends else certain(_place_in(edges, spec.end[place]))
+            if not first < last:
+                return None
+            tensor = _segments(b, tensor, placement, segments, first, last)
+            placement = placement.of_segments(segments[first:last])
     made = b.make(node, [tensor, *map(b.replicated, operands)], **spec.taking_all(place))[0]
-    return [(made, Sharded(spec.output_axis(placement.axis), blocks, placement.unit))]
+    return [(made, placement.at(spec.output_axis(placement.axis)))]
 
 
-def _blocks(b: Context, tensor: tf.Tensor, placement: Sharded, first: int, last: int) -> tf.Tensor:
-    """Returns some of the blocks of a shard."""
-    width, rank = b.local_extent(Sharded(placement.axis, Dim(1), placement.unit)), tensor.shape.rank
+def _edge(b: Context, placement: Sharded, segments: Sequence[int]) -> Dim:
+    """Returns where these segments end, along the sharded axis of the global tensor."""
+    return total([b.rows_of_batches[each] for each in segments]) * placement.unit if segments else Dim(0)
+
+
+def _place_in(edges: Sequence[Dim], place: Dim) -> int | None:
+    return edges.index(place) if place in edges else None
+
+
+def _segments(
+    b: Context, tensor: tf.Tensor, placement: Sharded, segments: Sequence[int], first: int, last: int
+) -> tf.Tensor:
+    """Returns some of the segments of a shard."""
+    rank, unit = tensor.shape.rank, b.number(placement.unit)
+    rows = [b.times(b.batches[each].local, unit) for each in segments]
     begin: list[Scalar] = [0] * rank
     size: list[Scalar] = [-1] * rank
-    begin[placement.axis], size[placement.axis] = first * width, (last - first) * width
+    begin[placement.axis], size[placement.axis] = b.total([0, *rows[:first]]), b.total(rows[first:last])
     return tf.slice(tensor, b.vector(begin, tf.int64), b.vector(size, tf.int64))
 
 
@@ -187,7 +204,7 @@ def concat(b: Context, node: Node) -> PlacedOutputs | None:
             return None
     else:
         shards = [_as_blocks(b, each, first) for each in parts]
-        result = Sharded(at, total([each.blocks for each in shards]), first.unit)
+        result = _one_after_another(shards)
     b.all_replicated([each for each, placement in zip(parts, placements) if isinstance(placement, Partial)])
     tensors = [b.sharded(each, shard) for each, shard in zip(parts, shards)]
     return [(b.make(node, [*tensors, b.replicated(along)])[0], result)]
@@ -198,10 +215,21 @@ def _as_blocks(b: Context, value: Value, other: Sharded) -> Sharded:
     placement = b.placement(value)
     if isinstance(placement, Sharded) and (placement.axis, placement.unit) == (other.axis, other.unit):
         return placement
-    blocks = certain(b.dims(value)[other.axis].divided_by(b.rows * other.unit))
+    blocks = certain(b.dims(value)[other.axis].divided_by(b.rows_of(other) * other.unit))
     if blocks == 0:
         raise Uncertain
-    return Sharded(other.axis, blocks, other.unit)
+    return replace(other, blocks=blocks)
+
+
+def _one_after_another(shards: Sequence[Sharded]) -> Sharded:
+    """Returns how a tensor is sharded that consists of these, along the sharded axis."""
+    first = shards[0]
+    if all(each.rows == first.rows for each in shards):
+        return replace(first, blocks=total([each.blocks for each in shards]))
+    segments = [number for each in shards for number in certain(each.segments)]
+    if len(segments) > _MOST_SEGMENTS:
+        raise Uncertain
+    return first.of_segments(segments)
 
 
 @extents("ConcatV2")
@@ -236,7 +264,7 @@ def split(b: Context, node: Node) -> PlacedOutputs | None:
             return None
     if blocks is None or blocks % count:
         return None
-    result = Sharded(axis, Dim(blocks // count), placement.unit)
+    result = replace(placement, blocks=Dim(blocks // count))
     return [(each, result) for each in tf.split(b.local(value), count, axis)]
 
 
@@ -251,7 +279,7 @@ def tile(b: Context, node: Node) -> PlacedOutputs | None:
     if repeated.factor < 1:
         return None
     made = b.make(node, [b.local(value), b.replicated(node.inputs[1])])[0]
-    return [(made, Sharded(placement.axis, placement.blocks * repeated, placement.unit))]
+    return [(made, replace(placement, blocks=placement.blocks * repeated))]
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
@@ -265,7 +293,7 @@ def space_and_batch(b: Context, node: Node) -> PlacedOutputs | None:
     blocks = placement.blocks
     blocks = blocks * places if node.type == "SpaceToBatchND" else certain(blocks.divided_by(places))
     made = b.make(node, [b.local(value), *map(b.replicated, node.inputs[1:])])[0]
-    return [(made, Sharded(0, blocks, placement.unit))]
+    return [(made, replace(placement, blocks=blocks))]
 
 
 @extents("Tile")

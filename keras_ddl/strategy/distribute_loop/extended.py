@@ -21,6 +21,7 @@ from keras_ddl.compat import models, strategies
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import gather_rows, is_shared, per_rank_dataset, share_dataset
+from keras_ddl.data.from_rank_0 import dataset_from_rank_0
 from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
@@ -264,6 +265,8 @@ class DdlExtended(strategies.StrategyExtendedV1):
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if is_shared(dataset) or (self.size == 1 and not history.takes_newcomers()):
             return dataset
+        if self._job.reads_on_rank_0:
+            return dataset_from_rank_0(lambda: dataset)
         return share_dataset(dataset, self.rank, self.size, agree_number())
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:

@@ -23,7 +23,7 @@ from keras_ddl.strategy import agreement, fits, trainer_calls
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import progress
+from keras_ddl.strategy.keras_patches import fit_figures, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, standby_of
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -36,6 +36,15 @@ _WRITERS = tuple(
     getattr(keras.callbacks, name)
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
+)
+# The same of other packages, which are not imported for it.
+_WRITERS_OF_OTHERS = frozenset(
+    {
+        "mlflow.keras.callback.MlflowCallback",
+        "tensorboard.plugins.hparams._keras.Callback",
+        "wandb.integration.keras.callbacks.metrics_logger.WandbMetricsLogger",
+        "wandb.integration.keras.callbacks.model_checkpoint.WandbModelCheckpoint",
+    }
 )
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -87,6 +96,7 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
+    _figures: fit_figures.FitFigures | None = None  # of a fit in a job that is watched
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last of them
     _is_beginning = False  # this fit's ranks have not agreed yet on what it starts from
     _model_saves: Sequence[Saves] = ()
@@ -152,7 +162,7 @@ class CallbackList(_KerasList):
 
     def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
         """Returns what runs on a rank other than 0 in the place of a callback."""
-        if not isinstance(callback, _WRITERS):
+        if not isinstance(callback, _WRITERS) and not any(map(_is_writer_of_others, type(callback).__mro__)):
             return callback
         return _Silent() if survival is None else standby_of(callback, survival.finished)
 
@@ -204,6 +214,7 @@ class CallbackList(_KerasList):
 
     def _begin_training(self, logs: Any) -> None:
         self._drift = self._saves = None
+        self._figures = fit_figures.of_fit(self.model)
         self._is_beginning = True
         self._end_joining()  # of a fit that was broken off
         with self._of_one_rank():
@@ -232,6 +243,8 @@ class CallbackList(_KerasList):
         """On one rank, and then nobody can join any more."""
         with self._of_one_rank():
             super().on_train_end(logs)
+        if self._figures is not None:
+            self._figures.end_fit()
         self._end_joining()
 
     def _end_joining(self) -> None:
@@ -265,6 +278,8 @@ class CallbackList(_KerasList):
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
+        if self._figures is not None:
+            self._figures.end_epoch(epoch, logs)
         self.flush()
         if self._drift is not None:
             self._drift.after_epoch()
@@ -274,6 +289,8 @@ class CallbackList(_KerasList):
         """After all callbacks: the step begins in the timeline, if one is being written."""
         with self._of_one_rank():
             super().on_train_batch_begin(batch, logs)
+        if self._figures is not None:
+            self._figures.begin_batch(batch)
         self._step_begin = time.monotonic() if timeline.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -282,6 +299,8 @@ class CallbackList(_KerasList):
         """
         if self._step_begin is not None:
             timeline.add_span(f"step {batch}", self._step_begin)
+        if self._figures is not None:
+            self._figures.end_batch(batch, self.position[0], logs)
         if self._drift is None or self._saves is None:
             super().on_train_batch_end(batch, logs)
             return
@@ -372,12 +391,20 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
         stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
 
 
+def _is_writer_of_others(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in _WRITERS_OF_OTHERS
+
+
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
     never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *_WRITERS)
     for callback in callbacks.callbacks:
-        if type(callback) in never or getattr(callback, "never_stops_within_epoch", False):
+        if (
+            type(callback) in never
+            or _is_writer_of_others(type(callback))
+            or getattr(callback, "never_stops_within_epoch", False)
+        ):
             continue
         for hook in _BATCH_HOOKS[kind]:
             if hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(base, hook):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl.communicator import stack_position
@@ -17,6 +17,7 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, py_dataset
+from keras_ddl.data.from_rank_0 import dataset_from_rank_0, outcome_on_rank_0
 from keras_ddl.data.position import Reading
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
@@ -24,12 +25,22 @@ from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
-_rows: weakref.WeakKeyDictionary[Any, BatchRows] = weakref.WeakKeyDictionary()  # by iterator of tf.data
+_readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.data's
 
 
 def rows_of(iterator: tf.data.Iterator) -> BatchRows:
     """Returns what is known of the batches of an iterator: nothing, unless an EpochIterator has made it."""
-    return _rows.get(iterator, UNKNOWN)
+    reader = _readers[iterator]() if iterator in _readers else None
+    return UNKNOWN if reader is None else reader.batch_rows
+
+
+def learn_rows(iterator: tf.data.Iterator, counts: Sequence[Sequence[int | None]]) -> BatchRows:
+    """Returns what is known of the batches of an iterator, with what the rows of the first tell (BatchRows.learn)."""
+    rows = rows_of(iterator).learn(counts)
+    reader = _readers[iterator]() if iterator in _readers else None
+    if reader is not None:
+        reader.batch_rows = rows
+    return rows
 
 
 class EpochIterator(_KerasIterator):
@@ -39,7 +50,12 @@ class EpochIterator(_KerasIterator):
         self._reading: Reading | None = None
         self._shuffle_seed: tf.Variable | None = None
         self.batch_rows = UNKNOWN
-        if keras_compat.is_ddl_strategy(distribute_strategy):
+        self.source: tf.data.Dataset | None = None  # on rank 0, where it alone reads
+        self.reads_on_rank_0 = False  # which alone reads: Strategy(data="rank0")
+        self._batches_on_rank_0: int | None = None
+        if keras_compat.is_ddl_strategy(distribute_strategy) and distribute_strategy.job.reads_on_rank_0:
+            self._init_from_rank_0(distribute_strategy, args, kwargs)
+        elif keras_compat.is_ddl_strategy(distribute_strategy):
             self._init_rows(distribute_strategy, args, kwargs)
         else:
             super().__init__(distribute_strategy, *args, **kwargs)
@@ -60,6 +76,39 @@ class EpochIterator(_KerasIterator):
         """Whether arrays are shuffled by seeds that the ranks agree on, because the script has set none."""
         return self._shuffle_seed is not None
 
+    def _init_from_rank_0(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
+        """Other ranks do not look at the data at all."""
+        number, self.reads_on_rank_0 = agree_number(), True
+
+        def make() -> tf.data.Dataset:
+            super(_KerasIterator, self).__init__(*args, **kwargs)
+            adapter = self.data_adapter
+            is_array = isinstance(adapter, keras_compat.ArrayDataAdapter)
+            dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
+            # What this rank reads alone is compared with nothing.
+            self.source = dataset
+            return dataset
+
+        if strategy.rank != 0:
+            steps = {name: kwargs[name] for name in ("steps_per_epoch", "steps_per_execution") if name in kwargs}
+            super(_KerasIterator, self).__init__(tf.data.Dataset.range(0), **steps)
+        self._distribute_strategy = strategy
+        dataset = self._distributed_dataset = dataset_from_rank_0(make)
+        of_rank_0 = outcome_on_rank_0(lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None))
+        self._batches_on_rank_0, shuffles = of_rank_0
+        if (
+            shuffles and self._shuffle_seed is None
+        ):  # all ranks draw the seeds of shuffles, so that all draw the same next
+            self._shuffle_seed = _seed_variable()
+        epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
+        self.batch_rows = batch_rows_of(dataset)
+
+    def reset(self) -> None:
+        """As Keras's."""
+        super().reset()
+        if self.reads_on_rank_0:
+            epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
+
     def _init_rows(self, strategy: StrategyInterface, args: Any, kwargs: dict[str, Any]) -> None:
         rank, size = strategy.rank, strategy.size
         if strategy.job.goes_on:  # then a step takes the rows, which are others when a rank has been lost
@@ -71,7 +120,8 @@ class EpochIterator(_KerasIterator):
         self._distribute_strategy = strategy
         adapter = self.data_adapter
         if isinstance(adapter, keras_compat.ArrayDataAdapter):
-            dataset, is_global = self._rows_of_arrays(adapter, strategy, rank, size), strategy.job.goes_on
+            dataset = self._rows_of_arrays(adapter, strategy, rank, size, agree_number())
+            is_global = strategy.job.goes_on
         else:
             dataset = adapter.get_tf_dataset()
             is_global = strategy.job.goes_on and not is_shared(dataset)
@@ -82,7 +132,9 @@ class EpochIterator(_KerasIterator):
         self._distributed_dataset = dataset
         self.batch_rows = batch_rows_of(dataset)
         if is_global:
-            self.batch_rows = dataclasses.replace(chunked_rows(dataset.element_spec), is_global=True)
+            self.batch_rows = dataclasses.replace(
+                chunked_rows(dataset.element_spec, may_differ=self.batch_rows.may_differ), is_global=True
+            )
         elif strategy.job.goes_on and strategy.rank == 0:
             stack_position.warn(
                 "fit goes on without a lost rank where every rank can read all data. Received: a dataset of which each "
@@ -92,7 +144,9 @@ class EpochIterator(_KerasIterator):
             return
         arrays.check_same_arrays(epoch_iterators.inputs_of(adapter), strategy.rank)
 
-    def _rows_of_arrays(self, adapter: Any, strategy: StrategyInterface, rank: int, size: int) -> tf.data.Dataset:
+    def _rows_of_arrays(
+        self, adapter: Any, strategy: StrategyInterface, rank: int, size: int, number: int
+    ) -> tf.data.Dataset:
         """Reads this rank's rows only. Shuffles alike on all ranks and differently in each epoch, also when the script
         has set no seed.
 
@@ -102,13 +156,13 @@ class EpochIterator(_KerasIterator):
         shuffle_rows = tf.random.shuffle
         read = epoch_iterators.arrays_of(adapter)
         if read.shuffle and not strategy.random_state.seeded_by_script:
-            self._shuffle_seed = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
+            self._shuffle_seed = _seed_variable()
             shuffle_rows = functools.partial(_shuffle_from, self._shuffle_seed, [0])
         return arrays.dataset_of_rows(
             read.inputs,
             rank,
             size,
-            agree_number(),
+            number,
             batch_size=read.batch_size,
             shuffle=read.shuffle,
             shuffle_rows=shuffle_rows,
@@ -123,8 +177,12 @@ class EpochIterator(_KerasIterator):
         """An epoch begins at the reading's position."""
         epoch = super()._enumerate_iterator
         for first, last, iterator in epoch() if self._reading is None else self._reading.epoch(epoch):
-            _rows[iterator] = self.batch_rows
+            _readers[iterator] = weakref.ref(self)
             yield first, last, iterator
+
+
+def _seed_variable() -> tf.Variable:
+    return tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="keras_ddl_shuffle_seed")
 
 
 def _shuffle_from(seed: tf.Variable, counter: list[int], value: tf.Tensor) -> tf.Tensor:

@@ -6,14 +6,24 @@ at hand and runs it: a function that Keras has made for such batches, which call
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl.compat import models
+from keras_ddl.compat.datasets import continued
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, notice
-from keras_ddl.data.rows import UNKNOWN, BatchRows, global_batch, take_chunk, total_rows
+from keras_ddl.data.rows import (
+    UNKNOWN,
+    BatchRows,
+    component_rows,
+    counts_of_ranks,
+    global_batch,
+    take_chunk,
+    unlike_rows,
+)
 from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import reading
@@ -132,8 +142,10 @@ class IteratorFunction(_KerasFunction):
 
             if self._survival is not None and self._step == "train_step":
                 self._survival.check_batch(tf.nest.flatten(batch))
+            if rows.may_differ:
+                rows = reading.learn_rows(iterator, [component_rows(batch)])
 
-            def run(batch: Any = batch) -> Any:
+            def run(batch: Any = batch, rows: BatchRows = rows) -> Any:
                 self._has_executed = False
                 if iterator not in self._by_iterator:
                     execution = self._execution(self._kinds.of(rows.spec), rows, is_single=True)
@@ -168,22 +180,34 @@ class IteratorFunction(_KerasFunction):
             return self._execute(*self._execution_on(iterator))
         batch = next(iterator)
         arrays.warn_of_equal_batches(batch, self._job.rank)
-        kind = self._kinds.of(global_batch(batch, total_rows(batch)))
-        return self._execute(self._execution(kind, UNKNOWN, is_single=True), batch)
+        totals, others = unlike_rows(counts_of_ranks(batch))
+        kind = self._kinds.of(global_batch(batch, totals))
+        return self._execute(self._execution(kind, dataclasses.replace(UNKNOWN, others=others), is_single=True), batch)
 
     def _execution_on(self, iterator: tf.data.Iterator) -> tuple[Execution, tf.data.Iterator]:
         in_parts = self._step == "train_step" and fits.of(self._model) is not None and self._job.accumulates_parts
         if in_parts:
             accumulation.begin_step(self._model, self._job.rank)
         if iterator not in self._by_iterator:
-            spec, rows = iterator.element_spec, reading.rows_of(iterator)
+            spec, rows, original = iterator.element_spec, reading.rows_of(iterator), iterator
+            if rows.may_differ:
+                iterator, rows = self._looked_into(iterator, rows)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
             execution = self._execution(kind, rows, accumulates_parts=in_parts)
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
-            self._by_iterator[iterator] = execution, None if typed is iterator else typed
+            self._by_iterator[original] = execution, None if typed is original else typed
+            iterator = original
         execution, typed = self._by_iterator[iterator]
         return execution, iterator if typed is None else typed
+
+    def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator, BatchRows]:
+        """Returns an iterator over the same batches, and what the rows of the first tell. COLLECTIVE."""
+        try:
+            first = next(iterator)
+        except StopIteration:  # it ends in the step, too
+            return iterator, rows
+        return continued(first, iterator), reading.learn_rows(iterator, counts_of_ranks(first))
 
     def _make_function(self, execution: Execution, batch: Any) -> Callable[[Any], Any]:
         if not execution.is_single:
@@ -232,8 +256,12 @@ class PredictFunction(_KerasFunction):
     def _run(self, rows: BatchRows, batches: Sequence[Any]) -> Any:
         self._has_executed = False
         if rows.total is None or rows.spec is None:
-            totals = [total_rows(each) if rows.total is None else rows.total for each in batches]
-            specs = [global_batch(each, total) for each, total in zip(batches, totals)]
+            if rows.total is None:
+                counts = [counts_of_ranks(each) for each in batches]
+                specs = [global_batch(each, unlike_rows(of_each)[0]) for each, of_each in zip(batches, counts)]
+                rows = rows.learn(counts[0])
+            else:
+                specs = [global_batch(each, rows.total) for each in batches]
         else:
             specs = [rows.spec] * len(batches)
         return self._execute(self._execution(self._kinds.of(specs), rows), batches)

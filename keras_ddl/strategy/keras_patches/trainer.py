@@ -11,11 +11,11 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.data import order
-from keras_ddl.strategy import fits, replayed_calls, trainer_calls
+from keras_ddl.strategy import fits, observing, replayed_calls, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
 from keras_ddl.strategy.keras_patches import compiling
 from keras_ddl.strategy.keras_patches.callbacks import adopted
-from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction
+from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction, name_of_step
 from keras_ddl.strategy.step import accumulation
 
 
@@ -32,6 +32,9 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
             compiling.warn_if_alone(model)
             return original(model, *args, **kwargs)
         bound = _bind(original, model, args, kwargs, strategy)
+        observer = observing.observer()
+        if observer is not None:
+            bound.arguments["callbacks"] = observer.callbacks_of_fit(bound.arguments["callbacks"])
         if not strategy.is_several:
             return original(*bound.args, **bound.kwargs)
         # Both: Keras's own `self.stop_training = False` does nothing where reading it gives False already.
@@ -49,6 +52,14 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """The same on all ranks; the progress bar is rank 0's."""
+    returned = _evaluate_or_predict(method, original, model, *args, **kwargs)
+    observer = observing.observer()
+    if observer is not None and method == "predict":
+        observer.predicted(model, returned)
+    return returned
+
+
+def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     compiling.check_scope(model, strategy_of(model))
     strategy = strategy_of_ranks(model)
     if strategy is None:
@@ -92,15 +103,21 @@ def get_metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: A
         order.warn_of_unlike_values(strategy.rank)
         if isinstance(trainer_calls.innermost(), fits.Fit):  # no evaluation in it
             accumulation.combine(model)
-    return original(model, logs)
+    result, observer = original(model, logs), observing.observer()
+    if observer is not None:
+        observer.end_epoch(model, result)
+    return result
 
 
 def make_function(original: Callable[..., Any], model: Any, step_function: Any) -> Any:
     """train_function and test_function, on several ranks: the step is traced on the rows that one process would see."""
     strategy = strategy_of_ranks(model)
     if strategy is None:
-        return original(model, step_function)
-    return IteratorFunction(model, step_function, strategy, original)
+        function = original(model, step_function)
+    else:
+        function = IteratorFunction(model, step_function, strategy, original)
+    is_training = name_of_step(model, step_function) == "train_step"
+    return observing.train_function(model, function) if is_training else function
 
 
 def make_predict_function(original: Callable[..., Any], model: Any, force: Any = False) -> None:

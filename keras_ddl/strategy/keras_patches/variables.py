@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_ddl.compat import models
 from keras_ddl.compat.optimizers import averaged_weights
+from keras_ddl.strategy import observing
 from keras_ddl.strategy.mesh import laid_out, mesh_slots, undecided
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots, sharded_weights
 from keras_ddl.strategy.variable_origin import of_keras
@@ -22,6 +23,9 @@ def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
         value = undecided.initial_value(variable, value)
         result = original(variable, sharded_weights.initial_value(variable, value))
     laid_out.note_made(variable)
+    observer = observing.observer()
+    if observer is not None:
+        observer.made(variable)
     return result
 
 

@@ -34,7 +34,8 @@ class _Leaf:
     Attributes:
         constant: its value if it is no tensor: part of what is traced.
         spec: its type if it is a tensor, with this rank's rows.
-        has_rows: it has the rows of the batch. is_gathered: the step gathers the rows of all ranks.
+        has_rows: it has the rows of a batch, `batch`: 0, or one of another size. is_gathered: the step gathers the rows
+            of all ranks.
         first, last: the range of its components (of a dense tensor: one) among those of all arguments.
     """
 
@@ -44,6 +45,7 @@ class _Leaf:
     is_gathered: bool = False
     first: int = 0
     last: int = 0
+    batch: int = 0
 
     @property
     def is_composite(self) -> bool:
@@ -56,7 +58,7 @@ class _Leaf:
     def spec_of_all(self, rows: int | None) -> Any:
         """Returns its type with the rows of all ranks, of which there are `rows` in the batch."""
         if self.has_rows or self.is_gathered:
-            return with_rows(self.spec, rows if self.has_rows else None)
+            return with_rows(self.spec, rows if self.has_rows and self.batch == 0 else None)
         return self.spec
 
     def packed(self, tensors: Sequence[tf.Tensor], spec: Any) -> Any:
@@ -70,6 +72,7 @@ class Arguments:
     Args:
         structure: tensors (dense, ragged, sparse), and anything else, which is a constant of the step.
         has_rows: takes the place of a leaf and a tensor; returns whether it has the rows of the batch.
+        batch_of: takes the place of a leaf that has rows; returns which batch's: 0, or that of one of another size.
         own_rows: each rank passes rows of its own.
         gathers_others: tensors whose rows are not the batch's are gathered, unless they are scalars.
     Attributes:
@@ -85,6 +88,7 @@ class Arguments:
         has_rows: Callable[[int, Any], bool],
         own_rows: bool,
         gathers_others: bool = False,
+        batch_of: Callable[[int], int] = lambda place: 0,
     ) -> None:
         self._structure = tf.nest.map_structure(lambda _: None, structure)
         self.tensors: list[tf.Tensor] = []
@@ -105,7 +109,8 @@ class Arguments:
             spec = tf.TensorSpec(leaf.shape, leaf.dtype) if is_dense else tf.type_spec_from_value(leaf)
             first = len(self.tensors)
             self.tensors += tf.nest.flatten(leaf, expand_composites=True)
-            self._leaves.append(_Leaf(None, spec, of_batch, is_gathered, first, len(self.tensors)))
+            batch = batch_of(place) if of_batch else 0
+            self._leaves.append(_Leaf(None, spec, of_batch, is_gathered, first, len(self.tensors), batch))
         composites = [(each.has_rows, each.spec_of_all(None) if each.is_composite else None) for each in self._leaves]
         self.types = repr((self._structure, composites))
 
@@ -117,7 +122,7 @@ class Arguments:
     def placements(self) -> list[Placement]:
         """The placement of each component."""
         return [
-            Sharded(0) if each.is_sharded else REPLICATED
+            Sharded(0, rows=(each.batch,)) if each.is_sharded else REPLICATED
             for each in self._of_tensors
             for _ in range(each.first, each.last)
         ]
@@ -173,10 +178,15 @@ class Arguments:
     # ---- what this rank's graph is built on
 
     def sharded(self) -> Iterator[tuple[int, int]]:
-        """Yields the place of each sharded tensor among the leaves, and among the components."""
-        for place, each in enumerate(self._leaves):
+        """Yields for each sharded tensor which batch's rows it has, and its place among the components."""
+        for each in self._leaves:
             if each.is_sharded:
-                yield place, each.first
+                yield each.batch, each.first
+
+    def replicated(self) -> list[tf.Tensor]:
+        """Returns the components of which every rank uses everything, as it was passed."""
+        used = [each for each in self._of_tensors if not each.has_rows and not each.is_gathered]
+        return [tensor for each in used for tensor in self.tensors[each.first : each.last]]
 
     def rows_in(self, tensors: Sequence[tf.Tensor]) -> int | tf.Tensor | None:
         """Returns the number of this rank's rows in components of a graph; None: no argument has rows."""

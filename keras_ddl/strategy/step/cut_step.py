@@ -17,6 +17,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
+from keras_ddl.strategy import observing
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -73,6 +74,11 @@ class CutStep:
     def size(self) -> int:
         """The number of ranks."""
         return self._job.size
+
+    @property
+    def shards_further_batches(self) -> bool:
+        """Whether batches of other sizes than the first are cut, too; else every rank computes all of them."""
+        return self._job.mesh is None and self._job.settings.batch_statistics == "global"
 
     @property
     def _row_ranks(self) -> range:
@@ -305,6 +311,9 @@ class CutStep:
             collectives.follow_plan()
         self.reports.append(report)
         self._show(report)
+        observer = observing.observer()
+        if observer is not None:
+            observer.traced(self.name, program, report)
         return outputs
 
     def batch_without_rows(self) -> cut.Batch:

@@ -18,6 +18,7 @@ from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import rows_of
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import figures, observing
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import garbage
@@ -57,6 +58,7 @@ class StepFunction(Caller):
         if batches == "rank":
             self.cut_step.rows_of_ranks = "batches='rank', rows of each rank's own"
         self._calls = 0
+        self._rows = 0.0  # of the last call, of all ranks, for those who watch the job
         self._traced: dict[Hashable, _Traced] = {}
         self._epoch = strategy.job.epoch
 
@@ -67,6 +69,29 @@ class StepFunction(Caller):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step. COLLECTIVE. Returns: what one process would get, on every rank."""
+        used = list[Any]()
+        if sees_global_batch() or not tf.executing_eagerly():
+            return self._run(args, kwargs, used)
+        observer, of_job = observing.observer(), figures.of_job()
+        if observer is not None:
+            observer.begin_step(self.__name__, None)
+        if of_job is not None:
+            of_job.begin_step()
+        returned = self._run(args, kwargs, used)
+        if of_job is not None:
+            if self.cut_step.size == 1:
+                self._rows = float(next(filter(None, map(rows_of, tf.nest.flatten((args, kwargs)))), 0.0))
+            of_job.rows += self._rows
+            if of_job.end_step():
+                of_job.write()
+        if observer is not None:
+            if self.cut_step.size == 1:
+                used = _variables_of(self._function.get_concrete_function(*args, **kwargs))
+            observer.end_step(self.__name__, None, used, returned)
+        return returned
+
+    def _run(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
+        """Runs the step. used: becomes the variables that a step of several ranks uses."""
         if self.cut_step.size == 1 or sees_global_batch():  # within another step of the global batch
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
@@ -77,8 +102,7 @@ class StepFunction(Caller):
             )
         self._calls += 1  # on all ranks, whatever happens
         if self._strategy.survival is None:
-            return self.together(lambda: self._call(args, kwargs, []))
-        used: list[Any] = []  # variables of the trace that the call uses
+            return self.together(lambda: self._call(args, kwargs, used))
 
         def call() -> Any:
             if self.cut_step.size == 1:
@@ -104,6 +128,7 @@ class StepFunction(Caller):
         self._compare(arguments)
         traced = self._find(arguments, rows)
         used[:] = traced.variables
+        self._rows = float(sum(traced.batch.counts) if self._batches == "rank" else rows or 0)
         with ops.translate_errors(), self.cut_step.optimization():
             return traced(arguments.tensors)
 
@@ -141,14 +166,18 @@ class StepFunction(Caller):
         if self._batches == "global":
             look = [look, order.digest(arguments.tensors).numpy().tolist()]
         else:
-            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look]]
-        same = "the same global batch" if self._batches == "global" else "tensors of the same dtypes and extents"
+            others = order.digest(arguments.replicated()).numpy().tolist()
+            look = [arguments.types, [(name, shape[1:] if shape else shape) for name, shape in look], others]
+        same = "the same global batch"
+        if self._batches == "rank":
+            same = "tensors of the same dtypes and extents, equal ones where they have other rows than the first"
         comparison.require_equal(
             look,
             f"{self._scope}/arguments",
             f"{self.__name__}: all ranks must call a step with {same}.",
-            "Read the same data in the same order on every rank; if each rank has rows of its own, use "
-            'strategy.function(step, batches="rank").',
+            "Read the same data in the same order on every rank. If each rank has rows of its own, use "
+            'strategy.function(step, batches="rank"); they may be those of strategy.experimental_distribute_dataset '
+            'under keras_ddl.Strategy(data="rank0"), where rank 0 reads and every rank gets its rows.',
             received=lambda _, __, other: f"in call {call} rank {other}'s arguments differ from rank 0's",
         )
 
@@ -251,10 +280,7 @@ class _Traced:
     ) -> None:
         self.batch = batch
         self._owner, self._arguments, self._concrete = weakref.proxy(owner), arguments, concrete
-        captured = [outer for outer, _ in concrete.graph.captures]
-        by_handle = {id(each.handle): each for each in concrete.graph.variables}
-        used = [by_handle[id(outer)] for outer in captured if id(outer) in by_handle]
-        self.variables = [each for each in used if each.dtype not in (tf.string, tf.variant, tf.resource)]
+        self.variables = _variables_of(concrete)
         self._slots = gathered_slots.slots_in(self.variables)
         self._name = owner.__name__
         self._outputs = Outputs(concrete)
@@ -286,6 +312,14 @@ class _Traced:
         if self._run is None:
             self._run = self._built()
         return self._outputs.packed(tf.nest.flatten(self._run(*tensors)))
+
+
+def _variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
+    """Returns the variables of numbers that a trace uses, in the same order on all ranks."""
+    captured = [outer for outer, _ in concrete.graph.captures]
+    by_handle = {id(each.handle): each for each in concrete.graph.variables}
+    used = [by_handle[id(outer)] for outer in captured if id(outer) in by_handle]
+    return [each for each in used if each.dtype not in (tf.string, tf.variant, tf.resource)]
 
 
 def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:

@@ -17,12 +17,13 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, order
-from keras_ddl.data.rows import gather_rows, row_count, static_rows
+from keras_ddl.data.rows import gather_rows, row_count
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
+from keras_ddl.strategy.step.component_rows import ComponentRows, arguments_by_component
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.rows_trained import RowsTrained
@@ -105,7 +106,7 @@ class KerasSteps:
                 f"{step.name} runs eagerly: every rank computes all rows of every batch, which is right and no faster "
                 "than one process. Leave out run_eagerly=True to share the work."
             )
-        rows, counts = row_count(arguments), None
+        rows, counts = row_count(arguments, execution.rows.of_others), None
         if rows is not None:
             counts, arguments, _ = order.exchange_step_header(rows, arguments, _NAME)
         leaves = tf.nest.flatten(arguments)
@@ -124,21 +125,24 @@ class KerasSteps:
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:
         step, rows, report = self.step_of(execution.model, execution.step), execution.rows, cut.Report()
-        count, counts, begins_with = row_count(structure), None, None
+        count, counts, begins_with = row_count(structure, rows.of_others), None, None
         is_known = rows.is_chunked and rows.total is not None
+        of_components = None
         if count is not None:
-            name = _NAME if is_known else _NAME_OF_NEEDED
-            counts, structure, begins_with = order.exchange_step_header(count, structure, name)
-            report.gathered_counts(step.size * order.header_bytes())
+            name, of_components = _NAME if is_known else _NAME_OF_NEEDED, ComponentRows(structure, count, rows, step)
+            gathered, structure, begins_with = order.exchange_step_header(of_components.exchanged, structure, name)
+            report.gathered_counts(step.size * order.header_bytes(gathered.shape[1]))
+            counts = of_components.check(gathered)
         if count is None:  # nothing to share: every rank computes all of it
             batch = step.batch_without_rows()
         elif is_known:
             batch = step.batch_of_chunks(rows.total)
         else:
             batch = step.batch_of_counts(counts, rows.total)
-        arguments = _arguments(execution, structure)
+        arguments = arguments_by_component(structure, rows, step)
         concrete = self._traced(execution, step, function, arguments)
-        local = arguments.gathered(_of_equal_rows(arguments, structure, count, step), step.rank, step.scope, report)
+        further = [] if of_components is None else of_components.further_batches(arguments, concrete)
+        local = arguments.gathered(arguments.tensors, step.rank, step.scope, report)
         is_rank0s = execution.step == "predict_step" and self._job.settings.gather_predictions == "rank0"
         outputs = step.build(
             step.program_of(concrete),
@@ -150,6 +154,7 @@ class KerasSteps:
             keeps_rows=is_rank0s and step.rank != 0,
             parts=[each.handle for each in _accumulators(execution)],
             tell=arguments.declare_rows,
+            **({"further": further} if further else {}),
         )
         if counts is not None and execution.step == "train_step" and step.rank == 0:
             with tf.control_dependencies([step.committed]):
@@ -161,7 +166,8 @@ class KerasSteps:
 
         batch: this rank's part, in a graph.
         """
-        step, arguments = self.step_of(execution.model, execution.step), _arguments(execution, ((batch,), {}))
+        step = self.step_of(execution.model, execution.step)
+        arguments = arguments_by_component(((batch,), {}), execution.rows, step)
         with execution.entered():
             self._traced(execution, step, function, arguments, is_alone=True)
 
@@ -196,18 +202,6 @@ class KerasSteps:
         return concrete
 
 
-def _arguments(execution: Execution, structure: Any) -> Arguments:
-    """Returns the arguments of a step. structure: (args, kwargs), with this rank's rows."""
-    rows = execution.rows
-    others = rows.of_others if rows.is_chunked else frozenset()
-    return Arguments(
-        structure,
-        has_rows=lambda place, leaf: bool(leaf.shape.rank) and place not in others,
-        own_rows=True,
-        gathers_others=True,
-    )
-
-
 def _accumulators(execution: Execution) -> list[tf.Variable]:
     """The variables in which each rank accumulates its part of gradients between updates."""
     return [each.value for each in models.accumulators_of(execution.model)] if execution.accumulates_parts else []
@@ -215,28 +209,3 @@ def _accumulators(execution: Execution) -> list[tf.Variable]:
 
 def _as_tensor(leaf: Any) -> Any:
     return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") and not tf.is_tensor(leaf) else leaf
-
-
-def _of_equal_rows(arguments: Arguments, structure: Any, rows: tf.Tensor | None, step: CutStep) -> list[tf.Tensor]:
-    """Returns the components of a batch, and checks that all sharded ones have as many rows as the first.
-
-    Raises: ConfigError: one has not. Where that is known only when the step runs: TensorFlow's error, same words.
-    """
-    leaves = tf.nest.flatten(structure)
-    first = next((static_rows(leaf) for leaf in leaves if is_tensor(leaf) and leaf.shape.rank != 0), None)
-    tensors = list(arguments.tensors)
-    for place, component in arguments.sharded():
-        mine = static_rows(tensors[component])
-        rule = (
-            "The tensors of a batch must all have the same number of rows; tensors with another number need a dataset "
-            f"whose element_spec says so (drop_remainder=True). Received: component {place} of the batch of "
-            f"{step.name} has another number of rows than the first (rank {step.rank})."
-        )
-        if mine is None or first is None:
-            dynamic = tf.shape(tensors[component], out_type=tf.int64)[0]
-            equal = tf.debugging.assert_equal(dynamic, rows, f"keras_ddl: {rule}")
-            with tf.control_dependencies([equal]):
-                tensors[component] = tf.identity(tensors[component])
-        elif mine != first:
-            raise ConfigError(rule)
-    return tensors

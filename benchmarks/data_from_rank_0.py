@@ -1,0 +1,73 @@
+"""What Strategy(data="rank0") costs: milliseconds per batch, and per MB of it, beside batches that every rank reads.
+
+    keras-ddl run -np 2 python benchmarks/data_from_rank_0.py
+
+The source is a batch in memory, again and again: to read it costs nothing, so what is measured is to cut it, to send
+it, and to hand it on. No model is trained, so nothing of it is hidden behind steps, as it is in fit. Both ways take
+turns in one job. One copy of the batch by numpy, in the same job, is a bound: rank 0 copies the rows of the others into
+a message, the collective moves them, and TensorFlow copies a rank's rows out of what has arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from _rounds import machine
+
+import keras_ddl
+
+
+def batches_of(strategy: keras_ddl.Strategy, batch: np.ndarray) -> Iterator[tf.Tensor]:
+    """Yields this rank's rows, endlessly."""
+    return iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat()))
+
+
+def milliseconds(batches: Iterator[tf.Tensor], count: int) -> float:
+    """Returns the time of a batch on the slowest rank."""
+    keras_ddl.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    return max(keras_ddl.all_gather_object(time.perf_counter() - start)) / count * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", default="0.1,1,8,32", help="sizes of the global batch (default: 0.1,1,8,32)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns, of which medians count (default: 7)")
+    options = parser.parse_args()
+    ways = {"every rank reads": keras_ddl.Strategy(data="all"), "rank 0 reads": keras_ddl.Strategy(data="rank0")}
+    rank, size = (getattr(ways["rank 0 reads"], name) for name in ("rank", "size"))
+    if rank == 0:
+        print(f"{machine()}; {size} ranks; ms per batch, medians of {options.rounds} turns")
+    for mb in map(float, options.mb.split(",")):
+        batch = np.zeros((64, max(1, int(mb * 1e6 / 4 / 64))), "float32")
+        count = max(4, min(200, int(100 / mb)))
+        readers = {name: batches_of(strategy, batch) for name, strategy in ways.items()}
+        times: dict[str, list[float]] = {name: [] for name in [*ways, "copy"]}
+        for _ in range(options.rounds + 1):
+            for name, reader in readers.items():
+                times[name].append(milliseconds(reader, count))
+            target, start = np.empty_like(batch), time.perf_counter()
+            np.copyto(target, batch)
+            times["copy"].append((time.perf_counter() - start) * 1e3)
+        if rank == 0:
+            every, first, copy = (statistics.median(some[1:]) for some in times.values())
+            print(
+                f"{mb:6g} MB: every rank reads {every:7.3f}, rank 0 reads {first:7.3f}; more per MB "
+                f"{(first - every) / mb:6.3f} ms, one copy of the batch {copy / mb:6.3f} ms per MB",
+                flush=True,
+            )
+        del readers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""keras-ddl run --config FILE: options, program and variables from a file in TOML, so that nobody types them again."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from keras_ddl.errors import ConfigError
+
+_COMMAND, _ENV = "command", "env"
+_NOT_IN_FILES = ("config", "help", _ENV)
+# Of these one names the hosts: one on the command line takes the place of those in the file.
+_HOSTS = ("hosts", "hostfile", "tf_config", "tf_config_file", "host_discovery_script")
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_META = "keras_ddl.cli.job_file"
+
+
+class Command(click.Command):
+    """A command with `load` as the callback of its --config."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Completes what the command line says by what the file says of program, variables and hosts."""
+        rest = super().parse_args(ctx, args)
+        program, env = ctx.meta.get(_META, ((), ()))
+        ctx.params["program"] = ctx.params["program"] or program
+        ctx.params["env"] = (*env, *ctx.params["env"])  # the last one counts
+        sources = {name: ctx.get_parameter_source(name) for name in _HOSTS}
+        if ParameterSource.COMMANDLINE in sources.values():
+            for name in [name for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP]:
+                ctx.params[name] = False if isinstance(ctx.params[name], bool) else None
+        return rest
+
+
+def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Callback of --config: makes what the file says the defaults of this command's options.
+
+    Raises: ConfigError: it is no TOML, has an unknown key or one twice, or a value of another type.
+    """
+    if value is None:
+        return
+    try:
+        settings = tomllib.loads(Path(value).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--config must be a file in TOML. Received: {value}: {error}. Example: a line np = 4, and a line "
+            'command = ["python", "train.py"].'
+        ) from None
+    ctx.meta[_META] = _program(settings.pop(_COMMAND, []), value), _env(settings.pop(_ENV, {}), value)
+    by_name = _options(ctx.command)
+    defaults: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for key, given in settings.items():
+        if key not in by_name:
+            (near,) = difflib.get_close_matches(key, [*by_name, _COMMAND, _ENV], n=1, cutoff=0)
+            raise ConfigError(
+                f"--config knows the long names of the options of `keras-ddl run`, {_COMMAND} and {_ENV}. Received: "
+                f"{key!r} in {value}. The nearest is {near!r}."
+            )
+        option = by_name[key]
+        assert option.name is not None
+        if option.name in keys:
+            raise ConfigError(
+                f"--config: each option must be given once. Received: {keys[option.name]!r} and {key!r} in {value}, "
+                "which are one. Leave one of them out."
+            )
+        keys[option.name], defaults[option.name] = key, _value(ctx, option, key, given, value)
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Returns the options of a command by their long names, without dashes."""
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    by_name = {word[2:]: option for option in options for word in option.opts if word.startswith("--")}
+    return {name: option for name, option in by_name.items() if name not in _NOT_IN_FILES}
+
+
+def _value(ctx: click.Context, option: click.Option, key: str, given: object, file: str) -> Any:
+    """Returns the value of an option, checked as on the command line."""
+    kind: type = {"boolean": bool, "integer": int, "integer range": int, "float": float}.get(option.type.name, str)
+    values = given if option.multiple and isinstance(given, list) else [given]
+    for each in values:
+        accepted = (int, float) if kind is float else (kind,)
+        if not isinstance(each, accepted) or (isinstance(each, bool) and kind is not bool):
+            what = f"{_KINDS[kind]}{', or a list of these' if option.multiple else ''}"
+            raise ConfigError(
+                f"--config: {key} must be {what}. Received: {key} = {each!r} ({type(each).__name__}) in {file}. "
+                f"{_example(key, kind)}"
+            )
+        try:
+            option.type.convert(each, option, ctx)
+        except click.BadParameter as error:
+            raise ConfigError(
+                f"--config: {key} must be a value that the option --{key} takes. Received: {key} = {each!r} in {file}: "
+                f"{error.message} See `keras-ddl run --help`."
+            ) from None
+    return values if option.multiple else given
+
+
+def _example(key: str, kind: type) -> str:
+    return f"Write {key} = {'true' if kind is bool else 2 if kind is int else 2.5 if kind is float else repr('text')}."
+
+
+def _program(given: object, file: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return tuple(shlex.split(given))
+    if isinstance(given, list) and all(isinstance(each, str) for each in given):
+        return tuple(given)
+    raise ConfigError(
+        f"--config: {_COMMAND} must be a string, or a list of strings. Received: {_COMMAND} = {given!r} in {file}. "
+        f'Write {_COMMAND} = ["python", "train.py"].'
+    )
+
+
+def _env(given: object, file: str) -> tuple[str, ...]:
+    if not isinstance(given, dict):
+        raise ConfigError(
+            f"--config: {_ENV} must be a table. Received: {_ENV} = {given!r} in {file}. Write [{_ENV}], and below it a "
+            'line NAME = "value" for each variable.'
+        )
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"--config: a variable must be a string. Received: {name} = {value!r} in [{_ENV}] of {file}. Write "
+                f'{name} = "{value}".'
+            )
+    return tuple(f"{name}={value}" for name, value in given.items())

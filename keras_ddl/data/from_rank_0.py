@@ -1,0 +1,162 @@
+"""Datasets that rank 0 alone reads, and of which every rank gets its rows: Strategy(data="rank0").
+
+For data that no two processes read alike: generators that draw without a seed, maps in any order. And no rank reads
+what it does not train on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.compat import datasets
+from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.data.rows import chunk, chunked_rows, static_rows, take_chunk, with_rows
+from keras_ddl.data.share import MARK, agree_number
+from keras_ddl.data.streams import Parts, Stream, StreamError, portable
+from keras_ddl.data.untuned import untuned
+from keras_ddl.errors import ConfigError, KerasDdlError
+from keras_ddl.topology import Topology
+
+_NAME = "keras_ddl/data/source"
+_channels: list[tuple[Topology, communicator.Communicator]] = []  # of streams: that of this job
+_TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+
+def outcome_on_rank_0(work: Callable[[], Any]) -> Any:
+    """Returns what `work` returns on rank 0, which alone calls it (to be picklable). COLLECTIVE.
+
+    Raises: what it raises there, on every rank.
+    """
+    outcome: tuple[Any, Exception | None] = None, None
+    if communicator.rank() == 0:
+        try:
+            outcome = work(), None
+        except Exception as error:
+            outcome = None, portable(error)
+    result, failure = communicator.broadcast_object(outcome, name=_NAME)
+    if failure is not None:
+        raise failure
+    return result
+
+
+def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+    """Returns this rank's rows of the batches of a dataset that rank 0 alone makes and reads. COLLECTIVE.
+
+    Reading is collective, too: all ranks begin equally many passes, in the same order, and read equally many batches.
+
+    Args:
+        make: returns the dataset; called on rank 0.
+    Raises: ConfigError, on every rank: batches with other components than dense, ragged and sparse tensors. What `make`
+        raises; while it is read, what reading raises on rank 0, as TensorFlow reports exceptions of generators.
+    Cost: each row travels once, from rank 0 to its rank, ahead of the steps; memory for `streams.AHEAD` batches on rank
+        0, and for as many parts of them on each rank.
+    """
+    sources: list[tf.data.Dataset] = []
+
+    def facts_of_source() -> tuple[Any, int, bool]:
+        source = make()
+        sources.append(source)
+        _check(source.element_spec)
+        return source.element_spec, int(source.cardinality()), not datasets.is_batched_at_once(source)
+
+    spec, cardinality, may_differ = outcome_on_rank_0(facts_of_source)
+    comm, name, passes = _channel(), f"data/{agree_number()}", itertools.count(1)
+    read = functools.partial(_parts_of_ranks, sources[0], comm.size) if sources else None
+    own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
+    components = _components(own_spec)
+
+    def batches() -> Iterator[tuple[Any, ...]]:
+        of_pass = f"{name}/{next(passes)}"
+        try:
+            for parts in Stream(comm, of_pass, read):
+                yield tuple(parts)
+        except KerasDdlError as error:
+            raise StreamError(of_pass, error) from error
+        except tf.errors.InvalidArgumentError as error:  # of a ValueError TensorFlow makes this class again
+            raise ValueError(error.message) from error
+
+    @do_not_convert
+    def pack(*tensors: tf.Tensor) -> Any:
+        left = iter(tensors)
+        return tf.nest.map_structure(lambda leaf: _packed(leaf, left), own_spec)
+
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tuple(components)).map(pack)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality)) if cardinality >= 0 else dataset
+    dataset = untuned(dataset).prefetch(1)
+    setattr(dataset, MARK, chunked_rows(spec, may_differ=may_differ))
+    return dataset
+
+
+def _channel() -> communicator.Communicator:
+    """Returns the communicator of the streams of this job. COLLECTIVE at the first call."""
+    place = communicator.topology()
+    if not _channels or _channels[0][0] is not place:
+        made = communicator.split(0, name="keras_ddl/data")
+        assert made is not None
+        _channels[:] = [(place, made)]
+    return _channels[0][1]
+
+
+# ---- on rank 0
+
+
+def _parts_of_ranks(source: tf.data.Dataset, size: int) -> Iterator[list[Parts]]:
+    """Yields for each batch the arrays of every rank."""
+    for batch in source:
+        leaves = tf.nest.flatten(batch)
+        yield [[array for leaf in leaves for array in _arrays(leaf, rank, size)] for rank in range(size)]
+
+
+def _arrays(leaf: Any, rank: int, size: int) -> Iterator[Any]:
+    """Yields the arrays of one rank's rows of a component."""
+    if isinstance(leaf, tf.experimental.Optional):
+        return
+    if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string:
+        array = np.asarray(leaf)  # no copy
+        yield array if array.ndim == 0 else array[slice(*chunk(len(array), rank, size))]
+        return
+    for part in tf.nest.flatten(take_chunk(leaf, rank, size), expand_composites=True):
+        yield part.numpy()
+
+
+def _check(spec: Any) -> None:
+    for leaf in tf.nest.flatten(spec):
+        is_absent = leaf == tf.OptionalSpec(None)  # how Keras passes None through tf.data
+        if not is_absent and (not isinstance(leaf, _TENSORS) or leaf.dtype in (tf.variant, tf.resource)):
+            raise ConfigError(
+                'With Strategy(data="rank0") a batch has dense, ragged and sparse tensors, which rank 0 can send. '
+                f"Received: a component {leaf} (rank 0). Leave it out, or map it to tensors."
+            )
+
+
+# ---- on every rank
+
+
+def _spec_of_rank(leaf: Any, rank: int, size: int) -> Any:
+    rows = static_rows(leaf) if isinstance(leaf, _TENSORS) else None
+    if rows is None:
+        return leaf
+    first, end = chunk(rows, rank, size)
+    return with_rows(leaf, end - first)
+
+
+def _components(spec: Any) -> list[tf.TensorSpec]:
+    return [part for leaf in tf.nest.flatten(spec) if isinstance(leaf, _TENSORS) for part in _flat(leaf)]
+
+
+def _flat(spec: Any) -> list[tf.TensorSpec]:
+    return [tf.TensorSpec(part.shape, part.dtype) for part in tf.nest.flatten(spec, expand_composites=True)]
+
+
+def _packed(leaf: Any, left: Iterator[tf.Tensor]) -> Any:
+    if isinstance(leaf, tf.OptionalSpec):
+        return tf.experimental.Optional.empty(None)
+    if isinstance(leaf, tf.TensorSpec):
+        return next(left)
+    return tf.nest.pack_sequence_as(leaf, [next(left) for _ in _flat(leaf)], expand_composites=True)

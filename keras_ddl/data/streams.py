@@ -1,0 +1,204 @@
+"""Streams of batches from rank 0 to all ranks, read ahead of the steps; `from_rank_0.py` makes datasets of them.
+
+One pass over a dataset is one stream. On rank 0 a thread reads the pass, a few batches before they are used, and sends
+each rank its part; on every other rank a thread receives. Only rank 0 decides what is sent, so a rank that stops
+reading earlier leaves no other waiting: it receives the rest, and drops it, until rank 0 stops too. Messages travel in
+a communicator of their own, by an all_to_all in which only rank 0 has something to send: they meet no collective of a
+step.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_ddl import config
+from keras_ddl.communicator import Communicator
+from keras_ddl.errors import CollectiveError, KerasDdlError, RankError, RankMismatchError
+
+AHEAD = 4  # batches that rank 0 has sent and no step of it has used
+_RECEIVED = 2 * AHEAD  # batches that another rank has received and not used
+_PATIENCE_SECONDS = 10.0  # for a thread that is to end
+_ALIGNMENT = 64  # bytes, of arrays in a message
+
+Parts = list[Any]  # the arrays that one rank gets of a batch
+
+_FAILURE = "keras_ddl's stream"
+
+BATCH, END, ERROR, IDLE, STOP = range(5)
+
+
+_failures: dict[str, KerasDdlError] = {}  # by the name of the stream: TensorFlow makes other errors of them
+
+
+class Message(NamedTuple):
+    """What rank 0 sends. `content`: of a BATCH the arrays, of an ERROR the exception."""
+
+    kind: int
+    content: Any = None
+
+
+class Stream:
+    """One pass, on one rank.
+
+    Args:
+        comm: the communicator of streams. name: the same on all ranks, and of no other stream.
+        read: on rank 0: begins the pass, and yields for each batch the arrays of every rank.
+    """
+
+    def __init__(self, comm: Communicator, name: str, read: Callable[[], Iterator[list[Parts]]] | None = None) -> None:
+        self._comm, self._name = comm, f"{comm.prefix}{name}"
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_RECEIVED if read is None else AHEAD)
+        self._closed = False
+        self._is_root = read is not None
+        self._thread = threading.Thread(target=self._run, args=(read,), name="keras_ddl data", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Parts]:
+        """Yields this rank's arrays of each batch.
+
+        Raises: what reading has raised on rank 0; errors of collectives; RankMismatchError: rank 0 reads no further.
+        """
+        try:
+            while (message := self._messages.get()).kind == BATCH:
+                self._room.release()
+                yield message.content
+            if message.kind == ERROR:
+                raise message.content
+            if message.kind == STOP:
+                raise RankMismatchError(
+                    'With Strategy(data="rank0") all ranks must read equally many batches. Received: rank '
+                    f"{self._comm.rank} asks for one more than rank 0, which has stopped reading. Leave loops over "
+                    "data after the same batch on every rank."
+                )
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the pass. On rank 0, waits until nothing reads the source any more, unless that takes long."""
+        self._closed = True
+        self._room.release()
+        if self._is_root and threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE_SECONDS)
+
+    def _run(self, read: Callable[[], Iterator[list[Parts]]] | None) -> None:
+        try:
+            if read is None:
+                self._receive()
+            else:
+                self._send(read)
+        except Exception as error:  # of a collective: the program gets it where it reads
+            self._messages.put(Message(ERROR, error))
+
+    # ---- rank 0
+
+    def _send(self, read: Callable[[], Iterator[list[Parts]]]) -> None:
+        last = Message(END)
+        try:
+            for parts in read():
+                if not self._wait_for_room():
+                    break
+                self._scatter([Message(BATCH, each) for each in parts])
+                self._messages.put(Message(BATCH, parts[self._comm.rank]))
+        except CollectiveError:  # the others get it from the collective itself
+            raise
+        except Exception as error:
+            last = Message(ERROR, portable(error))
+        self._scatter([Message(STOP) if self._closed else last] * self._comm.size)
+        self._messages.put(last)
+
+    def _wait_for_room(self) -> bool:
+        """Waits until a step has used one of the batches that were sent. Returns: whether any may use another."""
+        patience = config.get("WARN_AFTER_SECONDS") / 3 or None
+        while not self._closed and not self._room.acquire(timeout=patience):
+            self._scatter([Message(IDLE)] * self._comm.size)  # no rank waits for this one so long that it warns
+        return not self._closed
+
+    def _scatter(self, messages: Sequence[Message]) -> None:
+        """Sends every other rank its message."""
+        data, lengths = packed([None if r == self._comm.rank else each for r, each in enumerate(messages)])
+        self._comm.native().scatter(data, lengths, self._name)
+
+    # ---- other ranks
+
+    def _receive(self) -> None:
+        nothing, zeros = np.empty(0, np.uint8), [0] * self._comm.size
+        while True:
+            if not self._closed:  # else what comes is dropped
+                self._room.acquire()
+            message = unpacked(self._comm.native().scatter(nothing, zeros, self._name))
+            if message.kind == IDLE:
+                self._room.release()
+            elif not self._closed:
+                self._messages.put(message)
+            if message.kind in (END, ERROR, STOP):
+                return
+
+
+class StreamError(Exception):
+    """A KerasDdlError on its way through a dataset; `failure_in` finds it again in TensorFlow's error."""
+
+    def __init__(self, name: str, error: KerasDdlError) -> None:
+        _failures[name] = error
+        super().__init__(f"{_FAILURE} {name}: {error}")
+
+
+def failure_in(text: str) -> KerasDdlError | None:
+    """Returns the error that a stream has raised, by the text of TensorFlow's error; None: it comes from none."""
+    if _FAILURE not in text:
+        return None
+    name = text.partition(_FAILURE)[2].partition(":")[0].strip()
+    return _failures.pop(name, None)
+
+
+def packed(messages: Sequence[Message | None]) -> tuple[np.ndarray, list[int]]:
+    """Returns the bytes of messages, one after another (uint8), and of how many each consists; None: of none.
+
+    Contiguous arrays are copied once. Each message: numbers (int64), the pickled rest, the arrays.
+    """
+    layouts: list[list[Any]] = []
+    for message in messages:
+        buffers: list[pickle.PickleBuffer] = []
+        rest = b"" if message is None else pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+        views = [rest, *(each.raw() for each in buffers)]
+        table = np.array([len(views), *(len(each) for each in views)], np.int64)
+        layouts.append([] if message is None else [table.view(np.uint8), *views])
+    lengths = [sum(_padded(len(each)) for each in layout) for layout in layouts]
+    data = np.empty(sum(lengths), np.uint8)
+    place = 0
+    for view in (each for layout in layouts for each in layout):
+        data[place : place + len(view)] = np.frombuffer(view, np.uint8)
+        place += _padded(len(view))
+    return data, lengths
+
+
+def unpacked(data: np.ndarray) -> Message:
+    """Returns a message, whose arrays are views of its bytes."""
+    number = int(data[:8].view(np.int64)[0])
+    lengths = data[8 : 8 + 8 * number].view(np.int64).tolist()
+    place = _padded(8 + 8 * number)
+    views = []
+    for length in lengths:
+        views.append(data[place : place + length])
+        place += _padded(length)
+    message: Message = pickle.loads(views[0].tobytes(), buffers=views[1:])
+    return message
+
+
+def portable(error: Exception) -> Exception:
+    """Returns an error of rank 0 as other ranks can raise it: itself, if it can be pickled."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = None
+    return copy if isinstance(copy, Exception) else RankError(f"rank 0: {type(error).__name__}: {error}")
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,41 @@
+"""Optimizers of tf.compat.v1.train that reduce their gradients: those of `import ddl`, and Horovod's."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Pairs = list[tuple[Any, Any]]
+
+
+def reduce_within(owner: Any, reduce: Callable[[Pairs], Pairs]) -> None:
+    """Makes compute_gradients and apply_gradients of `owner` pass their gradients through `reduce`.
+
+    Both do, because a script may call either by itself, or change the gradients in between. So `reduce` must leave
+    those alone that it has reduced before (`gradients.reduced`).
+
+    Args:
+        owner: the class tf.compat.v1.train.Optimizer, for every optimizer, or one object of it.
+        reduce: (gradient, variable) pairs -> pairs, in the same order.
+    """
+    kind: Any = owner if isinstance(owner, type) else type(owner)
+    compute, apply = kind.compute_gradients, kind.apply_gradients
+
+    @functools.wraps(compute)
+    def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Pairs:
+        return reduce(list(compute(self, *args, **kwargs)))
+
+    @functools.wraps(apply)
+    def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        return apply(self, reduce(list(grads_and_vars)), *args, **kwargs)
+
+    replace_methods(owner, compute_gradients, apply_gradients)
+
+
+def replace_methods(owner: Any, *functions: Callable[..., Any]) -> None:
+    """Sets functions as methods, under their own names, on a class or on one object."""
+    for function in functions:
+        method = function if isinstance(owner, type) else types.MethodType(function, owner)
+        setattr(owner, function.__name__, method)

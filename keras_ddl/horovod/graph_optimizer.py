@@ -1,0 +1,125 @@
+"""DistributedOptimizer for the optimizers of tf.compat.v1.train, which Horovod wraps as well.
+
+They are for graphs and sessions; without gradient accumulation they also work in eager mode and in a tf.function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from keras_ddl.compat.tensorflow import is_eager, tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.gradients import own_reductions, reduced
+from keras_ddl.gradients.graph_optimizers import Pairs, reduce_within, replace_methods
+from keras_ddl.horovod.reduction import GradientReduction
+
+
+def distribute(optimizer: Any, reduction: GradientReduction, passes: int, average_passes: bool) -> None:
+    """Makes one optimizer of tf.compat.v1.train reduce its gradients.
+
+    compute_gradients returns reduced gradients; apply_gradients reduces only those that were not computed from such.
+
+    Args:
+        reduction: what it reduces by.
+        passes: session runs per update; above 1, see `_Accumulation`.
+        average_passes: divide the sum over `passes` by their number.
+    """
+    own_reductions.set_reduction(optimizer, reduction)
+    object.__setattr__(optimizer, "register_local_var", reduction.register_local_var)
+    if passes == 1:
+        reduce_within(optimizer, functools.partial(_reduced_once, reduction))
+    else:
+        _Accumulation(optimizer, reduction, passes, average_passes)
+
+
+def _reduced_once(reduction: GradientReduction, pairs: Pairs) -> Pairs:
+    clean: set[str] = set()
+    todo = [
+        i for i, (gradient, _) in enumerate(pairs) if gradient is not None and not reduced.is_reduced(gradient, clean)
+    ]
+    gradients, variables = [pairs[i][0] for i in todo], [pairs[i][1] for i in todo]
+    result = list(pairs)
+    for i, before, after in zip(todo, gradients, reduction.reduce(gradients, variables) if todo else ()):
+        # A tensor of its own: on ranks that do not take part, others may still reduce the gradient itself.
+        after = tf.nest.map_structure(tf.identity, after, expand_composites=True)
+        reduced.note(before, after)
+        result[i] = (after, pairs[i][1])
+    return result
+
+
+class _Accumulation:
+    """Adds up the gradients of several runs of a graph; the last of them reduces the sum and applies it.
+
+    As Horovod's, the sums are local variables: `tf.compat.v1.local_variables_initializer` sets them, and they are
+    neither saved nor broadcast. Every run increments `global_step`. tf.IndexedSlices become dense.
+    """
+
+    def __init__(self, optimizer: Any, reduction: GradientReduction, passes: int, average: bool) -> None:
+        kind = type(optimizer)
+        self._compute, self._apply = optimizer.compute_gradients, optimizer.apply_gradients
+        self._reduction, self._passes, self._factor = reduction, passes, 1 / passes if average else 1.0
+        self._is_last: Any = None  # of the graph of the last compute_gradients
+        accumulation = self
+
+        @functools.wraps(kind.compute_gradients)
+        def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Pairs:
+            return accumulation.compute(accumulation._compute(*args, **kwargs))
+
+        @functools.wraps(kind.apply_gradients)
+        def apply_gradients(self: Any, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            return accumulation.apply(list(grads_and_vars), global_step, name)
+
+        replace_methods(optimizer, compute_gradients, apply_gradients)
+
+    def compute(self, pairs: Pairs) -> Pairs:
+        """Returns sums, reduced in the last of `passes` runs; in the others, this rank's sums so far."""
+        there = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs if gradient is not None]
+        if tf.executing_eagerly() or tf.inside_function() or any(is_eager(gradient) for gradient, _ in there):
+            raise ConfigError(
+                "backward_passes_per_step above 1 needs a TensorFlow 1 graph for an optimizer of tf.compat.v1.train. "
+                f"Received: backward_passes_per_step={self._passes}, outside of such a graph. Pass an optimizer of "
+                "keras.optimizers."
+            )
+        count = _local(self._reduction.name, "passes", [], tf.int32)
+        sums = [_local(self._reduction.name, f"sum_{i}", v.shape, g.dtype) for i, (g, v) in enumerate(there)]
+        done = count.read_value()
+        self._is_last = tf.equal(done, self._passes - 1)
+        totals = [total.read_value() + gradient for total, (gradient, _) in zip(sums, there)]
+        result = tf.cond(self._is_last, lambda: self._reduce(totals, [v for _, v in there]), lambda: list(totals))
+        with tf.control_dependencies([*totals, done]):
+            updates = [count.assign((done + 1) % self._passes).op]
+            updates += [s.assign(tf.where(self._is_last, tf.zeros_like(t), t)).op for s, t in zip(sums, totals)]
+        with tf.control_dependencies(updates):
+            gradients = iter([tf.identity(each) for each in result])
+        return [(gradient if gradient is None else next(gradients), variable) for gradient, variable in pairs]
+
+    def apply(self, pairs: Pairs, global_step: Any, name: str | None) -> Any:
+        """Returns an operation that applies the gradients in the last of `passes` runs."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._is_last is None or self._is_last.graph is not graph:
+            raise ConfigError(
+                "backward_passes_per_step above 1 adds up what compute_gradients returns. Received: apply_gradients "
+                "with gradients that were computed otherwise. Call compute_gradients, or minimize."
+            )
+
+        def skip() -> tf.Operation:
+            return tf.no_op() if global_step is None else tf.compat.v1.assign_add(global_step, 1).op
+
+        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
+            return tf.cond(self._is_last, lambda: self._apply(pairs, global_step=global_step, name=name), skip)
+
+    def _reduce(self, totals: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        gradients = self._reduction.reduce(totals, variables)
+        return gradients if self._factor == 1.0 else [gradient * self._factor for gradient in gradients]
+
+
+def _local(scope: str, name: str, shape: Any, dtype: Any) -> Any:
+    """Returns a new variable of zeros that is neither saved nor broadcast."""
+    v1 = tf.compat.v1
+    collections = [v1.GraphKeys.LOCAL_VARIABLES]
+    with tf.init_scope(), tf.device("CPU"):
+        return v1.Variable(
+            tf.zeros(shape, dtype), trainable=False, collections=collections, use_resource=True, name=f"{scope}/{name}"
+        )

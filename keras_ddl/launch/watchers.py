@@ -1,0 +1,82 @@
+"""Tells those who watch a job from outside what happens: an event log (events.py), metrics (metrics.py).
+
+docs/monitoring.md lists the events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from keras_ddl.launch.outcome import RankOutcome, signal_name
+
+_TEXT_CHARACTERS = 1000  # of an error
+
+
+class Watcher(Protocol):
+    """Its methods are called by the launcher's loop: they must neither block nor raise."""
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Something has happened. fields: values of JSON, without those that are unknown."""
+
+    def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
+        """A rank's training has come so far (strategy/figures.py)."""
+
+
+class Watchers:
+    """All watchers of a job, through its restarts.
+
+    Args:
+        figures: some of them want the figures of the training.
+    """
+
+    def __init__(self, watchers: Sequence[Watcher] = (), *, figures: bool = False) -> None:
+        self._watchers, self._figures = tuple(watchers), figures
+        self._pids: dict[int, int] = {}
+
+    @property
+    def wanted(self) -> dict[str, bool] | None:
+        """Which news the wrappers of the ranks are to send (rank_news.py); None: none."""
+        return {"figures": self._figures} if self._watchers else None
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Tells all watchers what has happened. Fields that are None are left out."""
+        known = {key: value for key, value in fields.items() if value is not None}
+        for watcher in self._watchers:
+            watcher.event(name, known)
+
+    def start(self, **fields: Any) -> None:
+        """An attempt begins."""
+        self._pids.clear()
+        self.event("start", **fields)
+
+    def take(self, outcome: RankOutcome, payload: bytes) -> None:
+        """Takes a NEWS frame of a rank."""
+        news = json.loads(payload)
+        if "pid" in news:
+            self._pids[outcome.rank] = news["pid"]
+            self.event("rank_start", rank=outcome.rank, host=outcome.host, pid=news["pid"])
+        for each in news.get("checkpoints", ()):
+            if isinstance(step := each.get("step"), int):
+                self.event("checkpoint", rank=outcome.rank, host=outcome.host, step=step, path=str(each.get("path")))
+        if "figures" in news:
+            for watcher in self._watchers:
+                watcher.figures(outcome.rank, news["figures"])
+
+    def rank_end(self, outcome: RankOutcome) -> None:
+        """A rank has ended, if its program had started."""
+        if outcome.rank not in self._pids or not self._watchers:
+            return
+        status = outcome.status
+        self.event(
+            "rank_end",
+            rank=outcome.rank,
+            host=outcome.host,
+            pid=self._pids.pop(outcome.rank),
+            status=status if status is not None and status >= 0 else None,
+            signal=signal_name(-status) if status is not None and status < 0 else None,
+            stopped_by=outcome.stopped_by,
+            lost=outcome.is_lost and not outcome.survived,
+            error=outcome.full_error[:_TEXT_CHARACTERS] or None,
+        )

@@ -1,0 +1,64 @@
+"""Where one observer follows what a program trains, without a change of the program: `keras-ddl verify`.
+
+Without an observer nothing is called, and nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from keras_ddl import cut
+
+
+class Observer(Protocol):
+    """What is called, on every rank alike, also in a job of one rank."""
+
+    def begin_step(self, of: str, model: Any) -> None:
+        """A training step begins: of a model; `model` is None: of a function."""
+
+    def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
+        """It has ended. variables: tf.Variables that a function uses; of a model they are to be asked of it."""
+
+    def end_epoch(self, model: Any, logs: Any) -> None:
+        """An epoch of fit or an evaluation has ended, with these logs."""
+
+    def predicted(self, model: Any, outputs: Any) -> None:
+        """`predict` has returned."""
+
+    def made(self, variable: Any) -> None:
+        """A Keras variable has its first value."""
+
+    def traced(self, step: str, program: cut.Program, report: cut.Report) -> None:
+        """A step was traced and cut for several ranks."""
+
+    def callbacks_of_fit(self, callbacks: Any) -> Any:
+        """Returns the callbacks with which fit goes on."""
+
+
+_observers: list[Observer] = []
+
+
+def observe(observer: Observer) -> None:
+    """Has `observer` follow all training of this process from now on, in place of an earlier one."""
+    _observers[:] = [observer]
+
+
+def observer() -> Observer | None:
+    """Returns who follows the training of this process, or None."""
+    return _observers[0] if _observers else None
+
+
+def train_function(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a train_function of Keras's, or of several ranks, each call of which an observer follows."""
+    follower = observer()
+    if follower is None:
+        return function
+
+    def observed(data: Any) -> Any:
+        follower.begin_step(model.name, model)
+        returned = function(data)
+        follower.end_step(model.name, model, (), returned)
+        return returned
+
+    return observed

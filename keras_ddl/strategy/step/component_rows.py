@@ -1,0 +1,121 @@
+"""The rows of a batch by component: what the ranks tell each other of them, and the batches that a step is cut along.
+
+A batch of Keras may consist of several, each with rows of its own: unlabelled images and fewer labelled ones. Each is
+shared by rows over all ranks. Which components belong together is known before a step is built (data/rows.py); that it
+holds for every batch is checked with the numbers of rows, which the ranks exchange at the start of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_ddl import cut
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.rows import BatchRows
+from keras_ddl.strategy.step.arguments import Arguments
+from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
+
+
+class ComponentRows:
+    """The rows of the components of a batch, in the graph of a step.
+
+    Args:
+        structure: the arguments of the step, with this rank's rows. count: the rows of this rank's batch.
+        rows: what is known of them. step: which is to be cut.
+    """
+
+    def __init__(self, structure: Any, count: tf.Tensor, rows: BatchRows, step: CutStep) -> None:
+        self._rows, self._step = rows, step
+        self._batches = _batches_of_components(structure, rows, step)
+        self._exchanged = [(0, count)]  # (batch, rows) of each component of which the rows are not known
+        gathered = rows.of_others - {*self._batches}
+        for place, leaf in enumerate(tf.nest.flatten(structure)):
+            if place in gathered or not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+                continue
+            if leaf.shape.rank is None or leaf.shape[0] is None or not rows.is_chunked:
+                self._exchanged.append((self._batches.get(place, 0), tf.shape(leaf, out_type=tf.int64)[0]))
+        self._checked: tf.Tensor | None = None
+        self._counts: tf.Tensor | None = None
+
+    @property
+    def exchanged(self) -> tf.Tensor:
+        """This rank's numbers of rows ([n] int64), the first of them that of the batch."""
+        return tf.stack([rows for _, rows in self._exchanged])
+
+    def check(self, gathered: tf.Tensor) -> tf.Tensor:
+        """Checks, alike on all ranks, that components which belong together have the same rows.
+
+        gathered: what all ranks have `exchanged`, [ranks, n]. Returns: the rows of the batch, [ranks].
+        """
+        first = [[batch for batch, _ in self._exchanged].index(batch) for batch, _ in self._exchanged]
+        if first == list(range(len(first))):
+            self._counts = gathered
+            return gathered[:, 0]
+        text = (
+            f"keras_ddl: {self._step.name} takes batches whose components have the same number of rows, or are known "
+            "to have others from the first batch on. Received: components with {} rows, of all ranks together. Batch "
+            "them with drop_remainder=True, so that the element_spec of the dataset says how many each has."
+        )
+
+        def fail() -> tf.Tensor:
+            totals = tf.unique(tf.reduce_sum(gathered, 0))[0]
+            failed = tf.raw_ops.Assert(condition=False, data=[tf.strings.format(text, totals)])
+            with tf.control_dependencies([failed]):
+                return tf.constant(False)
+
+        are_equal = tf.reduce_all(gathered == tf.gather(gathered, first, axis=1))
+        self._checked = tf.cond(are_equal, lambda: tf.constant(True), fail)
+        with tf.control_dependencies([self._checked]):
+            self._counts = tf.identity(gathered)
+        return self._counts[:, 0]
+
+    def further_batches(self, arguments: Arguments, concrete: ConcreteFunction) -> list[cut.Batch]:
+        """Returns the rows of the batches beside the first, in the graph of the step. `concrete`: as it was traced.
+
+        The tensors of `arguments` are from then on those after the check.
+        """
+        known: dict[int, int] = {}
+        for batch, component in arguments.sharded():
+            rows = concrete.inputs[component].shape[0]
+            if batch and rows is not None and self._rows.is_chunked:
+                known[batch] = rows
+        columns = [batch for batch, _ in self._exchanged]
+        further: list[cut.Batch] = []
+        for batch in range(1, 1 + max(self._batches.values(), default=0)):
+            if batch in known:
+                further.append(self._step.batch_of_chunks(known[batch]))
+            else:
+                assert self._counts is not None
+                further.append(self._step.batch_of_counts(self._counts[:, columns.index(batch)]))
+        for batch, component in arguments.sharded():
+            tensor = arguments.tensors[component]
+            if self._checked is not None and tensor.shape[0] is None:
+                with tf.control_dependencies([self._checked]):
+                    tensor = arguments.tensors[component] = tf.identity(tensor)
+            if batch in known:
+                tensor.set_shape([further[batch - 1].local, *tensor.shape[1:]])
+        return further
+
+
+def arguments_by_component(structure: Any, rows: BatchRows, step: CutStep) -> Arguments:
+    """Returns the arguments of a step, with this rank's rows, of which the components of all batches are sharded."""
+    others, batches = rows.of_others, _batches_of_components(structure, rows, step)
+    return Arguments(
+        structure,
+        has_rows=lambda place, leaf: bool(leaf.shape.rank) and (place not in others or place in batches),
+        own_rows=True,
+        gathers_others=True,
+        batch_of=lambda place: batches.get(place, 0),
+    )
+
+
+def _batches_of_components(structure: Any, rows: BatchRows, step: CutStep) -> dict[int, int]:
+    """Returns the batch of each dense component that has not the rows of the first, by its place; others are gathered.
+
+    The places of `rows` are those of the step's arguments, too: they are one batch.
+    """
+    if not step.shards_further_batches:
+        return {}
+    leaves = tf.nest.flatten(structure)
+    groups = [[place for place in sorted(each) if isinstance(leaves[place], tf.Tensor)] for each in rows.others]
+    return {place: number for number, places in enumerate(filter(None, groups), 1) for place in places}

@@ -1,0 +1,42 @@
+"""Measures the exposed communication of a step now and then, so that it costs next to nothing on average."""
+
+from __future__ import annotations
+
+import time
+
+from keras_ddl.communicator import native_timeline, recording
+from keras_ddl.timeline import steps
+from keras_ddl.timeline.files import Collective
+
+_COLLECTIVES = 4096  # of one step
+
+
+class StepSample:
+    """One step of this rank, from its construction to `end`, which is to be called when the next one begins.
+
+    Nothing is measured where the program itself keeps collectives (timeline.keep, callbacks.StepMetrics): what one
+    reader takes, another does not get.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = not recording.keeps()
+        self._ended: float | None = None
+        if self._is_on:
+            native_timeline.keep(_COLLECTIVES)
+        self._begin = time.monotonic()
+
+    def step_ended(self) -> None:
+        """The step itself is over; what follows belongs to it as in a timeline (timeline/steps.py)."""
+        self._ended = time.monotonic()
+
+    def end(self) -> float | None:
+        """Returns its seconds of exposed communication; None: they were not measured."""
+        if not self._is_on or recording.keeps():
+            return None
+        now = time.monotonic()
+        collectives = [Collective(0, "", *one) for one in native_timeline.take()]
+        native_timeline.keep(0)
+        if self._ended is None:  # it has failed
+            return None
+        spans = [(self._begin, self._ended, 0), (now, now, 1)]
+        return steps.of_spans(spans, collectives)[0].waiting

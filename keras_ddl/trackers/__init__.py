@@ -1,0 +1,68 @@
+"""Experiment trackers that a script starts: what it logs to MLflow and Weights & Biases is logged once, by rank 0.
+
+Every rank runs the whole script, `wandb.init()` and `mlflow.start_run()` included. So on the other ranks wandb's runs
+are "disabled", and MLflow logs to a folder that goes away with the process: all calls work there, and nothing of what
+they write stays. The rank is the one that the launcher has assigned, because scripts start trackers before
+`Strategy()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError
+from keras_ddl.topology.launcher import find_launcher
+from keras_ddl.trackers import mlflow_scratch, wandb_disabled
+
+_CHANGES: dict[str, Callable[[ModuleType], None]] = {
+    "mlflow": mlflow_scratch.log_to_scratch,
+    "wandb": wandb_disabled.disable_runs,
+}
+
+
+def leave_to_rank_0() -> None:
+    """Has the trackers of a rank other than 0 write nothing, those that are not imported yet as soon as they are.
+
+    Nothing happens on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1.
+    """
+    with contextlib.suppress(ConfigError):  # said by init(), not by an import
+        launcher = find_launcher()
+        if launcher is None or launcher.rank == 0 or config.get("TRACK_ALL_RANKS"):
+            return
+        if not any(isinstance(each, _ChangesOnImport) for each in sys.meta_path):
+            sys.meta_path.insert(0, _ChangesOnImport())
+            for name in _CHANGES.keys() & sys.modules.keys():
+                _CHANGES[name](sys.modules[name])
+
+
+class _ChangesOnImport(importlib.abc.MetaPathFinder):
+    """Finds the trackers as Python does, and changes each when it has been imported."""
+
+    _is_searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _CHANGES or self._is_searching:
+            return None
+        self._is_searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_searching = False
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_change(module: ModuleType) -> None:
+                run(module)
+                _CHANGES[fullname](module)
+
+            spec.loader.exec_module = run_and_change  # type: ignore[method-assign]
+        return spec

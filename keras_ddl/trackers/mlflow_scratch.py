@@ -1,0 +1,47 @@
+"""MLflow on ranks other than 0: a store of its own in a temporary folder.
+
+MLflow has no mode that writes nothing. Its calls return what later ones need, autologging predicts with the model,
+which all ranks must do together, and the program may read back what it has logged. So they all work as on rank 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# Arguments of start_run that name what only rank 0's store has.
+_NAMES_IN_THE_STORE = ("run_id", "experiment_id", "parent_run_id")
+
+
+def log_to_scratch(mlflow: ModuleType) -> None:
+    """Has MLflow (3.17) log to a folder that is removed when this process ends, wherever the program sends it."""
+    # They name what is in the store of rank 0.
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI"):
+        os.environ.pop(name, None)
+    folder = tempfile.mkdtemp(prefix="keras_ddl-mlflow-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else a warning that it will get no further features is an error
+    mlflow.set_tracking_uri(Path(folder, "runs").as_uri())  # which MLflow creates, with the experiment "Default"
+    start, experiment = mlflow.start_run, mlflow.set_experiment
+
+    def stay(uri: Any) -> None:
+        """Takes the place of set_tracking_uri and set_registry_uri."""
+
+    @functools.wraps(start)
+    def start_run(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(start).bind(*args, **kwargs).arguments
+        return start(**{name: value for name, value in given.items() if name not in _NAMES_IN_THE_STORE})
+
+    @functools.wraps(experiment)
+    def set_experiment(experiment_name: Any = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return experiment(experiment_name or f"experiment {experiment_id}", *args, **kwargs)
+
+    mlflow.set_tracking_uri = mlflow.set_registry_uri = stay  # type: ignore[attr-defined]
+    mlflow.start_run, mlflow.set_experiment = start_run, set_experiment  # type: ignore[attr-defined]

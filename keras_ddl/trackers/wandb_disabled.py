@@ -1,0 +1,18 @@
+"""Weights & Biases on ranks other than 0: its own mode "disabled", in which every call works and nothing is written."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+
+def disable_runs(wandb: ModuleType) -> None:
+    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE say (wandb 0.31)."""
+    init = wandb.init
+
+    @functools.wraps(init)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        return init(*args, **{**kwargs, "mode": "disabled"})
+
+    wandb.init = disabled  # type: ignore[attr-defined]

@@ -1,0 +1,112 @@
+"""Runs a program as one process, or as ranks of this host, with its training recorded."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_ddl.launch import job as job_module
+from keras_ddl.launch.job import JobResult
+from keras_ddl.launch.output import Screen
+from keras_ddl.launch.rank_environment import python_path
+from keras_ddl.launch.restarts import RestartLoop
+from keras_ddl.verify import working_copy
+from keras_ddl.verify.recording import STARTED_FILE, Plan, Recording
+
+_ERROR_CHARACTERS = 1000
+
+
+class _Nowhere:
+    """A sink (launch/sinks.py) that shows nothing: each rank's output is in a file."""
+
+    terminal = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is verified.
+
+    Attributes: command: of every process. timeout: seconds for each run. epoch_steps: the most batches of an epoch, an
+        evaluation or a prediction of Keras's; 0: all.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    timeout: float
+    epoch_steps: int
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that has ended.
+
+    Attributes: output: the folder of the ranks' output.
+    """
+
+    result: JobResult
+    recording: Recording
+    seconds: float
+    output: Path
+    imported_strategy: bool
+
+    @property
+    def ended_well(self) -> bool:
+        return self.result.ok
+
+    @property
+    def failure(self) -> str:
+        """Why it ended, in a line; "" where it ended well."""
+        if self.result.ok:
+            return ""
+        if self.result.timed_out:
+            return "it was ended after --timeout"
+        first = self.result.first_failure
+        if first is None:
+            return self.result.failure_text.strip() or "it ended early"
+        return first.full_error[:_ERROR_CHARACTERS] or first.describe()
+
+
+def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
+    """Runs a program in a copy of the working directory, and returns what was recorded.
+
+    Raises: LaunchError: the ranks could not be started. KeyboardInterrupt: it was interrupted.
+    """
+    recorded, output = folder / "recording", folder / "output"
+    plan.write(recorded)
+    directory = working_copy.make(Path.cwd(), folder / "files")
+    start = str(Path(__file__).parent / "start")
+    environment = {
+        "PYTHONHASHSEED": "0",
+        **program.environment,
+        "KERAS_DDL_VERIFY_DIR": str(recorded),
+        "PYTHONPATH": ":".join(filter(None, (start, program.environment.get("PYTHONPATH", python_path())))),
+        "PWD": str(directory),
+    }
+    if program.epoch_steps:
+        environment.setdefault("KERAS_MAX_STEPS_PER_EPOCH", str(program.epoch_steps))
+    job = job_module.make(
+        program.command,
+        num_ranks=ranks,
+        env=environment,
+        timeout=program.timeout,
+        output_dir=output,
+        directory=str(directory),
+    )
+    began = time.monotonic()
+    shown = Screen(_Nowhere(), _Nowhere(), shows_notes=False)
+    if program.verbose:
+        from keras_ddl.launch.sinks import FileDescriptorSink
+
+        shown = Screen(FileDescriptorSink(2), FileDescriptorSink(2))
+    result = RestartLoop(job, shown).run((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    if result.signal is not None:
+        raise KeyboardInterrupt
+    is_started = (recorded / STARTED_FILE).exists()
+    return Run(result, Recording(recorded), time.monotonic() - began, output, is_started)

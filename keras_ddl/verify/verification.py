@@ -1,0 +1,215 @@
+"""Verifies a program: which runs there are, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_ddl.verify import compare, runs
+from keras_ddl.verify.compare import Judgement
+from keras_ddl.verify.recording import Plan
+from keras_ddl.verify.runs import Program, Run
+
+EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
+EXIT_STATUS = {EQUAL: 0, DIFFERENT: 1, UNKNOWN: 2}
+
+
+@dataclass
+class Precision:
+    """What came out in one precision.
+
+    Attributes:
+        floatx: "float64", or "" where the program chooses.
+        verdict: EQUAL, DIFFERENT or UNKNOWN. why: in words, for the last two.
+        is_deterministic: whether two runs of one process were equal; None: it was not tried.
+        ranks_equal: whether all ranks had the same bits after each event.
+    """
+
+    floatx: str
+    verdict: str = UNKNOWN
+    why: str = ""
+    one: Run | None = None
+    ranks: Run | None = None
+    last_bit: Run | None = None
+    judgement: Judgement | None = None
+    is_deterministic: bool | None = None
+    ranks_equal: bool | None = None
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The dtypes of the weights."""
+        return [] if self.one is None else list(self.one.recording.facts.get("dtypes", ()))
+
+
+@dataclass
+class Verification:
+    """What came out of all runs."""
+
+    num_ranks: int
+    steps: int
+    seed: int
+    precisions: list[Precision] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """DIFFERENT if the ranks are in any precision; EQUAL if they are in one, and nothing speaks against it."""
+        verdicts = [each.verdict for each in self.precisions]
+        is_chance = any(each.is_deterministic is False for each in self.precisions)
+        return DIFFERENT if DIFFERENT in verdicts else EQUAL if EQUAL in verdicts and not is_chance else UNKNOWN
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the ranks have recorded of themselves; {} where none has."""
+        for each in self.precisions:
+            if each.ranks is not None and each.ranks.recording.facts:
+                return each.ranks.recording.facts
+        one = self.precisions[0].one if self.precisions else None
+        return {} if one is None else one.recording.facts
+
+
+class Verifier:
+    """Makes the runs. say: shows a line of progress."""
+
+    def __init__(
+        self, program: Program, num_ranks: int, steps: int, seed: int, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self._program, self._folder, self._say = program, folder, say
+        self._result = Verification(num_ranks, steps, seed)
+        self._number = 0
+
+    def verify(self, precisions: tuple[str, ...]) -> Verification:
+        """Verifies the program. precisions: "" (the program's own), "float64".
+
+        Raises: LaunchError: ranks could not be started. KeyboardInterrupt.
+        """
+        cores = len(os.sched_getaffinity(0))
+        if self._result.num_ranks > cores:
+            self._note(f"{self._result.num_ranks} ranks share {cores} cores: equal results, and slow runs")
+        for floatx in precisions:
+            if floatx and any(each.dtypes == [floatx] for each in self._result.precisions):
+                continue  # the program's own is this one
+            made = Precision(floatx)
+            self._result.precisions.append(made)
+            self._verify(made)
+            if not floatx and (made.one is None or not made.one.recording.steps or made.is_deterministic is False):
+                break  # it will not be otherwise in another precision
+        return self._result
+
+    def _verify(self, made: Precision) -> None:
+        made.one = one = self._run("one process", 1, made)
+        if not one.recording.steps:
+            made.why = _why_nothing(one)
+            return
+        self._check_memory(one)
+        made.ranks = ranks = self._run(f"{self._result.num_ranks} ranks", self._result.num_ranks, made)
+        if ranks.recording.events:
+            made.last_bit = self._run("one process, last bits changed", 1, made, last_bit=True)
+        last_bit = None if made.last_bit is None else made.last_bit.recording
+        epsilon = float(one.recording.facts["epsilon"])
+        made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon)
+        differ = ranks.recording.ranks_differ()
+        made.ranks_equal = differ is None if ranks.recording.events else None
+        made.verdict, made.why = judgement.verdict, _why(judgement)
+        if one.ended_well and not ranks.ended_well and not ranks.result.timed_out:
+            made.verdict = DIFFERENT
+            made.why = f"the ranks ended with an error that one process does not have: {ranks.failure}"
+        elif made.verdict == EQUAL and differ is not None:
+            event = ranks.recording.events[differ]
+            made.verdict, made.why = DIFFERENT, f"ranks differ among themselves after step {event.step} ({event.label})"
+        elif made.verdict == EQUAL and one.ended_well and ranks.ended_well:
+            counts = len(one.recording.events), len(ranks.recording.events)
+            if counts[0] != counts[1]:
+                made.verdict = DIFFERENT
+                made.why = f"one process recorded {counts[0]} steps, epochs and predictions, rank 0 {counts[1]}"
+        if made.verdict != EQUAL:
+            self._check_deterministic(made, one, epsilon)
+
+    def _check_deterministic(self, made: Precision, one: Run, epsilon: float) -> None:
+        """Runs one process again before the ranks are blamed."""
+        again = self._run("one process, a second time", 1, made)
+        first = compare.first_difference(one.recording, again.recording, epsilon)
+        made.is_deterministic = first is None
+        if first is not None:
+            what = first.apart or f"{first.farthest} by {first.largest:.1e}"
+            before = f" (the ranks: {made.why})" if made.why else ""
+            made.verdict = UNKNOWN
+            made.why = (
+                "the program is not deterministic: two runs in one process, with the same seed, differ after step "
+                f"{first.event.step} in {what}{before}"
+            )
+
+    def _run(self, what: str, ranks: int, made: Precision, *, last_bit: bool = False) -> Run:
+        self._number += 1
+        name = made.floatx or "own precision"
+        result = self._result
+        folder = self._folder / f"run-{self._number}"
+        plan = Plan(result.steps, made.floatx, result.seed, last_bit)
+        self._say(f"run {self._number}: {what}, {name} ...")
+        run = runs.run(self._program, ranks, plan, folder)
+        shutil.rmtree(folder / "files", ignore_errors=True)
+        end = f", then: {run.failure}" if run.failure else ""
+        self._say(f"run {self._number}: {run.recording.steps} training steps in {run.seconds:.0f} s{end}")
+        return run
+
+    def _check_memory(self, one: Run) -> None:
+        needed = int(one.recording.facts.get("peak_bytes", 0)) * self._result.num_ranks
+        available = _available_bytes()
+        if available is not None and needed > available:
+            self._note(
+                f"one process used {needed / self._result.num_ranks / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB "
+                f"are free: {self._result.num_ranks} ranks may not fit"
+            )
+
+    def _note(self, text: str) -> None:
+        if text not in self._result.notes:
+            self._result.notes.append(text)
+            self._say(text)
+
+
+def _why_nothing(one: Run) -> str:
+    """Why no training step was recorded."""
+    if one.result.timed_out:
+        return "one process trained no step before --timeout; what it does before (reading data?) takes longer"
+    if not one.imported_strategy:
+        after = f"; it ended with: {one.failure}" if one.failure else ""
+        return f"the program makes no keras_ddl.Strategy, so there is nothing to compare{after}"
+    if one.failure:
+        return f"one process trained no step: {one.failure}"
+    return (
+        "the program ended without a training step of fit, train_on_batch or strategy.function; a function of its "
+        "own in strategy.run is not compared"
+    )
+
+
+def _why(judgement: Judgement) -> str:
+    row = judgement.first_beyond
+    if row is not None and row.ranks.apart:
+        return f"after step {row.event.step} the ranks did something else: {row.ranks.apart}"
+    if row is not None:
+        name, far = row.beyond[0]
+        where = f"at step {row.event.step}" if row.event.kind == "step" else f"after step {row.event.step}"
+        others = f", and {len(row.beyond) - 1} more" if len(row.beyond) > 1 else ""
+        return (
+            f"{where} ({row.event.label}) {name} differs by {far:.1e} where rounding allows {row.allowed:.1e}{others}"
+        )
+    if judgement.useless_from is not None and not judgement.steps:
+        return (
+            "a change of the last bit of the weights changes one process by more than "
+            f"{compare.USELESS:g} at step {judgement.useless_from.step}: rounding hides what ranks do"
+        )
+    return "" if judgement.steps else "no training step of both could be compared"
+
+
+def _available_bytes() -> int | None:
+    """Returns the memory that is free on this host, if the kernel says it."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    of = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(of["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in of else None

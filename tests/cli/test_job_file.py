@@ -1,0 +1,195 @@
+"""keras-ddl run --config and --dry-run: what a file says, what the command line says beside it, and what would run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from keras_ddl.cli.run import command
+from keras_ddl.errors import ConfigError
+from keras_ddl.launch import mpirun
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in (*mpirun.ALLOCATIONS, "SLURM_NTASKS", "KERAS_DDL_MPIRUN", "A"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def dry_run(*arguments: str, file: str | None = None) -> tuple[str, str]:
+    """Returns the comments, and the command line that would start the ranks."""
+    words = ["--dry-run", *arguments]
+    if file is not None:
+        Path("job.toml").write_text(file)
+        words = ["--config", "job.toml", *words]
+    done = CliRunner().invoke(command, words)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    *comments, line = done.output.splitlines()
+    assert all(comment.startswith("# ") for comment in comments)
+    return "\n".join(comment[2:] for comment in comments), line
+
+
+FILE = """
+np = 3
+restarts = 2
+timeout = 90
+mpi-arg = ["--mca a b", "-v"]
+mpirun = "mpirun"
+explain-step = true
+command = ["python", "train.py", "--name", "two words"]
+
+[env]
+A = "1"
+B = "x=y"
+"""
+
+
+def test_file_stands_for_the_command_line() -> None:
+    words = ["-np", "3", "--restarts", "2", "--timeout", "90", "--mpi-arg", "--mca a b", "--mpi-arg", "-v"]
+    words += ["--mpirun", "mpirun", "--explain-step", "-x", "A=1", "-x", "B=x=y"]
+    assert dry_run(file=FILE) == dry_run(*words, "--", "python", "train.py", "--name", "two words")
+    comments, line = dry_run(file=FILE)
+    assert "-np 3 " in line and "--mca a b -v " in line and line.endswith("train.py --name 'two words'")
+    assert "  A=1\n  B=x=y\n" in comments and "  KERAS_DDL_EXPLAIN_STEP=1\n" in comments
+    assert "started again, up to 2 times" in comments and "ends after 90 s" in comments
+
+
+def test_command_line_wins() -> None:
+    words = ["-np", "5", "--restarts", "0", "--mpi-arg", "-q", "-x", "A=2", "-x", "C=3", "--", "python", "train.py"]
+    comments, line = dry_run(*words, file=FILE)
+    assert "-np 5 " in line and " -q " in line and "--mca" not in line and line.endswith("/python train.py")
+    assert "  A=2\n  B=x=y\n  C=3\n" in comments and "started again" not in comments
+
+
+def test_hosts_of_the_command_line_take_the_place_of_those_in_the_file(folder: Path) -> None:
+    (folder / "hosts").write_text("h8:2\n")
+    file = 'hosts = "h0:1,h1:1"\nhostfile = "hosts"\ncommand = "train.py"\n'
+    with pytest.raises(ConfigError, match="Hosts must be named once"):
+        dry_run(file=file)
+    assert "--host h7:4 " in dry_run("--hosts", "h7:4", file=file)[1]
+    assert "--host h8:2 " in dry_run("--hostfile", "hosts", file=file)[1]
+    assert "--host h0:1,h1:1 " in dry_run(file=file.replace("hostfile", "#"))[1]
+
+
+def test_program_may_be_one_string() -> None:
+    assert dry_run(file="np = 2\ncommand = \"train.py --name 'two words'\"")[1].endswith("train.py --name 'two words'")
+
+
+MISTAKES = {
+    "no TOML": ("np: 2", "must be a file in TOML. Received: job.toml"),
+    "unknown": ("restart = 2", "Received: 'restart' in job.toml. The nearest is 'restarts'"),
+    "underscore": ("min_np = 2", "Received: 'min_np' in job.toml. The nearest is 'min-np'"),
+    "short name": ("n = 2", "Received: 'n' in job.toml. The nearest is 'np'"),
+    "of a table": ("[run]\nnp = 2", "Received: 'run' in job.toml"),
+    "misspelt table": ("[envs]\nA = '1'", "Received: 'envs' in job.toml. The nearest is 'env'"),
+    "another file": ("config = 'a'", "Received: 'config' in job.toml"),
+    "twice": ("min-np = 1\nmin-ranks = 1", "Received: 'min-np' and 'min-ranks' in job.toml, which are one"),
+    "string for a number": (
+        "np = '2'",
+        "np must be a whole number. Received: np = '2' (str) in job.toml. Write np = 2.",
+    ),
+    "bool for a number": ("np = true", "np must be a whole number. Received: np = True (bool)"),
+    "float for an integer": ("np = 2.0", "np must be a whole number. Received: np = 2.0 (float)"),
+    "string for a flag": ("verbose = 'yes'", "verbose must be true or false. Received: verbose = 'yes' (str)"),
+    "number for a string": ("hosts = 2", "hosts must be a string. Received: hosts = 2 (int)"),
+    "list for a string": ("hosts = ['a']", "hosts must be a string. Received: hosts = ['a'] (list)"),
+    "list with a number": ("mpi-arg = ['a', 2]", "mpi-arg must be a string, or a list of these. Received: mpi-arg = 2"),
+    "out of range": ("np = 0", "np must be a value that the option --np takes. Received: np = 0 in job.toml: 0 is not"),
+    "no such file": ("hostfile = 'none'", "Received: hostfile = 'none' in job.toml"),
+    "program": ("command = 2", "command must be a string, or a list of strings. Received: command = 2"),
+    "variables": ("env = 2", "env must be a table. Received: env = 2"),
+    "variable": ("[env]\nA = 1", 'Received: A = 1 in [env] of job.toml. Write A = "1"'),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_in_a_file_is_named(name: str) -> None:
+    text, message = MISTAKES[name]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        dry_run("--", "train.py", file=text)
+
+
+def test_file_takes_every_option_of_run_by_its_long_name() -> None:
+    options = [each for each in command.params if isinstance(each, click.Option) and each.name not in ("env", "config")]
+    for option in options:
+        for word in (word for word in option.opts if word.startswith("--")):
+            is_number = "integer" in option.type.name or option.type.name == "float"
+            value = (
+                "false"
+                if option.is_flag
+                else "1"
+                if is_number
+                else '"."'
+                if option.name == "output_dir"
+                else '"train.py"'
+            )
+            with pytest.raises(ConfigError, match="Received: 'restart' in"):  # what comes before it is accepted
+                dry_run(file=f"{word[2:]} = {value}\nrestart = 1")
+
+
+def test_example_of_the_page_is_one(folder: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "launch.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert tomllib.loads(text)["command"][1] == "train.py"
+    comments, line = dry_run(file=text)
+    assert line.endswith("train.py --epochs 20") and "  WANDB_API_KEY=***" not in comments
+
+
+# ---- --dry-run -------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "secret of the shell")
+    words = ["-np", "3", "--min-np", "2", "--spares", "1", "-x", "HERE", "-x", "MY_API_KEY=k", "-x", "T=a b"]
+    comments, line = dry_run(*words, "--output-dir", "logs", "train.py", "x")
+    assert f"program: {sys.executable} train.py x\n" in comments
+    assert "  this host: ranks 0 to 2; spare 3\n" in comments
+    assert "ranks started by: host_ranks, without MPI\n" in comments
+    assert "  MY_API_KEY=***\n" in comments and "  T='a b'\n" in comments and "=k" not in comments
+    assert "when a rank is lost: the others go on; enough are 2" in comments and "output of each rank: logs" in comments
+    assert shlex.split(line)[1:] == [
+        *("-P", "-m", "keras_ddl.launch.host_ranks", "-np", "3", "--spares", "1", "--", sys.executable, "train.py", "x")
+    ]
+
+
+def test_dry_run_on_several_hosts_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_DDL_SSH", "ssh -q")
+    words = ["--hosts", "localhost:1,h1:2,h2:4", "-np", "4", "--spares", "1", "--min-np", "1"]
+    comments, line = dry_run(*words, "train.py")
+    assert "  localhost: rank 0\n  h1: ranks 1 to 2\n  h2: rank 3; spare 4\n" in comments
+    *_, here, one, two = comments.splitlines()
+    assert here == f"  {sys.executable} -P -m keras_ddl.launch.host_ranks --from-stdin"
+    assert one.startswith("  ssh -q h1 'env ") and one.endswith(f"{here.strip()}'") and two.startswith("  ssh -q h2 ")
+    assert "keras_ddl.launch.remote_ranks --hosts localhost:1,h1:2,h2:4 -np 4 --spares 1 -- " in line
+
+
+def test_dry_run_by_mpirun_and_in_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    comments, line = dry_run("--hosts", "h0:2,h1:2", "train.py")
+    assert "  h0: ranks 0 to 1\n  h1: ranks 2 to 3\n" in comments and "mpirun (" in comments
+    assert line.startswith(mpirun.find().path) and "cores: no rank is bound to cores\n" in comments
+    assert "as the arguments for mpirun say" in dry_run("-np", "2", "--mpi-arg", "--bind-to core", "train.py")[0]
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    comments, _ = dry_run("train.py")
+    assert "  as the resource manager says (SLURM_JOB_NODELIST=n[1-2]): ranks 0 to 1\n" in comments
+
+
+def test_dry_run_starts_nothing(folder: Path) -> None:
+    words = ["-np", "2", "--events", "events", "--metrics-port", "1", "--output-dir", "logs"]
+    comments, _ = dry_run(*words, "-x", "A=a\nb", "--", "touch", "made it")
+    assert "  A='a\\nb'\n" in comments
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]

@@ -1,0 +1,248 @@
+"""Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
+
+import contextlib
+import gc
+import threading
+import time
+import warnings
+from unittest import mock
+
+import numpy as np
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl.communicator import membership
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import streams
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy import one_per_job
+from strategy import common
+from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
+
+layers = keras.layers
+OTHER = np.random.default_rng()  # of which no two processes draw the same
+
+
+class Recorded:
+    """Batches by chance, which are remembered: what one process is to train on afterwards."""
+
+    def __init__(self, batches=4, rows=10, last=3, fails_at=None):
+        self.batches, self.rows, self.last, self.fails_at = batches, rows, last, fails_at
+        self.read = []
+
+    def __call__(self):
+        for number in range(self.batches):
+            if number == self.fails_at:
+                raise ValueError(f"no batch {number}")
+            x = OTHER.normal(size=(self.last if number == self.batches - 1 else self.rows, 6))
+            self.read.append(({"a": x[:, :2], "b": (x[:, 2:],)}, x[:, :2] * 0.5 + 1))
+            yield self.read[-1]
+
+    def dataset(self):
+        def spec(columns):
+            return tf.TensorSpec([None, columns], tf.float64)
+
+        return tf.data.Dataset.from_generator(self, output_signature=({"a": spec(2), "b": (spec(4),)}, spec(2)))
+
+    def everyones(self):
+        """Returns what rank 0 has read; no other has read anything."""
+        assert RANK == 0 or not self.read
+        return keras_ddl.broadcast_object(self.read)
+
+
+def model_of_parts():
+    inputs = {"a": keras.Input((2,)), "b": (keras.Input((4,)),)}
+    hidden = layers.Dense(4, activation="tanh")(layers.Concatenate()([inputs["a"], inputs["b"][0]]))
+    return keras.Model(inputs, layers.Dense(2)(hidden))
+
+
+def models(build=model_of_parts, **compiled):
+    """Returns a model of one process, and one under a Strategy that reads on rank 0, with the same weights."""
+    set_precision("float64")
+    made = []
+    for scope in (contextlib.nullcontext(), reading_on_rank_0().scope()):
+        with scope:
+            made.append(build())
+            made[-1].compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **compiled})
+    made[1].set_weights(keras_ddl.broadcast_object(made[0].get_weights()))
+    made[0].set_weights(made[1].get_weights())
+    return made
+
+
+def reading_on_rank_0():
+    strategy = keras_ddl.Strategy(data="rank0")
+    one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
+    return strategy
+
+
+def again(batches):
+    """Returns a generator of what was read, for one process."""
+    yield from batches
+
+
+def check_chance_that_only_rank_0_reads():
+    alone, shared = models(metrics=["mae"])
+    data, validation = Recorded(), Recorded(2, 5, 2)
+    fitted = shared.fit(data.dataset(), epochs=2, validation_data=validation.dataset(), verbose=0).history
+    read, validated = data.everyones(), validation.everyones()
+    assert len(read) == 8 and len(validated) == 4
+    for epoch in range(2):
+        now = alone.fit(again(read[4 * epoch : 4 * epoch + 4]), steps_per_epoch=4, verbose=0).history
+        logs = alone.evaluate(again(validated[2 * epoch : 2 * epoch + 2]), steps=2, verbose=0, return_dict=True)
+        for name, value in (now | {f"val_{name}": [value] for name, value in logs.items()}).items():
+            np.testing.assert_allclose(fitted[name][epoch], value[0], rtol=1e-12)
+    assert_same_weights(alone, shared)
+
+    data = Recorded(3, 7, 2)
+    predicted = shared.predict(data.dataset(), verbose=0)
+    expected = [alone.predict_on_batch(x) for x, _ in data.everyones()]
+    np.testing.assert_allclose(predicted, np.concatenate(expected), rtol=1e-12)
+
+
+def check_an_error_of_the_generator_is_that_of_every_rank():
+    _, shared = models()
+    data = Recorded(fails_at=2)
+    raises(tf.errors.InvalidArgumentError, "ValueError: no batch 2", lambda: shared.fit(data.dataset(), verbose=0))
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
+    data = Recorded()
+    assert len(shared.fit(data.dataset(), verbose=0).history["loss"]) == 1  # and the job goes on
+
+
+@long
+def check_arrays_and_py_datasets_of_rank_0():
+    def small():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+
+    class Batches(keras.utils.PyDataset):
+        read = 0
+
+        def __len__(self):
+            return 5 if RANK == 0 else 3  # what others have does not count
+
+        def __getitem__(self, index):
+            Batches.read += 1
+            return X[9 * index : 9 * index + 9], Y[9 * index : 9 * index + 9]
+
+    alone, shared = models(small)
+    for data in (Batches(), (X + (RANK != 0), Y - RANK)):
+        x, y = (data, None) if isinstance(data, Batches) else data
+        arguments = {"epochs": 2, "verbose": 0, "shuffle": False, **({} if y is None else {"batch_size": 10})}
+        shared.fit(x, y, **arguments)
+        if RANK == 0:
+            alone.fit(x, y, **arguments)
+        alone.set_weights(keras_ddl.broadcast_object(alone.get_weights()))
+        assert_same_weights(alone, shared)
+        assert RANK == 0 or not Batches.read
+    orders = [shared.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"] for _ in range(2)]
+    assert keras_ddl.all_gather_object(orders) == [orders] * SIZE  # shuffled, and the next seeds are equal
+    np.testing.assert_allclose(shared.evaluate(X, Y, verbose=0), np.mean((shared.predict(X, verbose=0) - Y) ** 2))
+
+
+@long
+def check_steps_of_several_epochs_and_executions():
+    alone, shared = models(steps_per_execution=2)
+    data = Recorded(12, 10, 10)
+    shared.fit(data.dataset(), epochs=3, steps_per_epoch=4, verbose=0)
+    read = data.everyones()
+    alone.fit(again(read), epochs=3, steps_per_epoch=4, verbose=0)
+    assert_same_weights(alone, shared)
+    endless = Recorded(10**6)
+    shared.fit(endless.dataset(), epochs=2, steps_per_epoch=4, verbose=0)
+    deadline = time.monotonic() + 30
+    while any(each.name == "keras_ddl data" for each in threading.enumerate()):
+        assert time.monotonic() < deadline, "a stream that nobody reads goes on"
+        gc.collect()
+        time.sleep(0.1)
+    assert len(endless.read) <= 8 + 2 * streams.AHEAD + 4
+
+
+@long
+def check_kinds_of_tensors_and_what_is_refused():
+    strategy = reading_on_rank_0()
+    ragged = tf.ragged.constant([[[i, 1]] * (i % 3) for i in range(7)], ragged_rank=1)
+    whole = {
+        "ragged": ragged,
+        "sparse": tf.sparse.from_dense(np.eye(7) * (np.arange(7) % 2)),
+        "text": np.array([f"row {i}" for i in range(7)]),
+        "half": tf.cast(np.arange(14).reshape(7, 2), tf.bfloat16),
+        "truth": np.arange(7) % 2 > 0,
+    }
+    dataset = tf.data.Dataset.from_tensor_slices(whole).batch(4).map(lambda each: (each, tf.constant(3.5)))
+    first, seen = 0, 0
+    for batch, number in strategy.experimental_distribute_dataset(dataset):
+        rows = 4 if first == 0 else 3
+        begin, end = keras_ddl.data.chunk(rows, RANK, SIZE)
+        mine = slice(first + begin, first + end)
+        assert float(number) == 3.5
+        assert batch["ragged"].to_list() == ragged[mine].to_list()
+        np.testing.assert_array_equal(tf.sparse.to_dense(batch["sparse"]), tf.sparse.to_dense(whole["sparse"])[mine])
+        for name in ("text", "half", "truth"):
+            assert batch[name].numpy().tolist() == tf.constant(whole[name]).numpy()[mine].tolist()
+        first, seen = first + rows, seen + 1
+    assert seen == 2
+    fixed = tf.data.Dataset.from_tensors((np.zeros((5, 2)), np.zeros(3))).repeat(2)
+    spec = strategy.experimental_distribute_dataset(fixed).element_spec
+    assert [each.shape[0] for each in spec] == [
+        len(range(n)[slice(*keras_ddl.data.chunk(n, RANK, SIZE))]) for n in (5, 3)
+    ]
+    windows = tf.data.Dataset.range(6).window(3)
+    raises(ConfigError, "Received: a component DatasetSpec", lambda: strategy.experimental_distribute_dataset(windows))
+
+
+@long
+def check_loops_of_one_s_own():
+    strategy = reading_on_rank_0()
+    data = Recorded(6)
+
+    @strategy.function(batches="rank")
+    def total(x, y):
+        return tf.reduce_sum(x["a"]) + tf.reduce_max(y)
+
+    got = [float(total(x, y)) for x, y in strategy.experimental_distribute_dataset(data.dataset())]
+    np.testing.assert_allclose(got, [x["a"].sum() + y.max() for x, y in data.everyones()], rtol=1e-12)
+
+    # A rank that stops earlier leaves nobody waiting; one that goes on is told so.
+    shared = strategy.experimental_distribute_dataset(Recorded(100).dataset())
+    for number, _ in enumerate(shared):
+        if number == 3 - RANK:
+            break
+    assert len(list(strategy.experimental_distribute_dataset(Recorded(3).dataset()))) == 3
+
+
+@long
+def check_a_rank_that_reads_more_than_rank_0():
+    strategy = reading_on_rank_0()
+    iterator = iter(strategy.experimental_distribute_dataset(Recorded(1000).dataset()))
+    next(iterator)
+    if RANK == 0:
+        del iterator
+    else:
+
+        def read_all():
+            while True:
+                next(iterator)
+
+        raises(tf.errors.UnknownError, "asks for one more than rank 0", read_all)
+    keras_ddl.barrier()
+
+
+@long
+def check_maps_in_any_order_and_shuffles_without_a_seed():
+    _, shared = models(lambda: keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
+    tf.random.set_seed(None)
+    rows = tf.data.Dataset.from_tensor_slices((X, Y))
+    nested = tf.data.Dataset.range(2).interleave(lambda _: rows.shuffle(43), num_parallel_calls=2, deterministic=False)
+    halves = [rows.take(20).repeat(), rows.skip(20).repeat()]
+    sampled = tf.data.Dataset.sample_from_datasets(halves, [0.5, 0.5]).take(50)
+    unordered = rows.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for dataset in (nested, sampled, unordered, rows.shuffle(43)):
+            history = shared.fit(dataset.batch(10), epochs=2, verbose=0).history
+            common.check_equal_on_all_ranks(shared, history)
+
+
+def check_who_reads_is_one_of_two():
+    raises(ConfigError, "data must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(data="first"))
+    with mock.patch.object(membership, "can_ask", lambda: True):
+        raises(ConfigError, "keras-ddl run --min-np.*Leave out --min-np", lambda: keras_ddl.Strategy(data="rank0"))

@@ -1,0 +1,83 @@
+"""Which components of a batch have rows of their own, as far as specs, pipelines and a first batch tell."""
+
+import numpy as np
+import pytest
+
+from keras_ddl.compat import datasets
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data.rows import BatchRows, chunked_rows, component_rows, unlike_rows
+
+X = np.arange(24.0).reshape(12, 2)
+
+
+def test_unlike_rows_are_those_of_fewer_rows_than_most():
+    assert unlike_rows([[40, 5, 5, None]] * 2) == ([80, 10, 10, None], (frozenset((1, 2)),))
+    assert unlike_rows([[2, 3, 1], [1, 3, 1]]) == ([3, 6, 2], (frozenset((0,)), frozenset((2,))))
+    assert unlike_rows([[2, 1], [1, 2]])[1] == (frozenset((1,)),), "as many, but on other ranks"
+    assert unlike_rows([[4, 4]] * 3)[1] == unlike_rows([[None]])[1] == unlike_rows([[]])[1] == ()
+
+
+def test_chunked_rows_of_what_the_spec_says():
+    spec = (tf.TensorSpec([10, 3]), tf.TensorSpec([80]), {"a": tf.TensorSpec([]), "b": tf.TensorSpec([10])})
+    rows = chunked_rows(spec, may_differ=True)
+    assert (rows.total, rows.others, rows.may_differ) == (80, (frozenset((0, 3)),), False)
+    assert rows.of_rank(4, 0, 3) == [None, 27, 27, None]
+    assert rows.of_kind(tf.nest.flatten(spec)).total == 80
+    open_spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None]), tf.OptionalSpec(None))
+    assert chunked_rows(open_spec, may_differ=True).may_differ
+    assert not chunked_rows(open_spec[1:], may_differ=True).may_differ, "one component"
+    assert BatchRows().learn([[4, 2]]).of_others == {1}
+
+
+def batched(rows=4):
+    return tf.data.Dataset.from_tensor_slices((X, X)).batch(rows)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "at_once"),
+    [
+        (batched().map(lambda x, y: (x + 1, y), num_parallel_calls=2).prefetch(2).repeat(2), True),
+        (tf.data.Dataset.from_tensor_slices(X).padded_batch(3), True),
+        (tf.data.Dataset.zip((batched(4), batched(2))).prefetch(1), False),
+        (tf.data.Dataset.zip((batched(4), batched(2))).map(lambda a, b: (a[0], b[0])), False),
+        (tf.data.Dataset.zip((tf.data.Dataset.range(9), tf.data.Dataset.range(9))).batch(3), True),
+        (batched().unbatch(), True),
+        (tf.data.Dataset.from_generator(lambda: iter([X]), output_signature=tf.TensorSpec([None, 2])), False),
+        (tf.data.Dataset.from_tensors((X, X)), False),
+    ],
+)
+def test_is_batched_at_once(dataset, at_once):
+    assert datasets.is_batched_at_once(dataset) == at_once
+
+
+def test_continued_goes_on_after_what_was_read():
+    def read(dataset):
+        iterator = iter(dataset)
+        return datasets.continued(next(iterator), iterator)
+
+    dataset = tf.data.Dataset.zip((batched(5), batched(3)))
+    expected = [component_rows(each) for each in dataset]
+    again = read(dataset)
+    assert again.element_spec == dataset.element_spec
+
+    @tf.function
+    def in_a_function(iterator):
+        return iterator.get_next()
+
+    found = [component_rows(in_a_function(again)), *(component_rows(each) for each in again)]
+    assert found == expected == [[5, 5, 3, 3], [5, 5, 3, 3], [2, 2, 3, 3]]
+    with pytest.raises(tf.errors.OutOfRangeError):
+        in_a_function(again)
+
+
+def test_continued_passes_errors_on():
+    def batches():
+        yield X
+        raise ValueError("no second batch")
+
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None, 2], tf.float64))
+    iterator = iter(dataset)
+    again = datasets.continued(next(iterator), iterator)
+    np.testing.assert_array_equal(next(again), X)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no second batch"):
+        next(again)

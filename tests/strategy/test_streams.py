@@ -1,0 +1,64 @@
+"""Messages of rank 0 as bytes, and errors on their way; no ranks are needed."""
+
+import numpy as np
+import pytest
+
+from keras_ddl.data import streams
+from keras_ddl.data.streams import BATCH, END, ERROR, Message
+from keras_ddl.errors import RankError, RankMismatchError
+
+
+def test_messages_arrive_as_they_were_sent():
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.normal(size=(7, 3)),
+        rng.normal(size=(7, 3)).astype("float16")[2:5],
+        np.zeros((0, 4), "int32"),
+        np.asarray(2.5),
+        np.array([b"", b"a row"], object),
+        rng.normal(size=(4, 5)).T,
+        rng.integers(0, 2, 100_000) > 0,
+    ]
+    messages = [Message(BATCH, arrays), None, Message(END), Message(BATCH, [])]
+    data, lengths = streams.packed(messages)
+    assert lengths[1] == 0 and sum(lengths) == len(data)
+    ends = np.cumsum(lengths)
+    found = [streams.unpacked(data[end - length : end]) for end, length in zip(ends, lengths) if length]
+    assert [each.kind for each in found] == [BATCH, END, BATCH] and found[2].content == []
+    for mine, one in zip(found[0].content, arrays, strict=True):
+        assert (mine.dtype, mine.shape) == (one.dtype, one.shape)
+        np.testing.assert_array_equal(mine, one)
+    assert np.shares_memory(found[0].content[0], data), "contiguous arrays are not copied again"
+
+
+def test_nothing_to_send_is_no_bytes():
+    data, lengths = streams.packed([None, None])
+    assert len(data) == 0 and lengths == [0, 0]
+
+
+def test_an_error_that_cannot_be_pickled_is_one_of_its_rank():
+    class Unknown(Exception):
+        pass
+
+    class NeedsMore(ValueError):
+        def __init__(self, one, other):
+            super().__init__(one)
+
+    error = ValueError("no row 3")
+    assert streams.portable(error).args == error.args and isinstance(streams.portable(error), ValueError)
+    for each in (Unknown("what"), NeedsMore("what", 2)):
+        portable = streams.portable(each)
+        assert isinstance(portable, RankError) and str(portable) == f"rank 0: {type(each).__name__}: what"
+
+
+def test_an_error_of_a_stream_is_known_again_in_that_of_tensorflow():
+    error = RankMismatchError("All ranks must.")
+    text = f"UNKNOWN: StreamError: {streams.StreamError('data/3/1', error)}\nTraceback ..."
+    assert streams.failure_in(text) is error
+    assert streams.failure_in(text) is None and streams.failure_in("another error") is None
+
+
+@pytest.mark.parametrize("kind", [ERROR, BATCH])
+def test_unpacked_takes_any_bytes_of_the_right_kind(kind):
+    data, _ = streams.packed([Message(kind, ["text"])])
+    assert streams.unpacked(np.concatenate([np.zeros(1, np.uint8), data])[1:]).kind == kind, "of any alignment"

@@ -1,0 +1,133 @@
+"""The certificate: what it says of runs that were recorded, and that its fields are those of docs/verify.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.source_modules import ROOT
+from keras_ddl.launch.job import JobResult
+from keras_ddl.launch.outcome import RankOutcome
+from keras_ddl.verify import certificate, verification
+from keras_ddl.verify.recording import Event, Plan, Recording, Writer
+from keras_ddl.verify.runs import Program, Run
+
+PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+FACTS = {
+    "dtypes": ["float64"],
+    "compute_dtypes": ["float64"],
+    "floatx": "float64",
+    "epsilon": 2.0**-52,
+    "seed": 1708,
+    "seeded_by": "verify",
+    "strategy": [{"options": {"compression": "'bfloat16'", "min_ranks": "1"}, "chosen": ["compression"]}],
+    "environment": {},
+    "traces": {
+        "Sequential.train_step": {
+            "replicated": {"Svd": 2},
+            "replicated_share": 0.03,
+            "random": {"in kernels": 1},
+            "collectives": 3,
+            "bytes": 400,
+        }
+    },
+    "versions": {"keras_ddl": "0.1.0"},
+}
+
+
+class Runs:
+    """Stands in for `runs.run`: what each run would have recorded, by (ranks, last bits changed)."""
+
+    def __init__(self, **weights: Any) -> None:
+        self.made: list[tuple[int, Plan]] = []
+        self._weights = weights
+
+    def __call__(self, program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
+        kind = "ranks" if ranks > 1 else "last_bit" if plan.last_bit else "one"
+        if kind == "one" and any(number == 1 and not each.last_bit for number, each in self.made):
+            kind = "again"
+        self.made.append((ranks, plan))
+        values = self._weights.get(kind, self._weights["one"])
+        result = JobResult([RankOutcome(rank, status=0) for rank in range(ranks)])
+        if isinstance(values, str):
+            result = JobResult([RankOutcome(0, status=1, traceback=values), RankOutcome(1, status=0)])
+            values = []
+        for rank in range(ranks):
+            writer = Writer(folder, rank)
+            for step, value in enumerate(values, 1):
+                writer.add(Event(0, "step", "model", step, {"dense/kernel": "weights"}), {"dense/kernel": value})
+            if values:
+                writer.facts(FACTS)
+        return Run(result, Recording(folder), 1.0, folder, imported_strategy=bool(self._weights["one"]))
+
+
+def verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **weights: Any) -> tuple[dict[str, Any], str, Runs]:
+    """Returns the certificate as JSON and as text, and the runs that were made."""
+    runs = Runs(**weights)
+    monkeypatch.setattr(verification.runs, "run", runs)
+    program = Program(["train.py"], {}, 10.0, 5)
+    found = verification.Verifier(program, 2, 3, 1708, tmp_path, lambda _: None).verify(("", "float64"))
+    made = json.loads(json.dumps(certificate.as_json(found, ["keras-ddl", "verify", "train.py"])))
+    return made, certificate.as_text(made), runs
+
+
+def steps(*changes: float) -> list[np.ndarray]:
+    return [np.linspace(1.0, 2.0, 5) + change for change in changes]
+
+
+def test_certificate_of_equal_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, bits = steps(0, 0.1, 0.2), steps(0, 0.1 + 1e-15, 0.2)
+    made, text, runs = verified(monkeypatch, tmp_path, one=one, ranks=steps(0, 0.1, 0.2 + 1e-15), last_bit=bits)
+    assert (made["verdict"], made["exit_status"]) == ("equal", 0)
+    assert text.startswith("EQUAL: 2 ranks compute what one process computes")
+    assert len(runs.made) == 3  # the program's own precision is float64, and nothing is to be tried again
+    for each in (
+        "yes, bitwise",
+        "Svd (2), 3 % of its arithmetic",
+        "compression='bfloat16'",
+        "1 in kernels",
+        "by verify",
+    ):
+        assert each in text, text
+
+
+def test_certificate_names_the_first_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, text, runs = verified(monkeypatch, tmp_path, one=steps(0, 0, 0), ranks=steps(0, 1e-3, 1e-3))
+    assert (made["verdict"], made["exit_status"]) == ("different", 1)
+    first = made["precisions"][0]["first_difference"]
+    assert (first["step"], list(first["names"])) == (2, ["dense/kernel"])
+    assert "at step 2 (training step of model) dense/kernel differs by 5.0e-04" in text
+    assert len(runs.made) == 4  # one process again, before the ranks are blamed
+    assert re.search(r"one process twice is equal +yes", text)
+
+
+def test_a_program_that_is_not_deterministic_is_blamed_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, others = steps(0, 0, 0), steps(0.3, 0.3, 0.3)
+    made, text, _ = verified(monkeypatch, tmp_path, one=one, ranks=others, again=steps(0.5, 0, 0))
+    assert (made["verdict"], made["exit_status"]) == ("unknown", 2)
+    assert "the program is not deterministic: two runs in one process, with the same seed, differ after step 1" in text
+
+
+def test_ranks_that_fail_where_one_process_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, text, _ = verified(monkeypatch, tmp_path, one=steps(0, 0), ranks="ValueError: rank 1 is other")
+    assert made["verdict"] == "different"
+    assert "an error that one process does not have: ValueError: rank 1 is other" in text
+
+
+def test_a_program_without_a_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, text, runs = verified(monkeypatch, tmp_path, one=[])
+    assert (made["verdict"], made["exit_status"], len(runs.made)) == ("unknown", 2, 1)
+    assert "the program makes no keras_ddl.Strategy" in text
+
+
+def test_fields_of_the_certificate_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, _, _ = verified(monkeypatch, tmp_path, one=steps(0, 0), ranks=steps(0, 1.0))
+    fields = {f"`{name}`" for name in made} | {f"`precisions[].{name}`" for name in made["precisions"][0]}
+    table = PAGE.partition("## Fields of the JSON")[2].partition("\n## ")[0]
+    listed = {name for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`[^`]*`", row)}
+    assert listed == fields

@@ -1,0 +1,169 @@
+"""Comparing recordings: distances, what rounding allows, and where the first difference is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_ddl.verify import compare
+from keras_ddl.verify.recording import FULL_ENTRIES, SKETCH_ENTRIES, Event, Plan, Recording, Writer, sketch
+
+EPSILON = 2.0**-52
+Arrays = dict[str, np.ndarray]
+
+
+class Made:
+    """A recording in memory: `steps` are the arrays after each training step."""
+
+    def __init__(self, steps: list[Arrays], labels: list[str] | None = None) -> None:
+        self.events, self._arrays = [], steps
+        for number, arrays in enumerate(steps):
+            kinds = {name: "weights" if name.startswith("w") else name for name in arrays}
+            scales = {name: float(np.max(np.abs(each), initial=0.0)) for name, each in arrays.items()}
+            of = "model" if labels is None else labels[number]
+            self.events.append(Event(number, "step", of, number + 1, kinds, scales, dict.fromkeys(arrays, 1)))
+
+    def arrays(self, event: Event) -> Arrays:
+        return self._arrays[event.number]
+
+
+def training(count: int = 4, change: float = 0.0, at: int = 0, name: str = "w1") -> list[Arrays]:
+    """Weights after some steps; from step `at` on, entry 2 of one of them is changed by `change`."""
+    draw = np.random.default_rng(0)
+    steps = []
+    for number in range(count):
+        arrays = {"w1": draw.normal(size=(5, 3)), "w2": draw.normal(size=7), "iterations": np.int64(number)}
+        if number >= at:
+            arrays[name] = arrays[name].copy()
+            arrays[name].reshape(-1)[2] += change
+        steps.append(arrays)
+    return steps
+
+
+def test_judge_equal_up_to_rounding() -> None:
+    ranks, drift = Made(training(change=3e-15)), Made(training(change=1e-15))
+    found = compare.judge(Made(training()), ranks, drift, EPSILON)
+    assert (found.verdict, found.steps, found.first_beyond) == ("equal", 4, None)
+    assert 0 < found.drift < found.largest.ranks.largest < found.allowed
+    assert found.largest.ranks.farthest == "w1"
+
+
+def test_judge_names_the_first_step_and_the_variable_that_differs() -> None:
+    ranks = Made(training(change=1e-6, at=2, name="w2"))
+    found = compare.judge(Made(training()), ranks, Made(training(change=1e-15)), EPSILON)
+    assert found.verdict == "different"
+    assert found.first_beyond.event.step == 3
+    assert [name for name, _ in found.first_beyond.beyond] == ["w2"]
+    assert len(found.rows) == 3  # what follows differs because of it
+
+
+def test_judge_allows_what_one_process_differs_from_itself() -> None:
+    one, ranks = Made(training()), Made(training(change=1e-9))
+    assert compare.judge(one, ranks, Made(training(change=1e-10)), EPSILON).verdict == "equal"
+    assert compare.judge(one, ranks, Made(training(change=1e-13)), EPSILON).verdict == "different"
+    assert compare.judge(one, ranks, None, EPSILON).verdict == "different"
+
+
+def test_judge_allows_in_the_first_step_what_the_second_shows() -> None:
+    ranks = Made(training(change=1e-9))
+    assert compare.judge(Made(training()), ranks, Made(training(change=1e-10, at=1)), EPSILON).verdict == "equal"
+
+
+def test_judge_ends_where_rounding_hides_everything() -> None:
+    ranks = Made(training(change=5.0, at=3))
+    found = compare.judge(Made(training()), ranks, Made(training(change=1.0, at=2)), EPSILON)
+    assert (found.verdict, found.steps, found.useless_from.step) == ("equal", 2, 3)
+    nothing = compare.judge(Made(training()), ranks, Made(training(change=1.0)), EPSILON)
+    assert (nothing.verdict, nothing.steps) == ("unknown", 0)
+
+
+def test_judge_of_runs_that_do_different_things() -> None:
+    one, other = Made(training(), ["a", "a", "b", "a"]), Made(training(), ["a", "a", "c", "a"])
+    found = compare.judge(one, other, one, EPSILON)
+    assert found.verdict == "different"
+    assert found.first_beyond.ranks.apart == "training step of c in place of training step of b"
+
+
+def test_integers_must_be_equal_and_names_the_same() -> None:
+    one, other = training(), training()
+    other[1]["iterations"] = np.int64(7)
+    found = compare.judge(Made(one), Made(other), Made(one), EPSILON)
+    assert found.first_beyond.beyond == [("iterations", math.inf)]
+    del other[0]["w2"]
+    assert compare.judge(Made(one), Made(other), Made(one), EPSILON).first_beyond.beyond == [("w2", math.inf)]
+
+
+def test_what_is_zero_but_for_rounding_is_measured_by_others_of_its_kind() -> None:
+    one = [{"w1": np.ones(4), "w_bias": np.full(2, 1e-17)}]
+    other = [{"w1": np.ones(4), "w_bias": np.full(2, -3e-17)}]
+    assert compare.judge(Made(one), Made(other), Made(one), EPSILON).verdict == "equal"
+    alone = [{"v": np.full(2, 1e-17)}], [{"v": np.full(2, -3e-17)}]
+    assert compare.judge(Made(alone[0]), Made(alone[1]), Made(alone[0]), EPSILON).verdict == "different"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1.0, np.nan, np.inf], [1.0, np.nan, np.inf], 0.0),
+        ([1.0, np.nan], [1.0, 2.0], math.inf),
+        ([np.inf], [-np.inf], math.inf),
+        ([1.0, 2.0], [1.0, 2.5], 0.25),
+        ([1.0], [1.0, 1.0], math.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_distance_of_special_values(one: list[float], other: list[float], expected: float) -> None:
+    assert compare.distance(np.array(one), np.array(other), 2.0) == expected
+
+
+def test_first_difference_of_two_runs() -> None:
+    one = Made(training())
+    assert compare.first_difference(one, Made(training(change=1e-15)), EPSILON) is None
+    assert compare.first_difference(one, Made(training(change=1e-3, at=1)), EPSILON).event.step == 2
+
+
+def test_recording_returns_what_was_written(tmp_path: Path) -> None:
+    Plan(3, "float64", 5, True).write(tmp_path)
+    assert Plan.read(tmp_path) == Plan(3, "float64", 5, True)
+    arrays = {"a/kernel": np.arange(6.0).reshape(2, 3), "count": np.int64(3), "empty": np.zeros(0, np.float32)}
+    for rank in range(3):
+        writer = Writer(tmp_path, rank)
+        for step in (1, 2):
+            changed = {**arrays, "count": np.int64(4)} if (rank, step) == (2, 2) else arrays
+            writer.add(Event(0, "step", "m", step, {"a/kernel": "weights"}), changed)
+        writer.facts({"rank": rank})
+    read = Recording(tmp_path)
+    assert (read.steps, read.facts, [each.number for each in read.events]) == (2, {"rank": 0}, [0, 1])
+    assert read.ranks_differ() == 1
+    for name, each in read.arrays(read.events[1]).items():
+        np.testing.assert_array_equal(each, arrays[name])
+        assert each.dtype == arrays[name].dtype
+    with (tmp_path / "rank-0" / "events.jsonl").open("a") as file:
+        file.write('{"number": 2, "ki')  # killed while it wrote
+    assert len(Recording(tmp_path).events) == 2
+
+
+def test_sketch_shows_a_difference_in_any_entry() -> None:
+    values = np.random.default_rng(1).normal(size=10 * SKETCH_ENTRIES + 7)
+    one, rows = sketch(values)
+    assert (one.size, rows) == (SKETCH_ENTRIES, 11)
+    for place in (0, 5 * SKETCH_ENTRIES + 3, values.size - 1):
+        changed = values.copy()
+        changed[place] += 1e-6
+        assert np.max(np.abs(sketch(changed)[0] - one)) == pytest.approx(1e-6, rel=1e-6)
+    small = values[:SKETCH_ENTRIES]
+    assert sketch(small) == (small, 1) or sketch(small)[0] is small
+
+
+def test_large_events_are_stored_as_sketches(tmp_path: Path) -> None:
+    large = np.ones(FULL_ENTRIES + 1, np.float32)
+    Writer(tmp_path / "a", 0).add(Event(0, "step", "m", 1), {"w": large, "b": np.ones(3)})
+    large[77] = 1.5
+    Writer(tmp_path / "b", 0).add(Event(0, "step", "m", 1), {"w": large, "b": np.ones(3)})
+    one, other = Recording(tmp_path / "a"), Recording(tmp_path / "b")
+    assert one.arrays(one.events[0])["w"].size == SKETCH_ENTRIES
+    found = compare.judge(one, other, one, 2.0**-23)
+    assert [name for name, _ in found.first_beyond.beyond] == ["w"]

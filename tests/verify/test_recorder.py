@@ -1,0 +1,103 @@
+"""What is recorded of a process, without ranks: names, kinds, last bits, callbacks, files."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_ddl
+from keras_ddl.cut import work_of
+from keras_ddl.verify import recorder
+from keras_ddl.verify.recording import Plan, Recording
+
+
+def small_model() -> keras.Model:
+    layers = [keras.layers.Dense(3, name="first"), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,)), *layers], name="small")
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def test_recorder_stores_weights_slots_and_logs_of_a_step(tmp_path: Path) -> None:
+    model = small_model()
+    logs = model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)), return_dict=True)
+    following = recorder.Recorder(tmp_path, Plan(5))
+    following.begin_step("small", model)
+    following.end_step("small", model, (), logs)
+    following.end_epoch(model, {"loss": 0.5, "nested": {"mae": 1.0}})
+    following.predicted(model, [np.ones(3), {"a": np.zeros(2)}])
+    read = Recording(tmp_path)
+    assert [each.label for each in read.events] == [
+        "training step of small",
+        "logs of an epoch or evaluation of small",
+        "prediction of small",
+    ]
+    step, epoch, prediction = read.events
+    arrays = read.arrays(step)
+    np.testing.assert_array_equal(arrays["small/first/kernel"], model.layers[0].kernel.numpy())
+    assert {"small/norm/moving_mean", "adam/iteration", "returned loss", "returned mae"} <= arrays.keys()
+    assert (step.kinds["small/first/kernel"], step.kinds["small/norm/moving_mean"]) == ("weights", "mean")
+    assert Counter(step.kinds.values())["momentum"] == Counter(step.kinds.values())["velocity"] == 6
+    assert not any("mean_absolute_error" in name for name in arrays)  # variables of metrics
+    assert sorted(epoch.kinds) == ["log loss", "log nested/mae"]
+    assert sorted(prediction.kinds) == ["output 0", "output 1/a"]
+    assert (read.facts["dtypes"], read.facts["epsilon"]) == (["float32"], 2.0**-23)
+    assert read.facts["trained_alone"] == ["small"]
+
+
+def test_recorder_changes_the_last_bit_of_each_weight_and_no_random_state(tmp_path: Path) -> None:
+    model = small_model()
+    before, state = [each.numpy() for each in model.trainable_variables], np.random.get_state()[1].tolist()
+    recorder.Recorder(tmp_path, Plan(5, last_bit=True)).begin_step("small", model)
+    for old, variable in zip(before, model.trainable_variables):
+        new = variable.numpy()
+        assert np.max(np.abs(new - old)) <= 2 * np.spacing(np.max(np.abs(old), initial=0))
+        assert np.all((new != old) | (old == 0))
+    assert np.random.get_state()[1].tolist() == state
+
+
+def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
+    following = recorder.Recorder(tmp_path, Plan(5))
+    stays = keras.callbacks.EarlyStopping()
+    chosen = [keras.callbacks.CSVLogger("log.csv"), stays, keras_ddl.callbacks.Checkpoint(str(tmp_path / "ckpt"))]
+    assert following.callbacks_of_fit(chosen) == [stays]
+    assert following.callbacks_of_fit(stays) == [stays]
+    assert following.callbacks_of_fit(None) == []
+    of_list = keras.callbacks.CallbackList(chosen, add_history=True)
+    assert [type(each).__name__ for each in following.callbacks_of_fit(of_list).callbacks] == [
+        "EarlyStopping",
+        "History",
+    ]
+
+
+def test_files_that_python_writes_are_noted(tmp_path: Path) -> None:
+    following = recorder.Recorder(tmp_path / "run-1" / "recording", Plan(5))
+    writes = os.O_WRONLY | os.O_CREAT
+    following.audit("open", (str(tmp_path / "out.txt"), "w", writes))
+    following.audit("open", (str(tmp_path / "in.txt"), "r", os.O_RDONLY))
+    following.audit("open", (str(tmp_path / "run-1" / "files" / "x"), "w", writes))
+    following.audit("open", (3, "w", writes))
+    following.predicted(small_model(), np.ones(1))
+    assert Recording(tmp_path / "run-1" / "recording").facts["files_written"] == [str(tmp_path / "out.txt")]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: tf.matmul(x, tf.ones([5, 7])), 4 * 7 * 2 * 5),
+        (lambda x: tf.matmul(x, x, transpose_a=True), 5 * 5 * 2 * 4),
+        (lambda x: tf.einsum("ab,cb->ac", x, tf.ones([3, 5])), 4 * 3 * 2 * 5),
+        (lambda x: tf.nn.conv2d(x[None, :, :, None], tf.ones([3, 3, 1, 8]), 1, "VALID"), 2 * 3 * 8 * 2 * 9),
+        (lambda x: x * x, 20),
+    ],
+)
+def test_work_of_an_operation(function: object, expected: float) -> None:
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([4, 5])).graph
+    kinds = ("MatMul", "Einsum", "Conv2D", "Mul")
+    assert [work_of(each) for each in graph.get_operations() if each.type in kinds] == [expected]
