@@ -117,7 +117,7 @@ ifdef HUB
 # KerasHub requires tensorflow-text, and that the full tensorflow, which would overwrite tensorflow-cpu.
 test test-all: $(VENV)/.hub
 $(VENV)/.hub: $(STAMP)
-	$(BIN)/python -m pip install -q --no-compile kagglehub 'kagglesdk==0.1.28' tokenizers sentencepiece
+	$(BIN)/python -m pip install -q --no-compile kagglehub 'kagglesdk==0.1.28' tokenizers sentencepiece regex
 	$(BIN)/python -m pip install -q --no-compile --no-deps 'keras-hub==0.32.0'
 	@touch $@
 endif

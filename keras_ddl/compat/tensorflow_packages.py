@@ -137,7 +137,7 @@ def not_installed(error: ImportError) -> DependencyError:
     if error.name == "tensorflow":
         return DependencyError(
             "This part of keras_ddl needs TensorFlow, which comes with an extra. Received: no TensorFlow in "
-            f"{sys.prefix}. Install it: {packages.install_tensorflow()}"
+            f"{sys.prefix}. Install it (for NVIDIA GPUs the extra tensorflow-gpu): {packages.install_tensorflow()}"
         )
     return DependencyError(
         f"TensorFlow is installed but cannot be imported. Received: {type(error).__name__}: {error}. "

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from keras_ddl import packages
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.watchers import Watcher
 
-NEEDS = "prometheus-client>=0.22"  # also in pyproject.toml
 _AT_ONCE = 8  # connections
 _CONNECTION_SECONDS = 5.0
 _TEXT_SECONDS = 0.25  # for which the metrics are not collected again
@@ -42,7 +42,7 @@ class MetricsServer:
         except ImportError:
             raise ConfigError(
                 f"--metrics-port needs prometheus-client. Received: {sys.executable}, which cannot import it. "
-                f"Install it with `pip install '{NEEDS}'`."
+                f"Install it: {packages.pip_install('prometheus-client')}"
             ) from None
         self._metrics = Metrics()
         registry = prometheus_client.CollectorRegistry()

@@ -65,9 +65,7 @@ def pip_install(*names: str) -> str:
 def install_tensorflow() -> str:
     """Returns the command that installs a TensorFlow that keras_ddl works with, in place of the one that is there."""
     installed = [name for name in TENSORFLOWS if version(name)]
-    if not installed:
-        return f"{pip_install('[tensorflow-cpu]')}  # or, for NVIDIA GPUs, 'keras_ddl[tensorflow-gpu]'"
-    if installed == ["tensorflow-cpu"]:
+    if installed in ([], ["tensorflow-cpu"]):
         return pip_install("[tensorflow-cpu]")
     if installed == ["tensorflow"]:
         return pip_install("tensorflow")

@@ -402,8 +402,8 @@ def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsS
 
 def test_metrics_without_prometheus_client_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["metrics"] == [metrics_server.NEEDS]
+    (needs,) = extras["metrics"]
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=rf"Install it with `pip install '{metrics_server.NEEDS}'`"):
+    with pytest.raises(ConfigError, match=rf"Install it: .*pip install '{needs}'$"):
         MetricsServer("127.0.0.1", 0)
-    assert f"pip install '{metrics_server.NEEDS}'" in PAGE.read_text()
+    assert f"pip install '{needs}'" in PAGE.read_text()
