@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _scoreboard.judge import CRASHED, HUNG, Outcome
+from _scoreboard.judge import CRASHED, HUNG, NOT_OFFERED, Outcome
 from _scoreboard.peers import Peer
 
 SECONDS_TO_START = 240
@@ -115,7 +115,8 @@ def run(
                     name = left.pop(0)
                     outcomes = job.outcomes(name, limit)
                     died = any(each.ended != "equal" for each in outcomes)
-                    usable = not died and not (peer.fragile and any(each.error for each in outcomes))
+                    broken = any(each.error and not each.error.startswith(NOT_OFFERED) for each in outcomes)
+                    usable = not died and not (peer.fragile and broken)
                     if died and show_output:
                         print(job.last_lines(), flush=True)
                     report(name, outcomes)

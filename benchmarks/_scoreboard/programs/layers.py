@@ -100,8 +100,11 @@ def embedding(peer: Peer) -> Values:
     return train(peer, build, TOKENS, optimizer=lambda: keras.optimizers.Adam(0.01, epsilon=1e-3))
 
 
-@program("LoRA (enable_lora)")
+@program("LoRA (enable_lora), in float32", tolerance=1e-5)  # its weights are float32 beside others of float64
 def lora(peer: Peer) -> Values:
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
     def build() -> keras.Model:
         model = dense()
         model.layers[0].enable_lora(rank=2)
