@@ -1,0 +1,63 @@
+"""A GAN whose train_step has two optimizers, as Keras's DCGAN guide has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from _scoreboard.peers import Peer
+from _scoreboard.programs.common import Values, dense, left_by, sgd
+
+
+class Gan(keras.Model):
+    def __init__(self, peer: Peer) -> None:
+        super().__init__()
+        self.peer = peer
+        self.generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6)])
+        self.critic = dense(outputs=1)
+        self.trackers = [keras.metrics.Mean(name="of_critic"), keras.metrics.Mean(name="of_generator")]
+
+        self.built = True  # Keras asks for it under tf.distribute
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        return self.trackers
+
+    def compile(self, of_critic: keras.Optimizer, of_generator: keras.Optimizer) -> None:
+        super().compile()
+        self.of_critic, self.of_generator = of_critic, of_generator
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        noise, real = batch
+        loss_of = keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")
+
+        def mean(targets: Any, answers: Any) -> Any:
+            return tf.reduce_mean(loss_of(targets, answers))
+
+        made = self.generator(noise)
+        with tf.GradientTape() as tape:
+            answers = self.critic(tf.concat([made, real], axis=0))
+            targets = tf.concat([tf.ones_like(made[:, :1]), tf.zeros_like(real[:, :1])], axis=0)
+            critic_loss = mean(targets, answers)
+            scaled = self.peer.scaled(critic_loss)
+        weights = self.critic.trainable_weights
+        self.of_critic.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        with tf.GradientTape() as tape:
+            answers = self.critic(self.generator(noise))
+            generator_loss = mean(tf.zeros_like(answers), answers)
+            scaled = self.peer.scaled(generator_loss)
+        weights = self.generator.trainable_weights
+        self.of_generator.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        for tracker, loss in zip(self.trackers, (critic_loss, generator_loss)):
+            tracker.update_state(loss)
+        return {tracker.name: tracker.result() for tracker in self.trackers}
+
+
+def train_gan(peer: Peer, noise: np.ndarray, real: np.ndarray, batch: int) -> Values:
+    with peer.scope():
+        model = Gan(peer)
+        model.compile(sgd(), sgd())
+    return left_by(model, peer.fit(model, noise, real, batch_size=batch, epochs=2))

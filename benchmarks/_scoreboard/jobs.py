@@ -1,0 +1,127 @@
+"""Starts the processes of a peer, watches them, and starts them anew where a program has ended them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from _scoreboard.judge import CRASHED, HUNG, NOT_OFFERED, Outcome
+from _scoreboard.peers import Peer
+
+SECONDS_TO_START = 240
+SECONDS_FOR_THE_OTHER = 20  # that a process may take after another one has raised an error
+
+
+class Job:
+    """One start of a peer's processes, with a list of programs."""
+
+    def __init__(self, peer: type[Peer], python: str, programs: list[str], folder: Path, limit: float) -> None:
+        self.peer, self.folder = peer, folder
+        self.began = time.monotonic()
+        script = str(Path(__file__).resolve().parents[1] / "scoreboard.py")
+        self.output = folder / "output"
+        self.processes = []
+        for number, environment in enumerate(peer.environments()):
+            arguments = [script, "--worker", peer.name, "--process", str(number), "--folder", str(folder)]
+            arguments += ["--limit", str(limit)]
+            self.processes.append(
+                subprocess.Popen(
+                    peer.command(python, [*arguments, "--only", *programs]),
+                    env={**os.environ, **environment},
+                    stdout=self.output.open("a"),
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+
+    def outcomes(self, program: str, limit: float) -> list[Outcome]:
+        """Waits until all processes have run a program, or cannot any more."""
+        files = [self.folder / f"{program}.{n}" for n in range(self.peer.processes)]
+        begun, first_ended = None, None
+        while True:
+            ended = [each.poll() is not None for each in self.processes]  # before looking for what they leave
+            there = [each.exists() for each in files]
+            if all(there):
+                return [pickle.loads(each.read_bytes()) for each in files]
+            now = time.monotonic()
+            if begun is None and any((self.folder / f"{each.name}.begun").exists() for each in files):
+                begun = now
+            if first_ended is None and any(there):
+                first_ended = now
+            failed = any(pickle.loads(each.read_bytes()).error for each, is_there in zip(files, there) if is_there)
+            late = now - begun > limit if begun else now - self.began > SECONDS_TO_START + limit
+            waited = failed and first_ended is not None and now - first_ended > SECONDS_FOR_THE_OTHER
+            # A launcher ends after all of its ranks; other processes are each on their own.
+            own = there if len(ended) == len(there) else [all(there)]
+            died = any(is_ended and not is_there for is_ended, is_there in zip(ended, own))
+            if died or late or waited:
+                kind = CRASHED if died else HUNG
+                return [
+                    pickle.loads(each.read_bytes()) if is_there else Outcome(ended=kind)
+                    for each, is_there in zip(files, there)
+                ]
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Ends all processes, first those of a launcher by asking it."""
+        for kind, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+            for each in self.processes:
+                if each.poll() is None or kind == signal.SIGKILL:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(each.pid, kind)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and any(each.poll() is None for each in self.processes):
+                time.sleep(0.05)
+
+    def last_lines(self) -> str:
+        lines = [line for line in self.output.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join(lines[-40:])
+
+
+def run(
+    peer: type[Peer],
+    python: str,
+    programs: list[str],
+    limit: float,
+    report: Callable[[str, list[Outcome]], None],
+    show_output: bool = False,
+) -> dict[str, str]:
+    """Runs programs under a peer, in as few starts as possible, and reports the outcome of each.
+
+    Args:
+        python: the interpreter of the peer's environment.
+        limit: seconds that a program may take.
+        report: is called with the name of each program and the outcomes of the peer's processes.
+        show_output: prints the last lines of processes that died.
+
+    Returns: the versions of what the peer consists of.
+    """
+    left, versions = list(programs), {}
+    while left:
+        with tempfile.TemporaryDirectory(prefix="scoreboard-") as folder:
+            job = Job(peer, python, left, Path(folder), limit)
+            try:
+                usable = True
+                while left and usable:
+                    name = left.pop(0)
+                    outcomes = job.outcomes(name, limit)
+                    died = any(each.ended != "equal" for each in outcomes)
+                    broken = any(each.error and not each.error.startswith(NOT_OFFERED) for each in outcomes)
+                    usable = not died and not (peer.fragile and broken)
+                    if died and show_output:
+                        print(job.last_lines(), flush=True)
+                    report(name, outcomes)
+                with contextlib.suppress(FileNotFoundError):
+                    versions = json.loads((Path(folder) / "versions").read_text())
+            finally:
+                job.end()
+    return versions

@@ -1,0 +1,107 @@
+"""The registry of programs, and what they share: data, a small model, and a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from _scoreboard.judge import DRAWN
+from _scoreboard.peers import Peer
+
+layers, ops = keras.layers, keras.ops
+Values = dict[str, np.ndarray]
+BATCH, ROWS = 10, 40
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 6))
+Y = np.tanh(X @ RNG.normal(size=(6, 2))) + 0.1 * RNG.normal(size=(48, 2))
+LABELS = RNG.integers(0, 3, 48)
+TOKENS = RNG.integers(1, 12, (48, 5)) * (np.arange(5) < RNG.integers(1, 6, (48, 1)))  # 0 is padding
+SEQUENCES = RNG.normal(size=(48, 5, 3))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A row of the scoreboard.
+
+    Attributes:
+        about: what it is, in a few words.
+        run: trains under a peer and returns what must be equal.
+        tolerance: see judge.judge.
+        backends: those on which one process can run it.
+        of_logs: it is about metrics or callbacks, so that weights alone say nothing.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Peer], Values]
+    tolerance: float
+    backends: Sequence[str]
+    of_logs: bool
+
+
+REGISTERED: dict[str, Program] = {}
+
+
+def program(
+    about: str,
+    *,
+    tolerance: float = 1e-9,
+    backends: Sequence[str] = ("tensorflow", "jax", "torch"),
+    of_logs: bool = False,
+) -> Callable[[Callable[[Peer], Values]], Callable[[Peer], Values]]:
+    """Makes a row of a function."""
+
+    def register(run: Callable[[Peer], Values]) -> Callable[[Peer], Values]:
+        name = run.__name__
+        REGISTERED[name] = Program(name, about, run, tolerance, backends, of_logs)
+        return run
+
+    return register
+
+
+def sgd(**options: Any) -> keras.Optimizer:
+    """An optimizer that does not make much of rounding, as Adam does of small gradients."""
+    return keras.optimizers.SGD(0.05, momentum=0.9, **options)
+
+
+def dense(*between: keras.layers.Layer, outputs: int = 2, activation: str | None = None) -> keras.Model:
+    first, last = layers.Dense(8, activation="tanh"), layers.Dense(outputs, activation=activation)
+    return keras.Sequential([keras.Input((6,)), first, *between, last])
+
+
+def train(
+    peer: Peer,
+    build: Callable[[], keras.Model] = dense,
+    x: Any = X,
+    y: Any = Y,
+    *,
+    loss: Any = "mse",
+    optimizer: Callable[[], keras.Optimizer] = sgd,
+    metrics: Callable[[], list[Any]] = list,
+    rows: int = ROWS,
+    compiled: dict[str, Any] | None = None,
+    **fit: Any,
+) -> Values:
+    """Builds and compiles under the peer's scope, trains in order of the rows, and returns weights and logs."""
+    with peer.scope():
+        model = build()
+        model.compile(optimizer(), loss, metrics=metrics(), **(compiled or {}))
+    x, y = (keras.tree.map_structure(lambda each: each[:rows], part) for part in (x, y))
+    return left_by(model, peer.fit(model, x, y, **{"batch_size": BATCH, "epochs": 2, **fit}))
+
+
+def left_by(model: keras.Model, logs: dict[str, Any]) -> Values:
+    """Returns the weights of a model, and logs, by label."""
+    values = {f"weight {n} {each.name}": keras.ops.convert_to_numpy(each) for n, each in enumerate(model.weights)}
+    return values | {f"log {key}": np.asarray(value, "float64") for key, value in logs.items()}
+
+
+def with_draws(peer: Peer, build: Callable[[float], keras.Model]) -> Values:
+    """Trains `build(1.0)`, whose values may rest on other random numbers, and `build(0.0)`, which draws none."""
+    drawn = {DRAWN + label: value for label, value in train(peer, lambda: build(1.0)).items()}
+    return drawn | train(peer, lambda: build(0.0))
