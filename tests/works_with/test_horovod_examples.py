@@ -88,7 +88,8 @@ def test_example_runs(programs: Path, examples: Path, tmp_path: Path, command: s
 def test_example_ends_with_what_to_use(programs: Path, examples: Path, tmp_path: Path, command: str) -> None:
     done = on_two_ranks(programs, tmp_path, examples, command)
     reasons = [line for line in done.stdout.splitlines() if REFUSED[command] in line]
-    assert done.returncode and reasons and "docs/from-horovod.md" in reasons[0], done.stdout[-3000:]
+    # The launcher shortens the line of its own in which it repeats a long one.
+    assert done.returncode and any("docs/from-horovod.md" in line for line in reasons), done.stdout[-3000:]
 
 
 def test_table_in_the_docs_has_every_example() -> None:
