@@ -98,8 +98,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if home is None or importlib.util.find_spec(home) is None:
             instead = next((text for absent, text in _ABSENT.items() if f"{name}.".startswith(f"{absent}.")), "")
             raise ModuleNotFoundError(
-                f"keras_ddl does not replace {name}. {instead or 'For alternatives, see docs/from-horovod.md.'} It "
-                f"replaces {', '.join(_available())}: docs/from-horovod.md.",
+                f"keras_ddl does not replace {name}. {instead or 'There are alternatives.'} See docs/from-horovod.md. "
+                f"It replaces {', '.join(_available())}.",
                 name=name,
             )
         return importlib.machinery.ModuleSpec(name, _Loader(home))
