@@ -31,6 +31,8 @@ _ERASE_LINE = b"\r\x1b[K"
 _HEADER = b"Traceback (most recent call last):"
 _TRACEBACK = re.compile(rb"^(?:  \+ Exception Group )?" + re.escape(_HEADER), re.MULTILINE)
 _UNCAUGHT = re.compile(_TRACEBACK.pattern + rb"\n  (?:\| )?File \".*\", line \d+, in <module>\n", re.MULTILINE)
+# One that ends the text, with an exception of one line: of a longer one, the end cannot be told from other text.
+_LAST_UNCAUGHT = re.compile(_UNCAUGHT.pattern + rb"(?: .*\n)*(?:\S.*\n?)?\Z", re.MULTILINE)
 # The last lines of a rank are those that it has written without a pause, shortly before it ended.
 _PAUSE_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 30.0
@@ -199,9 +201,10 @@ class RankOutput:
         """The time.monotonic() at which the delayed traceback began."""
         return self._delayed_since if _TRACEBACK.match(self._delayed) else None
 
-    def end(self, *, failed: bool) -> tuple[str, str]:
+    def end(self, *, failed: bool, status: int | None = None) -> tuple[str, str]:
         """Writes the rest, unless it is the traceback of a failure. Returns (traceback, last lines of stderr).
 
+        `status`: the exit status, 1 after an uncaught exception; None: unknown.
         Of those lines only what may be about a failure: no warnings of Python, and nothing that is long past.
         """
         traceback = ""
@@ -216,10 +219,9 @@ class RankOutput:
         tail = self._stderr_tail if time.monotonic() - self._stderr_since < _LAST_WORDS_SECONDS else b""
         if len(tail) == _TAIL_BYTES:  # its first line is cut
             tail = tail.partition(b"\n")[2] or tail
-        if failed and not traceback and (uncaught := list(_UNCAUGHT.finditer(tail))):
-            # Shown in place, because the rank has taken long to end.
-            traceback = startup_notes.without(tail[uncaught[-1].start() :]).decode(errors="replace")
         tail = without_python_warnings(startup_notes.without(tail))
+        if failed and status == 1 and not traceback and (uncaught := _LAST_UNCAUGHT.search(tail)):
+            traceback = uncaught[0].decode(errors="replace")  # shown in place, because the rank has taken long to end
         return traceback, tail.decode(errors="replace")
 
     def _delay(self, data: bytes) -> bytes:

@@ -131,7 +131,7 @@ class RankLink:
 
     def _close_output(self) -> None:
         failed = not self.outcome.done
-        self.outcome.traceback, self.outcome.stderr_tail = self.output.end(failed=failed)
+        self.outcome.traceback, self.outcome.stderr_tail = self.output.end(failed=failed, status=self.outcome.status)
         self.over = True
 
     def finish(self) -> None:

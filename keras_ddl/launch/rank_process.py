@@ -273,7 +273,9 @@ class RankProcess:
             rank_environment.prepare_spare(environment)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
-        environment.setdefault(startup_notes.LEVEL, "1")  # TensorFlow's warnings and errors; no INFO
+        if self.rank != 0:
+            # TensorFlow's INFO messages are shown for rank 0 only; warnings and errors for all ranks.
+            environment.setdefault(startup_notes.LEVEL, "1")
         try:
             self._program = RankProgram(
                 self.command,

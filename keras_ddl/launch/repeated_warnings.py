@@ -18,6 +18,7 @@ _WAIT_SECONDS = 5.0
 _REST_SECONDS = 0.2
 _MESSAGE_LINES = 20
 _PYTHON = re.compile(rb"\S.*:\d+: \w*Warning: ")
+_SOURCE_LINE = re.compile(rb"  \S")
 _ONE_LINE = re.compile(
     rb"WARNING:[\w.]+:|(?P<head>W\d{4} \d\d:\d\d:[\d.]+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: W )\S+:\d+\] "
 )
@@ -26,7 +27,9 @@ _ONE_LINE = re.compile(
 class Split:
     """Splits lines (without newlines) into warnings and others: (is a warning, its lines)."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_lines: int = _MESSAGE_LINES) -> None:
+        """`message_lines`: how many lines the message of a Python warning may have before its source line."""
+        self._message_lines = message_lines
         self._lines: list[bytes] = []  # of an incomplete warning
         self._since = 0.0
 
@@ -34,12 +37,12 @@ class Split:
         """Returns what is complete."""
         parts: list[tuple[bool, list[bytes]]] = []
         for line in lines:
-            if self._lines and line.startswith(b"  "):  # the source line
+            if self._lines and _SOURCE_LINE.match(line):
                 parts.append((True, [*self._lines, line]))
                 self._lines = []
                 continue
             one_line, python = _ONE_LINE.match(line), _PYTHON.match(line)
-            if one_line or python or len(self._lines) >= _MESSAGE_LINES:
+            if one_line or python or len(self._lines) >= self._message_lines:
                 parts += self.flush()
             if python or self._lines:
                 self._lines.append(line)
@@ -71,8 +74,8 @@ def key_of(lines: list[bytes]) -> bytes:
 
 
 def without_python_warnings(text: bytes) -> bytes:
-    """Returns `text` without warnings of Python, absl and logging."""
-    split = Split()
+    """Returns `text` without warnings of Python, absl and logging. What may be other text stays."""
+    split = Split(message_lines=1)
     parts = [*split.feed(text.split(b"\n")), *split.flush()]
     kept = [line for is_warning, lines in parts if not is_warning or _of_tensorflow(lines) for line in lines]
     return b"\n".join(kept)

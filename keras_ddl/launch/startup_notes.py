@@ -1,12 +1,14 @@
 """Filters TensorFlow's messages at its import about the CPU, oneDNN and missing GPUs, which say that nothing is wrong.
 
 They are never why a rank failed. TF_CPP_MIN_LOG_LEVEL does not help: some are written before TensorFlow reads it. Taken
-from TensorFlow 2.16 to 2.21. Who sets TF_CPP_MIN_LOG_LEVEL=0 sees them, each once per job.
+from TensorFlow 2.16 to 2.21. Shown with TF_CPP_MIN_LOG_LEVEL=0, once per job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 import re
 import signal
@@ -14,28 +16,40 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from keras_ddl import packages
+
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
-# absl's "I0000 00:00:1795426935.911148    6131 port.cc:153] ", or "2026-01-31 12:00:00.1: I tensorflow/x.cc:12] "
-_HEAD = rb"(?:([IWEF])\d{4} \d\d:\d\d:[\d.]+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: ([IWEF]) )"
+
+def _head(levels: bytes) -> bytes:
+    """Matches "I0000 00:00:1795426935.911148    6131 " (absl) or "2026-01-31 12:00:00.1: I ", and a folder."""
+    return rb"(?:[%b]\d{4} \d\d:\d\d:[\d.]+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [%b] )(?:\S*/)?" % (levels, levels)
+
+
 _PREFACE = rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
 _CPU = rb"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\."
-# By file, and by text if the file has other messages.
 _SAID = (
-    rb"(?:port|cpu_feature_guard|cudart_stub|computation_placer)\.cc:\d+\]|generator_dataset_op\.cc:\d+\] Memory patch|"
-    rb"cuda_\w+\.cc:\d+\] (?:Unable to register|failed call to cuInit)|\.cc:\d+\] TF-TRT Warning: Could not find"
+    rb"port\.cc:\d+\] (?:experimental )?oneDNN custom operations are on\.|"
+    rb"cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized |"
+    rb"cudart_stub\.cc:\d+\] Could not find cuda drivers on your machine|"
+    rb"computation_placer\.cc:\d+\] computation placer already registered|"
+    rb"generator_dataset_op\.cc:\d+\] Memory patch|"
+    rb"local_rendezvous\.cc:\d+\] Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence|"
+    rb"\w+\.cc:\d+\] TF-TRT Warning: Could not find"
 )
+_SAID_AS_ERROR = rb"cuda_\w+\.cc:\d+\] (?:Unable to register |failed call to cuInit)"
 _NOTE = re.compile(
-    rb"(?:" + _HEAD + rb"\S*?(?P<said>(?:" + _SAID + rb").*)|(?P<plain>" + _PREFACE + rb"|" + _CPU + rb"))\r?"
+    rb"(?:%b(?P<said>(?:%b).*)|%b(?P<error>(?:%b).*)|(?P<plain>%b|%b))\r?"
+    % (_head(b"IW"), _SAID, _head(b"IWE"), _SAID_AS_ERROR, _PREFACE, _CPU)
 )
-# Of interest where there is a GPU.
-_GPU = re.compile(rb"cudart_stub|failed call to cuInit")
-_GPU_DEVICE = "/dev/nvidiactl"
-_INFO = re.compile(_HEAD.replace(b"[IWEF]", b"I"))
+_GPU = re.compile(rb"cudart_stub|failed call to cuInit")  # of interest where TensorFlow should use one
+_BUILD_INFO = "python/platform/build_info.py"
+_CUDA = ("/usr/local/cuda", "/dev/nvidiactl")
+_INFO = re.compile(_head(b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 # Beginnings of lines whose rest is waited for.
 _BEGINNINGS = (
-    *(b"I0000 00:00:", b"W0000 00:00:", b"E0000 00:00:", b"F0000 00:00:", b"0000-00-00 00:00:"),
+    *(b"I0000 00:00:", b"W0000 00:00:", b"E0000 00:00:", b"0000-00-00 00:00:"),
     *(b"WARNING: All log messages", b"To enable the following"),
 )
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
@@ -93,18 +107,30 @@ def without(text: bytes) -> bytes:
     return b"".join(line for line in _LINE.findall(text) if not (_key(line) or _INFO.match(line)))
 
 
+@functools.cache
+def _is_for_gpus() -> bool:
+    """Whether TensorFlow should find GPUs: built for CUDA, which is installed. True if unknown. Imports nothing."""
+    build = ""
+    with contextlib.suppress(OSError, ValueError):  # another layout of files; a module without a spec
+        spec = importlib.util.find_spec("tensorflow")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            build = Path(folder, _BUILD_INFO).read_text()
+    if "'is_cuda_build', False" in build:
+        return False
+    return not build or not packages.missing(["nvidia"]) or any(Path(each).exists() for each in _CUDA)
+
+
 class StartupNotes:
     """The notes that a job has shown."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        """`shown`: whether each is shown once; otherwise only those about GPUs are, where there is one."""
+        """`shown`: whether each is shown once; otherwise only those about GPUs are, if TensorFlow is for GPUs."""
         self._shown = shown
-        self._has_gpu = Path(_GPU_DEVICE).exists()
         self._seen: set[bytes] = set()
 
     def is_new(self, key: bytes) -> bool:
         """Whether the note is to be shown now."""
-        new = key not in self._seen and (self._shown or (self._has_gpu and _GPU.search(key) is not None))
+        new = key not in self._seen and (self._shown or (_GPU.search(key) is not None and _is_for_gpus()))
         self._seen.add(key)
         return new
 
@@ -157,4 +183,4 @@ def _may_begin_a_note(piece: bytes) -> bool:
 def _key(line: bytes) -> bytes:
     """Returns a note without time and thread, so that repetitions are equal; b"" for other lines."""
     match = _NOTE.fullmatch(line.rstrip(b"\r\n"))
-    return (match["said"] or match["plain"]) if match else b""
+    return match[match.lastgroup or 0] if match else b""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -92,7 +93,25 @@ def test_output_traceback_shown_in_place_is_still_that_of_the_failure(monkeypatc
     rank.tick()
     rank.feed("err", ONEDNN % 1)
     assert err.data.startswith(b"unrelated\n" + UNCAUGHT)
-    assert rank.end(failed=True)[0].encode() == UNCAUGHT
+    assert rank.end(failed=True, status=1)[0].encode() == UNCAUGHT
+
+
+@pytest.mark.parametrize(("status", "later"), [(-9, b""), (3, b""), (None, b""), (1, b"step 1\n"), (1, b"\rstep 1")])
+def test_output_traceback_that_was_handled_is_not_that_of_the_failure(status: int | None, later: bytes, monkeypatch):
+    monkeypatch.setattr(output, "_UNCAUGHT_SECONDS", 0.0)
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", UNCAUGHT)
+    rank.tick()
+    rank.feed("err", later)
+    assert rank.end(failed=True, status=status) == ("", (UNCAUGHT + later).decode())
+    assert err.data == UNCAUGHT + later
+
+
+def test_output_last_lines_keep_what_follows_a_warning_without_source_line():
+    _, _, _, (rank,) = screen_of(1)
+    last = b"terminate called after throwing an instance of 'std::runtime_error'\n  what():  no such data\n"
+    rank.feed("err", WARNING + b"<string>:1: UserWarning: foo\n" + last)
+    assert rank.end(failed=True)[1].encode() == last
 
 
 def test_output_last_lines_are_what_was_written_at_the_end(monkeypatch: pytest.MonkeyPatch):
@@ -194,7 +213,7 @@ def test_text_sink_joins_split_characters():
 
 PREFACE = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
 ONEDNN = b"I0000 00:00:1795426935.%06d    6131 port.cc:153] oneDNN custom operations are on. You may see ...\n"
-GUARD = b"2026-01-31 12:00:%02d.000000: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary\n"
+GUARD = b"2026-01-31 12:00:%02d.000000: I tensorflow/cpu_feature_guard.cc:210] This TensorFlow binary is optimized to\n"
 CPU = b"To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate "
 CPU += b"compiler flags.\n"
 ERROR = b"E0000 00:00:1795426935.000001    6131 cuda_driver.cc:7] device 3 is on fire\n"
@@ -219,15 +238,71 @@ def test_output_notes_of_tensorflow_are_shown_once_a_job(size: int):
 NO_GPU = b"E0000 00:00:1795426935.000001    6131 cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA_ERROR\n"
 
 
-@pytest.mark.parametrize("device", ["/dev/null", "/dev/no-such-gpu"])
-def test_output_notes_are_not_shown_where_they_are_not_wanted(device: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(startup_notes, "_GPU_DEVICE", device)
+@pytest.mark.parametrize("is_for_gpus", [True, False])
+def test_output_notes_are_not_shown_where_they_are_not_wanted(is_for_gpus: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(startup_notes, "_is_for_gpus", lambda: is_for_gpus)
     out, err = Recorder(), Recorder()
     rank = RankOutput(0, Screen(out, err, shows_notes=False))
     rank.feed("err", all_notes(0) + NO_GPU + b"own line\n" + NO_GPU)
-    assert err.data == (NO_GPU if device == "/dev/null" else b"") + b"own line\n"
+    assert err.data == (NO_GPU if is_for_gpus else b"") + b"own line\n"
     rank.feed("out", PREFACE)
     assert out.data == PREFACE
+
+
+@pytest.mark.parametrize(
+    ("build", "cuda", "expected"),
+    [(False, True, False), (True, True, True), (True, False, False), (None, True, True), (None, False, True)],
+)
+def test_gpus_are_expected_by_the_tensorflow_that_is_installed(build, cuda, expected, tmp_path: Path, monkeypatch):
+    if build is not None:
+        file = tmp_path / "tensorflow/python/platform/build_info.py"
+        file.parent.mkdir(parents=True)
+        (tmp_path / "tensorflow/__init__.py").touch()
+        file.write_text(f"build_info = collections.OrderedDict([('is_cuda_build', {build}), ('is_rocm_build', False)])")
+    (tmp_path / "cuda").mkdir()
+    monkeypatch.setattr(startup_notes, "_CUDA", [str(tmp_path / ("cuda" if cuda else "none"))])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    assert startup_notes._is_for_gpus.__wrapped__() is expected
+
+
+TIME = b"2026-01-31 12:00:00.1: "
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        TIME + b"F tensorflow/core/platform/cpu_feature_guard.cc:37] The TensorFlow library was compiled to",
+        b"F0000 00:00:1795426935.911148    6131 cpu_feature_guard.cc:37] The TensorFlow library was compiled to",
+        b"F0000 00:00:1795426935.911148    6131 cuda_platform.cc:51] failed call to cuInit: INTERNAL",
+        TIME + b"E tensorflow/core/x/transport.cc:3] connection lost",
+        TIME + b"E tensorflow/core/x/port.cc:3] oneDNN custom operations are on.",
+        TIME + b"W tensorflow/core/x/export.cc:3] oneDNN custom operations are on.",
+        TIME + b"F external/local_xla/xla/service/computation_placer.cc:93] could not find registered",
+        TIME + b"W tensorflow/core/framework/local_rendezvous.cc:4] Local rendezvous is aborting: CANCELLED",
+    ],
+)
+def test_output_line_that_is_only_like_a_note_is_shown_and_explains_a_failure(line: bytes):
+    _, err, _, (rank,) = screen_of(1)
+    rank.feed("err", line + b"\n")
+    assert err.data == line + b"\n"
+    assert rank.end(failed=True)[1].encode() == line + b"\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"E0000 00:00:1.1    6131 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory",
+        TIME + b"E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:485] Unable to register cuFFT factory: ...",
+        b"W0000 00:00:1.1    6131 computation_placer.cc:177] computation placer already registered. Please check",
+        TIME + b"I external/local_xla/xla/tsl/cuda/cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU",
+        TIME + b"W tensorflow/compiler/tf2tensorrt/utils/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT",
+        TIME + b"I tensorflow/core/framework/local_rendezvous.cc:407] Local rendezvous is aborting with status: "
+        b"OUT_OF_RANGE: End of sequence",
+    ],
+)
+def test_notes_of_each_kind_explain_no_failure(line: bytes):
+    assert startup_notes.without(line + b"\nmine\n") == b"mine\n"
 
 
 HIDDEN = """
