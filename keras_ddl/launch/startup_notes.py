@@ -11,10 +11,12 @@ import functools
 import importlib.util
 import os
 import re
+import select
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from keras_ddl import packages
 
@@ -65,20 +67,21 @@ def are_wanted(environ: Mapping[str, str]) -> bool:
 def hidden() -> Iterator[None]:
     """Removes the notes from this process's stderr while the body imports TensorFlow, unless they are wanted.
 
-    All else passes, also what TensorFlow writes when it ends the process: a child process filters it. The environment
-    gets TF_CPP_MIN_LOG_LEVEL=2, unless it is set, so that errors are shown afterwards.
+    All else passes, also what TensorFlow writes when it ends the process: a child process filters it, and copies what
+    processes that the body has started write later. The environment gets TF_CPP_MIN_LOG_LEVEL=2, unless it is set, so
+    that errors are shown afterwards.
     """
     wanted = are_wanted(os.environ)
     os.environ.setdefault(LEVEL, "2")
     if wanted:
         yield
         return
-    source, end = os.pipe()
+    (source, end), (over, is_over) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(end)
-        _filter(source)
+        _filter(source, over)
     os.close(source)
+    os.close(over)
     stderr = os.dup(2)
     os.dup2(end, 2)
     os.close(end)
@@ -87,19 +90,40 @@ def hidden() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+        with contextlib.suppress(BrokenPipeError):  # the child was killed
+            os.write(is_over, b"x")  # closing is not enough: forked processes have copies
+        os.close(is_over)
         os.waitpid(child, 0)
 
 
-def _filter(source: int) -> None:
-    """Copies `source` to stderr without the notes; ends the process."""
+def _filter(source: int, over: int) -> NoReturn:
+    """Copies `source` to stderr without the notes, until a byte in `over`; ends the process."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process may write something about it
+        _close_others(source, over, 2)
         notes = NoteFilter(StartupNotes(shown=False))
-        while data := os.read(source, 1 << 16):
-            os.write(2, notes.feed(data))
-        os.write(2, notes.flush())
+        while ready := select.select([source, over], [], [])[0]:
+            if source not in ready:  # and all that the body has written is read
+                os.write(2, notes.flush())
+                break
+            data = os.read(source, 1 << 16)
+            os.write(2, notes.feed(data) if data else notes.flush())
+            if not data:
+                os._exit(0)
+        # Others may keep this stderr, such as multiprocessing's resource tracker: a process of its own copies it.
+        if os.fork() == 0:
+            while data := os.read(source, 1 << 16):
+                os.write(2, data)
     finally:
         os._exit(0)
+
+
+def _close_others(*kept: int) -> None:
+    """Closes all file descriptors but `kept`, so that nobody waits for the end of their pipes."""
+    for each in list(Path("/proc/self/fd").iterdir()):
+        if int(each.name) not in kept:
+            with contextlib.suppress(OSError):  # the list's own
+                os.close(int(each.name))
 
 
 def without(text: bytes) -> bytes:

@@ -333,6 +333,34 @@ def test_notes_of_a_command_are_hidden_and_nothing_else(level: str | None, dies:
     assert done.stderr == shown
 
 
+STAYS = """
+import os, subprocess, sys
+from keras_ddl.launch import startup_notes
+with startup_notes.hidden():
+    os.write(2, bytes.fromhex(sys.argv[1]))
+    left = subprocess.Popen(["sh", "-c", "read line; echo last >&2"], stdin=subprocess.PIPE)
+    if os.fork() == 0:
+        os.read(0, 1)  # a copy of this process stays, too
+        os._exit(0)
+os.write(2, b"after\\n")
+left.communicate(b"\\n")
+"""
+
+
+def test_notes_of_a_command_are_hidden_though_a_process_stays():
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", STAYS, (all_notes(0) + b"own line").hex()]
+    read, write = os.pipe()
+    with subprocess.Popen(command, env=environment, stdin=read, stderr=subprocess.PIPE) as started:
+        os.close(read)
+        try:
+            assert started.wait(timeout=20) == 0
+        finally:
+            started.kill()
+            os.close(write)
+        assert started.stderr is not None and started.stderr.read() == b"own lineafter\nlast\n"
+
+
 def test_output_line_that_begins_like_a_note_is_shown_after_a_while(monkeypatch: pytest.MonkeyPatch):
     _, err, _, (rank,) = screen_of(1)
     rank.feed("err", PREFACE[:30])
