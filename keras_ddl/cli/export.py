@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 @click.option("--inputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the placeholders.")
 @click.option("--outputs", metavar="NAMES", help="For a graph-mode script: NAME=TENSOR,...; default: the only one.")
 @click.option("--meta-graph", metavar="FILE", help="For a graph-mode script: its graph, if it is not found.")
-@startup_notes.hidden()
+@startup_notes.hidden()  # TensorFlow is imported beside a thread, with which a fork is not safe
 def command(
     checkpoints: str | None,
     output: str | None,
