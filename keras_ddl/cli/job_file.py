@@ -108,7 +108,13 @@ def _example(key: str, kind: type) -> str:
 
 def _program(given: object, file: str) -> tuple[str, ...]:
     if isinstance(given, str):
-        return tuple(shlex.split(given))
+        try:
+            return tuple(shlex.split(given))
+        except ValueError as error:
+            raise ConfigError(
+                f"--config: {_COMMAND} must be words that a shell can read. Received: {_COMMAND} = {given!r} in {file}"
+                f', {error}. Write a list, as {_COMMAND} = ["python", "train.py"].'
+            ) from None
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return tuple(given)
     raise ConfigError(

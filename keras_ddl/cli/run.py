@@ -103,7 +103,7 @@ _COUNT = click.IntRange(min=1)
     metavar="PORT",
 )
 @click.option(
-    "--metrics-address", default="127.0.0.1", help="To be reached from other hosts: 0.0.0.0.", metavar="ADDRESS"
+    "--metrics-address", help="With --metrics-port, to be reached from other hosts: 0.0.0.0.", metavar="ADDRESS"
 )
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and do nothing.")
@@ -132,7 +132,7 @@ def command(
     output_dir: str | None,
     events: str | None,
     metrics_port: int | None,
-    metrics_address: str,
+    metrics_address: str | None,
     verbose: bool,
     dry_run: bool,
     program: tuple[str, ...],
@@ -160,6 +160,11 @@ def command(
     from keras_ddl.launch.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
+    if metrics_address is not None and metrics_port is None:
+        raise ConfigError(
+            f"--metrics-address needs --metrics-port. Received: --metrics-address {metrics_address} alone. Add "
+            "--metrics-port 9464, or 0 for any free port."
+        )
     variables = parse_env(env)
     if explain_step:
         variables["KERAS_DDL_EXPLAIN_STEP"] = "1"
@@ -210,7 +215,7 @@ def command(
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
     if hostfile is not None and job.why_it_stays is not None:
         click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
-    with watching(events, metrics_port, metrics_address, verbose=verbose) as watchers:
+    with watching(events, metrics_port, metrics_address or "127.0.0.1", verbose=verbose) as watchers:
         return run_job(job, watchers=watchers, **attempts)
 
 

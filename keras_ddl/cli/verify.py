@@ -106,7 +106,8 @@ def command(
     Compared after each training step are weights, slots of optimizers, logs and outputs, in the program's own precision
     and in float64. How far rounding may take them is measured: one process runs again with the last bit of its weights
     changed. The program is not changed; it runs in a copy of the working directory, and callbacks that write files or
-    resume are left out.
+    resume are left out. What it writes by absolute paths, above the working directory (..) or through links to
+    directories outside is written.
 
     The exit status is 0 when they are equal, 1 when they differ, 2 when that cannot be said: wrong usage, a program
     that does not train, fails, or is not deterministic.

@@ -36,13 +36,11 @@ def check_one_tensorflow() -> None:
         if libraries:
             installed[f"{name} {distribution.version}"] = (distribution.version, libraries)
     if len(set(installed.values())) > 1:
-        names = [name.split()[0] for name in installed]
-        version = max(version for version, _ in installed.values())
         raise DependencyError(
             "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. "
             f"Received: {' and '.join(installed)}. What asks for `tensorflow` (tensorflow-serving-api, keras-hub) goes "
             "beside another one with --no-deps. Remove them and install one: "
-            f"{packages.pip('uninstall')} -y {' '.join(names)} && {packages.pip_install(f'{names[-1]}=={version}')}"
+            f"{packages.install_tensorflow()}"
         )
 
 

@@ -49,15 +49,14 @@ def check(
 def _software() -> Iterator[Finding]:
     installed = [f"{name} {version}" for name in packages.TENSORFLOWS if (version := packages.version(name))]
     if not installed:
-        remedy = f"{packages.install_tensorflow()}"
-        yield Finding(Severity.ERROR, "TensorFlow", "not installed", remedy)
+        yield Finding(Severity.ERROR, "TensorFlow", "not installed", packages.install_tensorflow())
     elif len(installed) > 1:
-        remedy = "They overwrite each other's files: uninstall all of them, then install one."
+        remedy = f"They overwrite each other's files: {packages.install_tensorflow()}"
         yield Finding(Severity.ERROR, "TensorFlow", ", ".join(installed), remedy)
     else:
         yield Finding(Severity.OK, "TensorFlow", installed[0])
     keras = packages.version("keras")
-    remedy = "" if keras else f"{packages.pip_install('keras')}"
+    remedy = "" if keras else packages.pip_install("keras")
     yield Finding(Severity.OK if keras else Severity.ERROR, "Keras", keras or "not installed", remedy)
 
 

@@ -42,7 +42,7 @@ class MetricsServer:
         except ImportError:
             raise ConfigError(
                 f"--metrics-port needs prometheus-client. Received: {sys.executable}, which cannot import it. "
-                f"Install it: {packages.pip_install('prometheus-client')}"
+                f"Install it: {packages.pip_install('[metrics]')}"
             ) from None
         self._metrics = Metrics()
         registry = prometheus_client.CollectorRegistry()
@@ -50,7 +50,7 @@ class MetricsServer:
         text = _Remembered(lambda: prometheus_client.generate_latest(registry))
         try:
             self._server = _Server(address, port, text, prometheus_client.CONTENT_TYPE_LATEST)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that no host can have
             raise LaunchError(
                 f"--metrics-port must be one that is free at an address of this host. Received: port {port}, address "
                 f"{address} ({getattr(error, 'strerror', None) or error}). Choose another one, or 0 for any."
@@ -106,7 +106,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except Exception:  # no thread could be started, which would release it
+                self._free.release()
+                raise
         else:
             self.shutdown_request(request)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 
-from keras_ddl.launch import remote_ranks
+from keras_ddl.launch import masking, remote_ranks
 from keras_ddl.launch.job import Job
 from keras_ddl.launch.mpirun import ALLOCATIONS, in_allocation
 from keras_ddl.launch.mpirun import environment as base_environment
 from keras_ddl.launch.placement import Placement, ranks_by_host
-
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
 def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placement) -> str:
@@ -22,7 +19,7 @@ def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placemen
     Args:
         own: the variables that the user has set for the program.
     """
-    lines = [f"program: {shlex.join(job.program)}", f"directory: {job.directory}"]
+    lines = [f"program: {masking.shown(job.program)}", f"directory: {job.directory}"]
     lines += ["hosts and ranks:", *(f"  {each}" for each in _places(job))]
     lines.append(f"cores: {_cores(job)}")
     lines.append(f"ranks started by: {_starter(job)}")
@@ -35,7 +32,7 @@ def plan(job: Job, own: Mapping[str, str], *, restarts: int, placement: Placemen
             for name in ranks_by_host(job.num_ranks + job.spares, job.hosts)
         ]
     comments = ["# " + line.replace("\n", "\\n") for line in lines]
-    return "\n".join([*comments, shlex.join(job.command())])
+    return "\n".join([*comments, masking.shown(job.command())])
 
 
 def _places(job: Job) -> list[str]:
@@ -80,7 +77,7 @@ def _environment(job: Job, own: Mapping[str, str]) -> list[str]:
     base, lines = base_environment(os.environ), []
     for name, value in sorted(job.environment.items()):
         if base.get(name) != value or name in own:
-            lines.append(f"  {name}={'***' if _SECRET.search(name) else shlex.quote(value)}")
+            lines.append(f"  {name}={masking.HIDDEN if masking.is_secret(name) else shlex.quote(value)}")
     return lines
 
 
@@ -92,7 +89,8 @@ def _what_then(job: Job, restarts: int, placement: Placement) -> list[str]:
     if restarts:
         lines.append(f"when the job fails: it is started again, up to {restarts} times")
     if placement.discovery is not None:
-        lines.append(f"hosts: those that {placement.discovery.command!r} has just printed; asked again while it runs")
+        (command,) = masking.hidden([placement.discovery.command])
+        lines.append(f"hosts: those that {command!r} has just printed; asked again while it runs")
     if job.hostfile is not None:
         lines.append(f"hosts: as {job.hostfile.path} changes, so does the job")
     if job.timeout is not None:

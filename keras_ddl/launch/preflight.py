@@ -7,14 +7,13 @@ While mpirun starts, hosts without a connected rank are checked for reachability
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import host_facts, reach
+from keras_ddl.launch import host_facts, masking, reach
 from keras_ddl.launch.finding import Finding, Severity
 from keras_ddl.launch.job import Job
 from keras_ddl.launch.mpirun_process import MpirunProcess
@@ -90,7 +89,7 @@ class Preflight:
         raise LaunchError(
             f"All {self._job.num_ranks} ranks must be started and reach the launcher on {socket.gethostname()}. "
             f"Received: nothing from {what}; {self._job.starter} ended with status {starter.status} and output:"
-            f"\n{starter.text.strip() or '(nothing)'}\nThe command was: {shlex.join(self._job.command())}"
+            f"\n{starter.text.strip() or '(nothing)'}\nThe command was: {masking.shown(self._job.command())}"
         )
 
 

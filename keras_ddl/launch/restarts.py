@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch import masking
 from keras_ddl.launch.host_watch import HostWatch
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
@@ -131,7 +132,7 @@ class RestartLoop:
             spares=job.spares,
             hosts=ranks_by_host(job.num_ranks, job.hosts) or None,
             starter=job.starter,
-            command=list(job.program),
+            command=masking.hidden(job.program),
         )
         supervisor = Supervisor(
             job,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import select
-import shlex
 import shutil
 import signal
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import control, processes, terminal
+from keras_ddl.launch import control, masking, processes, terminal
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
@@ -154,7 +153,7 @@ class Supervisor:
     def _start_mpirun(self) -> None:
         command = self._job.command()
         if self._job.verbose:
-            self.say(shlex.join(command))
+            self.say(masking.shown(command))
         environment = self._job.starter_environment(str(self._address))
         self._process = MpirunProcess(command, environment, self._job.directory, takes_lines=self.changing is not None)
 

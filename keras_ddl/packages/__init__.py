@@ -63,13 +63,29 @@ def pip_install(*names: str) -> str:
 
 
 def install_tensorflow() -> str:
-    """Returns the command that installs a TensorFlow that keras_ddl works with, in place of the one that is there."""
+    """Returns the command that installs a TensorFlow that keras_ddl works with, in place of the one that is there.
+
+    Of several it keeps one, of a version that fits: the CUDA build where CUDA's packages are installed.
+    """
     installed = [name for name in TENSORFLOWS if version(name)]
     if installed in ([], ["tensorflow-cpu"]):
         return pip_install("[tensorflow-cpu]")
     if installed == ["tensorflow"]:
         return pip_install("tensorflow")
-    return f"{pip('uninstall')} -y {' '.join(installed)} && {pip_install('[tensorflow-cpu]')}"
+    wanted = "[tensorflow-cpu]"
+    if _has_cuda():
+        wanted = "[tensorflow-gpu]"
+    elif "tensorflow" in installed and "tensorflow-cpu" not in installed:
+        wanted = "tensorflow"
+    return f"{pip('uninstall')} -y {' '.join(installed)} && {pip_install(wanted)}"
+
+
+def _has_cuda() -> bool:
+    """Whether CUDA's packages are there, as tensorflow[and-cuda] brings them."""
+    from importlib import metadata
+
+    names = (each.metadata["Name"] or "" for each in metadata.distributions())
+    return any(name.lower().replace("_", "-").startswith(("nvidia-cuda-", "nvidia-cudnn-")) for name in names)
 
 
 def install_mpi(*also: str) -> str:

@@ -65,6 +65,7 @@ class Recorder:
         self._compute: set[str] = set()
         self._alone: set[str] = set()  # models that were made outside of the scope
         self._last_bits = np.random.Generator(np.random.Philox(7))
+        self._without_values: list[tf.Variable] = []  # made while a step is traced, which gets them values
         self._names: dict[int, str] = {}  # of tf.Variables, by id of their handles
         self._files: set[str] = set()
         self._own = str(folder.parent) + os.sep  # with the copy of the working directory
@@ -87,6 +88,7 @@ class Recorder:
             arrays, kinds = self._read(named, gathered_slots.slots_in(variables) if strategy.is_several else [])
             if self._plan.last_bit and self._steps == 1:
                 self._change_last_bits(trainable)  # those that were restored since they were made
+                self._without_values.clear()
             self._compute.add(keras.config.dtype_policy().compute_dtype)
         else:
             slots = []
@@ -98,6 +100,8 @@ class Recorder:
             named = _unique((each.path, each) for each in _state(model))
             trainable = [each.value for each in model.trainable_variables]
             arrays, kinds = self._read(named, slots)
+            self._change_last_bits(self._without_values)
+            self._without_values.clear()
             layers = [each for each in models.layers_of(model) if getattr(each, "variables", None)]
             self._compute.update(each.compute_dtype for each in layers if each.compute_dtype)
             if model.run_eagerly:
@@ -119,8 +123,10 @@ class Recorder:
         if self._plan.last_bit and variable.trainable:
             with tf.init_scope():
                 inner = models.inner_variable(variable)
-                if isinstance(inner, tf.Variable):
+                if isinstance(inner, tf.Variable) and inner.is_initialized():
                     self._change_last_bits([inner])
+                elif isinstance(inner, tf.Variable):
+                    self._without_values.append(inner)
 
     def traced(self, step: str, program: cut.Program, report: cut.Report) -> None:
         work = sum(cut.work_of(node.operation) for node in program.nodes)

@@ -47,7 +47,7 @@ class Program:
 class Run:
     """One run that has ended.
 
-    Attributes: output: the folder of the ranks' output.
+    Attributes: output: the folder of the ranks' output. linked: as of WorkingCopy.
     """
 
     result: JobResult
@@ -55,6 +55,7 @@ class Run:
     seconds: float
     output: Path
     imported_strategy: bool
+    linked: tuple[str, ...] = ()
 
     @property
     def ended_well(self) -> bool:
@@ -76,18 +77,19 @@ class Run:
 def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
     """Runs a program in a copy of the working directory, and returns what was recorded.
 
-    Raises: LaunchError: the ranks could not be started. KeyboardInterrupt: it was interrupted.
+    Raises: LaunchError: the ranks could not be started. ConfigError: the working directory cannot be copied.
+        KeyboardInterrupt: it was interrupted.
     """
     recorded, output = folder / "recording", folder / "output"
     plan.write(recorded)
-    directory = working_copy.make(Path.cwd(), folder / "files")
+    copy = working_copy.make(Path.cwd(), folder / "files", (folder, folder.parent))
     start = str(Path(__file__).parent / "start")
     environment = {
         "PYTHONHASHSEED": "0",
         **program.environment,
         "KERAS_DDL_VERIFY_DIR": str(recorded),
         "PYTHONPATH": ":".join(filter(None, (start, program.environment.get("PYTHONPATH", python_path())))),
-        "PWD": str(directory),
+        "PWD": str(copy.directory),
     }
     if program.epoch_steps:
         environment.setdefault("KERAS_MAX_STEPS_PER_EPOCH", str(program.epoch_steps))
@@ -97,7 +99,7 @@ def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
         env=environment,
         timeout=program.timeout,
         output_dir=output,
-        directory=str(directory),
+        directory=str(copy.directory),
     )
     began = time.monotonic()
     shown = Screen(_Nowhere(), _Nowhere(), shows_notes=False)
@@ -109,4 +111,4 @@ def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
     if result.signal is not None:
         raise KeyboardInterrupt
     is_started = (recorded / STARTED_FILE).exists()
-    return Run(result, Recording(recorded), time.monotonic() - began, output, is_started)
+    return Run(result, Recording(recorded), time.monotonic() - began, output, is_started, copy.linked)

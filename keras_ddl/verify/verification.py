@@ -85,7 +85,8 @@ class Verifier:
     def verify(self, precisions: tuple[str, ...]) -> Verification:
         """Verifies the program. precisions: "" (the program's own), "float64".
 
-        Raises: LaunchError: ranks could not be started. KeyboardInterrupt.
+        Raises: LaunchError: ranks could not be started. ConfigError: the working directory cannot be copied.
+            KeyboardInterrupt.
         """
         cores = len(os.sched_getaffinity(0))
         if self._result.num_ranks > cores:
@@ -152,6 +153,9 @@ class Verifier:
         self._say(f"run {self._number}: {what}, {name} ...")
         run = runs.run(self._program, ranks, plan, folder)
         shutil.rmtree(folder / "files", ignore_errors=True)
+        if run.linked:
+            links = ", ".join(run.linked)
+            self._note(f"links to directories outside were not copied, what is written there stays: {links}")
         end = f", then: {run.failure}" if run.failure else ""
         self._say(f"run {self._number}: {run.recording.steps} training steps in {run.seconds:.0f} s{end}")
         return run

@@ -1,27 +1,56 @@
-"""A directory to run a program in, where it finds the files of its own and writes without harm.
+"""A directory to run a program in, where it reads the files of its own and cannot write them.
 
-Directories are made anew, small files copied, and large ones linked. What lies above and beside the working directory
-is linked, so that paths such as ../data lead where they did.
+Everything in the working directory is copied, whatever its size; what is too much is refused before a byte is copied.
+What lies above and beside it is linked, so that paths such as ../data lead where they did, and so are directories
+elsewhere that the working directory has links to: what is written there is written.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-_LINK_BYTES = 1 << 20  # larger files are linked
-_COPIED_BYTES = 64 << 20  # in all; what comes after is linked
-_ENTRIES = 5000
+from keras_ddl.errors import ConfigError
+
+_MOST_BYTES = 8 << 30
+_MOST_ENTRIES = 200_000
 _LEVELS = 3  # above the working directory
-_SKIPPED = (".git", "__pycache__", ".venv", "venv", "node_modules")
+_LEFT_OUT = ("__pycache__", "node_modules")
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what makes a directory one of Python's environments
+_REMEDY = (
+    "Run it in a directory that has only what the program needs. Data that it only reads may lie in a directory "
+    "elsewhere, to which a link leads: that is not copied."
+)
 
 
-def make(source: Path, under: Path) -> Path:
-    """Returns a copy of the directory `source` below `under`. Not copied: what is written in it later."""
+@dataclass(frozen=True)
+class WorkingCopy:
+    """A copy that was made.
+
+    Attributes: directory: to run in. linked: the links in it that lead to directories outside, which are not copied.
+    """
+
+    directory: Path
+    linked: tuple[str, ...]
+
+
+def make(source: Path, under: Path, left_out: tuple[Path, ...] = ()) -> WorkingCopy:
+    """Copies the directory `source` to below `under`. Not copied: what is written in it later, and `left_out`.
+
+    Files share their blocks with the originals where the file system can do that.
+
+    Raises: ConfigError: `source` has too much, or the file system of `under` no room, and nothing was copied; or a
+        file could not be copied.
+    """
     source = source.resolve()
     target = under.joinpath(*source.parts[1:])
     target.mkdir(parents=True)
+    contents = _Contents(source, {under.resolve(), *(each.resolve() for each in left_out)})
+    _check_room(source, contents.sizes, target)
     level, copied = source, target
     for _ in range(_LEVELS):
         parent, copied_parent = level.parent, copied.parent
@@ -31,26 +60,100 @@ def make(source: Path, under: Path) -> Path:
             if each.name != level.name:
                 (copied_parent / each.name).symlink_to(each)
         level, copied = parent, copied_parent
-    left, room = _ENTRIES, _COPIED_BYTES
-    pending = [(source, target)]
-    while pending:
-        folder, copy = pending.pop(0)
-        for each in _entries(folder):
-            left -= 1
-            at = copy / each.name
-            if each.is_symlink() or left < 0 or each.name in _SKIPPED or under.is_relative_to(each):
-                at.symlink_to(each.resolve())
-            elif each.is_dir():
-                at.mkdir()
-                pending.append((each, at))
-            elif (
-                each.is_file() and (size := each.stat().st_size) <= min(_LINK_BYTES, room) and os.access(each, os.R_OK)
-            ):
-                shutil.copy2(each, at)
-                room -= size
-            else:
-                at.symlink_to(each)
-    return target
+    for relative in contents.directories:
+        (target / relative).mkdir()
+    for relative, of in contents.links.items():
+        (target / relative).symlink_to(target / of.relative_to(source) if of.is_relative_to(source) else of)
+    for relative, file in contents.files.items():
+        try:
+            _copy(file, target / relative)
+        except FileNotFoundError:  # it was removed meanwhile
+            continue
+        except OSError as error:
+            raise ConfigError(
+                "keras-ddl verify runs a program in a copy of the working directory. Received: "
+                f"{file}, which could not be copied to {under}: {error.strerror}. {_REMEDY}"
+            ) from None
+    outside = [str(relative) for relative, of in contents.links.items() if not of.is_relative_to(source)]
+    return WorkingCopy(target, tuple(outside))
+
+
+class _Contents:
+    """What is to be copied of a directory, by paths relative to it.
+
+    Attributes: sizes: bytes by the entry of the directory itself that has them. links: with where they lead.
+
+    Raises: ConfigError: it has too many entries.
+    """
+
+    def __init__(self, source: Path, left_out: set[Path]) -> None:
+        self.directories: list[Path] = []
+        self.files: dict[Path, Path] = {}
+        self.links: dict[Path, Path] = {}
+        self.sizes: Counter[str] = Counter()
+        count, pending = 0, [source]
+        while pending:
+            for each in _entries(pending.pop()):
+                count += 1
+                if count > _MOST_ENTRIES:
+                    raise ConfigError(
+                        "keras-ddl verify runs a program in a copy of the working directory. Received: "
+                        f"{source}, which has more than {_MOST_ENTRIES} files and directories. {_REMEDY}"
+                    )
+                if each in left_out or each.name in _LEFT_OUT or any((each / name).exists() for name in _ENVIRONMENTS):
+                    continue
+                relative = each.relative_to(source)
+                of = _leads_to(each) if each.is_symlink() else None
+                if of is not None and (of.is_dir() or of.is_relative_to(source)):
+                    self.links[relative] = of
+                elif each.is_dir():
+                    self.directories.append(relative)
+                    pending.append(each)
+                elif each.is_file() and os.access(each, os.R_OK):
+                    self.files[relative] = each
+                    self.sizes[relative.parts[0]] += each.stat().st_size
+
+
+def _check_room(source: Path, sizes: Counter[str], target: Path) -> None:
+    size, free = sizes.total(), shutil.disk_usage(target).free
+    if size <= min(_MOST_BYTES, free // 2):
+        return
+    (name, most), *_ = sizes.most_common(1)
+    received = f"Received: {source} with {_gib(size)}, of which {name} has {_gib(most)}"
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"keras-ddl verify runs a program in a copy of the working directory, of at most {_gib(_MOST_BYTES)}. "
+            f"{received}. {_REMEDY}"
+        )
+    raise ConfigError(
+        "keras-ddl verify runs a program in a copy of the working directory, which may take half of the space that is "
+        f"free. {received}, and {_gib(free)} free at {target}. Name a directory with more room with --keep DIR, or "
+        f"free some. Or: {_REMEDY}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _leads_to(link: Path) -> Path | None:
+    try:
+        return link.resolve()
+    except (OSError, RuntimeError):  # a loop
+        return None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file, its mode and times; without copying bytes where the file system can share them."""
+    with source.open("rb") as read, target.open("wb") as written:
+        try:
+            while os.copy_file_range(read.fileno(), written.fileno(), 1 << 30):
+                pass
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                raise
+        shutil.copyfileobj(read, written, 1 << 20)  # what is left: all of it, or nothing
+    shutil.copystat(source, target)
 
 
 def _entries(folder: Path) -> list[Path]:

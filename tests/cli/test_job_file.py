@@ -85,6 +85,28 @@ def test_hosts_of_the_command_line_take_the_place_of_those_in_the_file(folder: P
     assert "--host h0:1,h1:1 " in dry_run(file=file.replace("hostfile", "#"))[1]
 
 
+def test_secrets_are_not_shown() -> None:
+    words = ["--password=p1", "-x", "API_TOKEN=p2", "sh -c 'export SECRET_ID=\"p3 p3\"'", "--lr=0.1", "--key", "shown"]
+    mpi = ["-np", "2", "--mpirun", "mpirun", "--mpi-arg", "-x PASSWORD=p4", "-x", "MY_KEY=p5"]
+    comments, line = dry_run(*mpi, "--", "python", "train.py", *words)
+    assert not re.search(r"p\d", comments + line), comments + line
+    for text in (comments.partition("\n")[0], line):
+        assert "'--password=***' -x 'API_TOKEN=***'" in text and text.endswith("--lr=0.1 --key shown")
+    Path("hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
+    Path("hosts.sh").chmod(0o755)
+    assert "p6" not in dry_run("--host-discovery-script", "./hosts.sh --token=p6", "--", "train.py")[0]
+    assert "-x 'PASSWORD=***'" in line and "\n  MY_KEY=***" in comments
+
+
+def test_metrics_address_needs_a_port() -> None:
+    message = "--metrics-address needs --metrics-port. Received: --metrics-address 0.0.0.0"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        dry_run("--metrics-address", "0.0.0.0", "train.py")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        dry_run("train.py", file='metrics-address = "0.0.0.0"')
+    dry_run("--metrics-address", "0.0.0.0", "--metrics-port", "0", "-np", "2", "train.py")
+
+
 def test_program_may_be_one_string() -> None:
     assert dry_run(file="np = 2\ncommand = \"train.py --name 'two words'\"")[1].endswith("train.py --name 'two words'")
 
@@ -111,6 +133,10 @@ MISTAKES = {
     "out of range": ("np = 0", "np must be a value that the option --np takes. Received: np = 0 in job.toml: 0 is not"),
     "no such file": ("hostfile = 'none'", "Received: hostfile = 'none' in job.toml"),
     "program": ("command = 2", "command must be a string, or a list of strings. Received: command = 2"),
+    "quotes": (
+        'command = "python \'x"',
+        'must be words that a shell can read. Received: command = "python \'x" in job.toml, No closing quotation',
+    ),
     "variables": ("env = 2", "env must be a table. Received: env = 2"),
     "variable": ("[env]\nA = 1", 'Received: A = 1 in [env] of job.toml. Write A = "1"'),
 }

@@ -33,7 +33,7 @@ def test_two_tensorflows_of_different_content_are_refused(site):
     text = str(caught.value)
     assert "tensorflow 2.21.0 and tensorflow-cpu 2.21.0" in text
     assert "pip uninstall -y tensorflow tensorflow-cpu && " in text
-    assert text.endswith("pip install tensorflow-cpu==2.21.0")
+    assert text.endswith("pip install 'keras_ddl[tensorflow-cpu]'")
 
 
 def test_two_versions_of_tensorflow_are_refused(site):

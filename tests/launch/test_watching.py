@@ -23,12 +23,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.files import last_checkpoint, news
 from keras_ddl.launch import events as events_module
-from keras_ddl.launch import metrics_server, rank_news
+from keras_ddl.launch import job as job_module
+from keras_ddl.launch import metrics_server, rank_news, restarts
 from keras_ddl.launch.events import EventLog
+from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.metrics import Metrics
 from keras_ddl.launch.metrics_server import MetricsServer
 from keras_ddl.launch.outcome import RankOutcome
+from keras_ddl.launch.output import Screen
 from keras_ddl.launch.rank_news import RankNews
+from keras_ddl.launch.sinks import FileDescriptorSink
 from keras_ddl.launch.watchers import Watchers
 from launch.event_lines import PAGE, read_events, schema
 
@@ -359,6 +363,24 @@ def test_server_answers_in_prometheus_words(server: MetricsServer) -> None:
     port = int(server.url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(LaunchError, match=f"Received: port {port}, address 127.0.0.1"):
         MetricsServer("127.0.0.1", port)
+    for address in ("a..b", "a" * 64):  # no name of a host
+        with pytest.raises(LaunchError, match=rf"Received: port 0, address {re.escape(address)} \("):
+            MetricsServer(address, 0)
+
+
+def test_server_serves_on_when_threads_could_not_be_started(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        for _ in range(2 * metrics_server._AT_ONCE):
+            mine, other = socket.socketpair()
+            with mine, other, pytest.raises(RuntimeError):
+                server._server.process_request(mine, None)
+    assert scrape(server)["keras_ddl_ranks_expected"] == 2
 
 
 def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsServer) -> None:
@@ -404,6 +426,25 @@ def test_metrics_without_prometheus_client_name_what_to_install(monkeypatch: pyt
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (needs,) = extras["metrics"]
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=rf"Install it: .*pip install '{needs}'$"):
+    with pytest.raises(ConfigError, match=r"Install it: .*pip install 'keras_ddl\[metrics\]'$"):
         MetricsServer("127.0.0.1", 0)
-    assert f"pip install '{needs}'" in PAGE.read_text()
+    assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]  # as it says
+    assert "pip install 'keras_ddl[metrics]'" in PAGE.read_text()
+
+
+def test_event_log_hides_secrets_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Supervisor:  # starts nothing
+        changing = None
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def run(self, _: Any) -> JobResult:
+            return JobResult([RankOutcome(0, status=0)])
+
+    monkeypatch.setattr(restarts, "Supervisor", Supervisor)
+    job = job_module.make([sys.executable, "--password=p1", "-x", "PASSWORD=p2", "--lr=1"], num_ranks=1)
+    watchers = Watchers([EventLog(tmp_path / "events", print)])
+    restarts.RestartLoop(job, Screen(FileDescriptorSink(1), FileDescriptorSink(2)), watchers=watchers).run(())
+    (start,) = read_events(tmp_path / "events")
+    assert start["command"] == [sys.executable, "--password=***", "-x", "PASSWORD=***", "--lr=1"]

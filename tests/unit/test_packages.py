@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl import packages
+from keras_ddl.doctor import host
 
 
 @pytest.fixture
@@ -36,12 +37,28 @@ def site(tmp_path, monkeypatch):
         (("tensorflow-cpu",), "pip install 'keras_ddl[tensorflow-cpu]'"),
         (("tensorflow",), "pip install 'tensorflow>=2.21,<2.22'"),
         (("tf-nightly",), "pip uninstall -y tf-nightly && pip install 'keras_ddl[tensorflow-cpu]'"),
+        (
+            ("tensorflow", "tf-nightly"),
+            "pip uninstall -y tensorflow tf-nightly && pip install 'tensorflow>=2.21,<2.22'",
+        ),
+        (
+            ("tensorflow-cpu", "tensorflow"),
+            "pip uninstall -y tensorflow tensorflow-cpu && pip install 'keras_ddl[tensorflow-cpu]'",
+        ),
+        (
+            ("tensorflow-cpu", "tensorflow", "nvidia-cudnn-cu12"),
+            "pip uninstall -y tensorflow tensorflow-cpu && pip install 'keras_ddl[tensorflow-gpu]'",
+        ),
+        (("tf-nightly", "nvidia_ml_py"), "pip uninstall -y tf-nightly && pip install 'keras_ddl[tensorflow-cpu]'"),
     ],
 )
 def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command):
     for name in installed:
         site(name)
     assert packages.install_tensorflow() == command
+    if len([name for name in installed if name in packages.TENSORFLOWS]) > 1:
+        (remedy,) = (each.remedy for each in host._software() if each.subject == "TensorFlow")
+        assert remedy == f"They overwrite each other's files: {command}"
     assert shlex.split(command)[0] == "pip"  # a shell reads it
 
 

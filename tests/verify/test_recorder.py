@@ -62,6 +62,29 @@ def test_recorder_changes_the_last_bit_of_each_weight_and_no_random_state(tmp_pa
     assert np.random.get_state()[1].tolist() == state
 
 
+def test_recorder_changes_last_bits_of_weights_that_the_first_step_makes(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Dense(1, name="first")], name="small")
+    model.compile("sgd", "mse")
+    following = recorder.Recorder(tmp_path, Plan(5, last_bit=True))
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        made, result = not model.built, model(x)
+        for each in model.trainable_variables if made else ():
+            following.made(each)  # they have no values before the step was traced
+        return result
+
+    following.begin_step("small", model)
+    step(tf.ones((4, 2)))
+    (before, _) = (each.numpy() for each in model.trainable_variables)
+    for _ in range(2):
+        following.end_step("small", model, (), {"loss": 0.5})
+    one, two = (Recording(tmp_path).arrays(each)["small/first/kernel"] for each in Recording(tmp_path).events)
+    np.testing.assert_array_equal(one, before)
+    assert np.all(two != before) and np.max(np.abs(two - before)) <= 2 * np.spacing(np.max(np.abs(before)))
+    np.testing.assert_array_equal(two, model.layers[0].kernel.numpy())  # once
+
+
 def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
     following = recorder.Recorder(tmp_path, Plan(5))
     stays = keras.callbacks.EarlyStopping()
