@@ -13,6 +13,7 @@ are first used.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,12 @@ if _processes is not None and getattr(_processes.current_process(), "_inheriting
 
     child_process.watch_import()
 
-from keras_ddl import trackers as _trackers  # noqa: E402
+# Of those that launchers set (topology/launcher.py): without one the module is not imported, which takes milliseconds.
+_RANK_VARIABLES = (
+    *("KERAS_DDL_HOST_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
+    *("SLURM_PROCID", "PMIX_RANK"),
+)
+if any(name in os.environ for name in _RANK_VARIABLES):
+    from keras_ddl import trackers
 
-_trackers.leave_to_rank_0()
+    trackers.leave_to_rank_0()

@@ -11,7 +11,7 @@ from keras_ddl.gradients.graph_optimizers import Pairs, reduce_within
 def install() -> None:
     """Changes the sessions and the optimizers of tf.compat.v1. Once per process."""
     sessions.install()
-    reduce_within(tf.compat.v1.train.Optimizer, _averaged)
+    reduce_within(tf.compat.v1.train.Optimizer, _averaged, _averaged)
 
 
 def _averaged(pairs: Pairs) -> Pairs:

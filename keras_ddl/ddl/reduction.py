@@ -51,8 +51,8 @@ def grads_reduce(grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True
 
 def averaged(grads: Sequence[Any]) -> list[Any]:
     """Returns what an optimizer is to apply: each gradient averaged over ranks, if no part of it is reduced yet."""
-    clean: set[str] = set()
-    todo = [i for i, gradient in enumerate(grads) if gradient is not None and not reduced.is_reduced(gradient, clean)]
+    there = [i for i, gradient in enumerate(grads) if gradient is not None]
+    todo = [i for i, done in zip(there, reduced.are_reduced(grads[i] for i in there)) if not done]
     result = list(grads)
     for i, gradient in zip(todo, _all_reduce([grads[i] for i in todo], average=True)):
         result[i] = gradient

@@ -10,26 +10,28 @@ from typing import Any
 Pairs = list[tuple[Any, Any]]
 
 
-def reduce_within(owner: Any, reduce: Callable[[Pairs], Pairs]) -> None:
-    """Makes compute_gradients and apply_gradients of `owner` pass their gradients through `reduce`.
+def reduce_within(owner: Any, computed: Callable[[Pairs], Pairs], applied: Callable[[Pairs], Pairs]) -> None:
+    """Makes compute_gradients and apply_gradients of `owner` reduce their gradients.
 
-    Both do, because a script may call either by itself, or change the gradients in between. So `reduce` must leave
-    those alone that it has reduced before (`gradients.reduced`).
+    Both do, because a script may call either by itself, or change the gradients in between. So `applied` must leave
+    those alone that were reduced before (`gradients.reduced`).
 
     Args:
         owner: the class tf.compat.v1.train.Optimizer, for every optimizer, or one object of it.
-        reduce: (gradient, variable) pairs -> pairs, in the same order.
+        computed: takes the (gradient, variable) pairs that compute_gradients is to return; returns them reduced, in
+            the same order.
+        applied: the same, of those that apply_gradients is called with.
     """
     kind: Any = owner if isinstance(owner, type) else type(owner)
     compute, apply = kind.compute_gradients, kind.apply_gradients
 
     @functools.wraps(compute)
     def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Pairs:
-        return reduce(list(compute(self, *args, **kwargs)))
+        return computed(list(compute(self, *args, **kwargs)))
 
     @functools.wraps(apply)
     def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        return apply(self, reduce(list(grads_and_vars)), *args, **kwargs)
+        return apply(self, applied(list(grads_and_vars)), *args, **kwargs)
 
     replace_methods(owner, compute_gradients, apply_gradients)
 

@@ -7,10 +7,11 @@ eager mode only the very tensors are known.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from keras_ddl.compat.tensorflow import FuncGraph, is_eager, tf
-from keras_ddl.gradients.origin import comes_from
+from keras_ddl.gradients.origin import computed_from
 
 # For each graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor
 # would keep its graph for ever.
@@ -50,22 +51,28 @@ def is_noted(gradient: Any) -> bool:
     return values.name in _noted.get(values.graph, {})
 
 
-def is_reduced(gradient: Any, clean: set[str] | None = None) -> bool:
-    """Whether `gradient` was noted or, in a graph, computed from one that was.
+def are_reduced(gradients: Iterable[Any]) -> list[bool]:
+    """Whether each gradient was noted or, in a graph, computed from one that was.
 
-    Args:
-        clean: names of operations of the graph that were not computed from a reduced gradient; it grows, for the next
-            gradient of the same graph.
+    Cost: of each graph, one look at its captures and one walk of what was computed from reduced gradients.
     """
+    known: dict[Any, set[str]] = {}
+    return [_is_reduced(gradient, known) for gradient in gradients]
+
+
+def _is_reduced(gradient: Any, known: dict[Any, set[str]]) -> bool:
+    """Whether one gradient is; `known` has the names of the operations of a graph whose results are. It grows."""
     values = _values(gradient)
     if not isinstance(values, tf.Tensor) or is_eager(values):
         return is_noted(gradient)
-    noted = {name.partition(":")[0] for name in _noted.get(values.graph, {})}
-    if noted and comes_from(values, noted, clean):
-        return True
-    # A branch of a tf.cond: what it was computed from may lie in the graph around it.
-    captures = values.graph.captures if isinstance(values.graph, FuncGraph) else ()
-    return any(is_reduced(outer) for outer, inner in captures if comes_from(values, {inner.op.name}))
+    graph = values.graph
+    if graph not in known:
+        sources = [graph.get_tensor_by_name(name).op for name in _noted.get(graph, {})]
+        # A branch of a tf.cond: what it was computed from may lie in the graph around it.
+        captures = graph.captures if isinstance(graph, FuncGraph) else ()
+        sources += [inner.op for outer, inner in captures if _is_reduced(outer, known)]
+        known[graph] = computed_from(sources)
+    return values.op.name in known[graph]
 
 
 def _values(gradient: Any) -> Any:

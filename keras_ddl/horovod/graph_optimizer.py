@@ -6,9 +6,10 @@ They are for graphs and sessions; without gradient accumulation they also work i
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from keras_ddl import communicator
 from keras_ddl.compat.tensorflow import is_eager, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions, reduced
@@ -22,31 +23,79 @@ def distribute(optimizer: Any, reduction: GradientReduction, passes: int, averag
     compute_gradients returns reduced gradients; apply_gradients reduces only those that were not computed from such.
 
     Args:
-        reduction: what it reduces by.
+        reduction: how gradients are reduced.
         passes: session runs per update; above 1, see `_Accumulation`.
         average_passes: divide the sum over `passes` by their number.
     """
     own_reductions.set_reduction(optimizer, reduction)
     object.__setattr__(optimizer, "register_local_var", reduction.register_local_var)
     if passes == 1:
-        reduce_within(optimizer, functools.partial(_reduced_once, reduction))
+        once = _Once(reduction)
+        reduce_within(optimizer, once.computed, once.applied)
     else:
         _Accumulation(optimizer, reduction, passes, average_passes)
 
 
-def _reduced_once(reduction: GradientReduction, pairs: Pairs) -> Pairs:
-    clean: set[str] = set()
-    todo = [
-        i for i, (gradient, _) in enumerate(pairs) if gradient is not None and not reduced.is_reduced(gradient, clean)
-    ]
-    gradients, variables = [pairs[i][0] for i in todo], [pairs[i][1] for i in todo]
-    result = list(pairs)
-    for i, before, after in zip(todo, gradients, reduction.reduce(gradients, variables) if todo else ()):
-        # A tensor of its own: on ranks that do not take part, others may still reduce the gradient itself.
-        after = tf.nest.map_structure(tf.identity, after, expand_composites=True)
-        reduced.note(before, after)
-        result[i] = (after, pairs[i][1])
-    return result
+class _Once:
+    """Reduces each gradient once: when it is computed, or else when it is applied.
+
+    In eager mode nothing shows that a gradient was computed from a reduced one. So the variables are remembered whose
+    gradients compute_gradients has reduced, and the next apply_gradients takes theirs as they are.
+    """
+
+    def __init__(self, reduction: GradientReduction) -> None:
+        self._reduction = reduction
+        self._computed: dict[Any, int] = {}  # in eager mode: how often since they were applied
+        self._left: set[Any] = set()  # computed more often than applied: whether more of them come is unknown
+
+    def computed(self, pairs: Pairs) -> Pairs:
+        """Returns what compute_gradients returns."""
+        result = self._reduced(pairs)
+        if tf.executing_eagerly():
+            for variable in _variables(pairs):
+                self._computed[variable] = self._computed.get(variable, 0) + 1
+        return result
+
+    def applied(self, pairs: Pairs) -> Pairs:
+        """Returns what apply_gradients applies. Raises: ConfigError: whether they are reduced cannot be known."""
+        if not tf.executing_eagerly():
+            return self._reduced(pairs)
+        todo = [i for i, (_, v) in enumerate(pairs) if v.ref() not in self._computed]
+        for variable in _variables(pairs) & self._computed.keys():
+            is_last = self._computed.pop(variable) == 1
+            (self._left.discard if is_last else self._left.add)(variable)
+        self._check(pairs[i] for i in todo)
+        result = list(pairs)
+        for i, pair in zip(todo, self._reduced([pairs[i] for i in todo])):
+            result[i] = pair
+        return result
+
+    def _check(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        for gradient, variable in pairs:
+            if gradient is not None and variable.ref() in self._left and not reduced.is_noted(gradient):
+                raise ConfigError(
+                    "In eager mode apply_gradients must follow compute_gradients: else nothing shows whether a "
+                    "gradient that was changed in between is reduced. Received: a gradient of the variable "
+                    f"{variable.name}, applied after compute_gradients was called several times (rank "
+                    f"{communicator.rank()}). Call apply_gradients after each compute_gradients, or once with the sum, "
+                    "or do both in a tf.function."
+                )
+
+    def _reduced(self, pairs: Pairs) -> Pairs:
+        there = [i for i, (gradient, _) in enumerate(pairs) if gradient is not None]
+        todo = [i for i, done in zip(there, reduced.are_reduced(pairs[i][0] for i in there)) if not done]
+        gradients, variables = [pairs[i][0] for i in todo], [pairs[i][1] for i in todo]
+        result = list(pairs)
+        for i, before, after in zip(todo, gradients, self._reduction.reduce(gradients, variables) if todo else ()):
+            # A tensor of its own: on ranks that do not take part, others may still reduce the gradient itself.
+            after = tf.nest.map_structure(tf.identity, after, expand_composites=True)
+            reduced.note(before, after)
+            result[i] = (after, pairs[i][1])
+        return result
+
+
+def _variables(pairs: Pairs) -> set[Any]:
+    return {variable.ref() for gradient, variable in pairs if gradient is not None}
 
 
 class _Accumulation:

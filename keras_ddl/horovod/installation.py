@@ -36,7 +36,7 @@ _MODULES = {
 }
 
 
-# Modules of Horovod that there are not -> what to use instead.
+# Modules of Horovod that keras_ddl does not provide -> what to use instead.
 _ABSENT = {
     "horovod.torch": "A program of PyTorch uses keras_ddl.torch, a backend of torch.distributed (docs/pytorch.md).",
     "horovod.tensorflow.data": "Use tf.data.experimental.service itself, with a dispatcher and workers of your own.",

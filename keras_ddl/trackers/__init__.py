@@ -9,6 +9,7 @@ they write stays. The rank is the one that the launcher has assigned, because sc
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -21,31 +22,44 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.topology.launcher import find_launcher
 from keras_ddl.trackers import mlflow_scratch, wandb_disabled
 
-_CHANGES: dict[str, Callable[[ModuleType], None]] = {
+_CHANGES: dict[str, Callable[[ModuleType, Callable[[], None]], None]] = {
     "mlflow": mlflow_scratch.log_to_scratch,
     "wandb": wandb_disabled.disable_runs,
 }
+_LOGGED_BY_RANK_0 = (
+    "keras_ddl: MLflow and Weights & Biases log on rank 0 only; runs of the other ranks are discarded. If each rank is "
+    "to have a run of its own: KERAS_DDL_TRACK_ALL_RANKS=1"
+)
 
 
 def leave_to_rank_0() -> None:
     """Has the trackers of a rank other than 0 write nothing, those that are not imported yet as soon as they are.
 
-    Nothing happens on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1.
+    Nothing happens on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1. When the first run is started,
+    rank 1 says on stderr what happens and how to change it: ranks may be independent tasks (a sweep by srun).
     """
     with contextlib.suppress(ConfigError):  # said by init(), not by an import
         launcher = find_launcher()
         if launcher is None or launcher.rank == 0 or config.get("TRACK_ALL_RANKS"):
             return
         if not any(isinstance(each, _ChangesOnImport) for each in sys.meta_path):
-            sys.meta_path.insert(0, _ChangesOnImport())
+            changes = _ChangesOnImport(functools.cache(_tell) if launcher.rank == 1 else lambda: None)
+            sys.meta_path.insert(0, changes)
             for name in _CHANGES.keys() & sys.modules.keys():
-                _CHANGES[name](sys.modules[name])
+                _CHANGES[name](sys.modules[name], changes.tell)
+
+
+def _tell() -> None:
+    print(_LOGGED_BY_RANK_0, file=sys.stderr, flush=True)
 
 
 class _ChangesOnImport(importlib.abc.MetaPathFinder):
     """Finds the trackers as Python does, and changes each when it has been imported."""
 
     _is_searching = False
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.tell = tell
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -62,7 +76,7 @@ class _ChangesOnImport(importlib.abc.MetaPathFinder):
 
             def run_and_change(module: ModuleType) -> None:
                 run(module)
-                _CHANGES[fullname](module)
+                _CHANGES[fullname](module, self.tell)
 
             spec.loader.exec_module = run_and_change  # type: ignore[method-assign]
         return spec

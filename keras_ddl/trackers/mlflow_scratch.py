@@ -6,29 +6,36 @@ which all ranks must do together, and the program may read back what it has logg
 
 from __future__ import annotations
 
-import atexit
 import functools
 import inspect
 import os
-import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from keras_ddl import config
+from keras_ddl.files.scratch import scratch_folder
+
 # Arguments of start_run that name what only rank 0's store has.
 _NAMES_IN_THE_STORE = ("run_id", "experiment_id", "parent_run_id")
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends
 
 
-def log_to_scratch(mlflow: ModuleType) -> None:
-    """Has MLflow (3.17) log to a folder that is removed when this process ends, wherever the program sends it."""
+def log_to_scratch(mlflow: ModuleType, tell: Callable[[], None]) -> None:
+    """Has MLflow (3.17) log to a folder that is removed when this process ends, wherever the program sends it.
+
+    Args:
+        tell: says so; called when a run is started.
+    """
     # They name what is in the store of rank 0.
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI"):
         os.environ.pop(name, None)
-    folder = tempfile.mkdtemp(prefix="keras_ddl-mlflow-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = scratch_folder("mlflow", config.get("RUN_DIR"))
+    _folders.append(folder)
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # else a warning that it will get no further features is an error
-    mlflow.set_tracking_uri(Path(folder, "runs").as_uri())  # which MLflow creates, with the experiment "Default"
+    mlflow.set_tracking_uri(Path(folder.name, "runs").as_uri())  # which MLflow creates, with the experiment "Default"
     start, experiment = mlflow.start_run, mlflow.set_experiment
 
     def stay(uri: Any) -> None:
@@ -36,6 +43,7 @@ def log_to_scratch(mlflow: ModuleType) -> None:
 
     @functools.wraps(start)
     def start_run(*args: Any, **kwargs: Any) -> Any:
+        tell()
         given = inspect.signature(start).bind(*args, **kwargs).arguments
         return start(**{name: value for name, value in given.items() if name not in _NAMES_IN_THE_STORE})
 

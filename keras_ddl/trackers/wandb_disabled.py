@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 
-def disable_runs(wandb: ModuleType) -> None:
-    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE say (wandb 0.31)."""
+def disable_runs(wandb: ModuleType, tell: Callable[[], None]) -> None:
+    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE say (wandb 0.31).
+
+    Args:
+        tell: says so; called when a run is started.
+    """
     init = wandb.init
 
     @functools.wraps(init)
     def disabled(*args: Any, **kwargs: Any) -> Any:
+        tell()
         return init(*args, **{**kwargs, "mode": "disabled"})
 
     wandb.init = disabled  # type: ignore[attr-defined]

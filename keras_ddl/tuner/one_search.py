@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keras_ddl import communicator
+from keras_ddl import communicator, config
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError, RankError
+from keras_ddl.files.scratch import scratch_folder
 from keras_ddl.strategy import one_per_job
 
 _CHIEF = "KERASTUNER_ORACLE_IP"
@@ -56,7 +57,7 @@ class OneSearch:
                 _decide_on_rank_0(value)
             elif name == "directory" and _is_other():
                 self._shared_directory = os.fspath(value)
-                self._scratch = tempfile.TemporaryDirectory(prefix="keras_ddl-tuner-")
+                self._scratch = scratch_folder("tuner", config.get("RUN_DIR"))
                 value = self._scratch.name
         super().__setattr__(name, value)
         if name == "project_name" and _is_several():

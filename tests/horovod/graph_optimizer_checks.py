@@ -4,6 +4,7 @@ The oracle is NumPy: gradient descent on all ranks' rows (harness/linear_graph.p
 """
 
 import shutil
+import sys
 import tempfile
 
 import numpy as np
@@ -192,6 +193,62 @@ def check_graph_optimizer_in_eager_mode_and_in_a_function():
         optimizer.minimize(lambda w=w: tf2.reduce_mean(tf2.square(tf2.matmul(X[ROWS], w) - Y[ROWS])), var_list=[w])
         second = start(0) - gradient(start(0))
         np.testing.assert_allclose(everywhere(w.numpy()), second - gradient(second), rtol=1e-4, atol=1e-5)
+
+
+def check_graph_optimizer_reduces_once_in_eager_mode_what_is_changed_before_it_is_applied():
+    w = tf2.Variable([0.0, 0.0])
+    optimizer = distributed(op=hvd.Sum)
+
+    def compute():
+        return optimizer.compute_gradients(lambda: tf2.reduce_sum(w) * (RANK + 1.0), [w])
+
+    def halve(pairs):
+        return [(gradient / 2, variable) for gradient, variable in pairs]
+
+    total = SIZE * (SIZE + 1) / 2
+    optimizer.apply_gradients(halve(compute()))
+    np.testing.assert_allclose(everywhere(w.numpy()), [-total / 2] * 2)
+    optimizer.apply_gradients([(tf2.constant([RANK + 1.0] * 2), w)])
+    np.testing.assert_allclose(everywhere(w.numpy()), [-total * 1.5] * 2, err_msg="by hand: not reduced yet")
+    (first, _), (second, _) = *compute(), *compute()
+    optimizer.apply_gradients([((first + second) / 2, w)])
+    np.testing.assert_allclose(everywhere(w.numpy()), [-total * 2.5] * 2)
+    raises(ConfigError, "several times", lambda: optimizer.apply_gradients(halve([(second, w)])))
+    optimizer.apply_gradients([(second, w)])
+    optimizer.apply_gradients(halve(compute()))
+    optimizer.apply_gradients([(tf2.constant([RANK + 1.0] * 2), w)])
+    np.testing.assert_allclose(everywhere(w.numpy()), [-total * 5] * 2)
+
+
+def check_graph_optimizer_in_a_function_is_traced_in_linear_time():
+    def calls(layers):
+        """Calls of Python functions that tracing a step takes."""
+        weights = [tf2.Variable(tf2.eye(2)) for _ in range(layers)]
+        optimizer = distributed()
+
+        @tf2.function
+        def step(x):
+            with tf2.GradientTape() as tape:
+                for w in weights:
+                    x = tf2.tanh(x @ w)
+            optimizer.apply_gradients(zip(tape.gradient(x, weights), weights))
+
+        count = 0
+
+        def note(frame, event, argument):
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(note)
+        try:
+            step.get_concrete_function(tf2.TensorSpec([1, 2]))
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(1)
+    few, many = calls(4), calls(16)
+    assert many < 5 * few, (few, many)
 
 
 def check_graph_optimizer_refuses_what_it_cannot_do():

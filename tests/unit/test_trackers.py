@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import keras_ddl
+from keras_ddl.topology import launcher
 from keras_ddl.trackers import mlflow_scratch
 
 WANDB = "def init(project=None, mode=None):\n    return mode\n"
@@ -23,11 +25,26 @@ def test_wandbs_runs_are_disabled_on_other_ranks(
     tmp_path: Path, imports: str, rank: int, setting: str, mode: str
 ) -> None:
     (tmp_path / "wandb.py").write_text(WANDB)
-    code = f"{imports}; print(wandb.init('sums', mode='offline'), wandb.init.__name__)"
+    code = f"{imports}; wandb.init(); print(wandb.init('sums', mode='offline'), wandb.init.__name__)"
     ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "KERAS_DDL_TRACK_ALL_RANKS": setting}
     env = {**os.environ, **ranks, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.stdout.split() == [mode, "init"], done.stderr
+    assert done.stderr.count("KERAS_DDL_TRACK_ALL_RANKS=1") == (mode == "disabled"), "said once"
+
+
+def test_without_a_launcher_nothing_of_trackers_is_imported() -> None:
+    environ = {name: value for name, value in os.environ.items() if name not in keras_ddl._RANK_VARIABLES}
+    code = "import sys, keras_ddl; print([name for name in ('keras_ddl.trackers', 'socket') if name in sys.modules])"
+    for ranks, imported in (({}, []), ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["keras_ddl.trackers", "socket"])):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env={**environ, **ranks}, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(imported)
+
+
+def test_variables_that_are_looked_for_are_those_of_all_launchers() -> None:
+    table = {rank for _, rank, _ in launcher._LAUNCHERS}
+    assert set(keras_ddl._RANK_VARIABLES) == {*table, "KERAS_DDL_HOST_RANK"}
 
 
 class Store:
@@ -53,17 +70,20 @@ class Store:
         return experiment_name
 
 
-def test_mlflow_of_other_ranks_stays_in_its_own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_of_other_ranks_stays_in_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MLFLOW_RUN_ID", "MLFLOW_ALLOW_FILE_STORE"):
         monkeypatch.setenv(name, "of the job")
-    mlflow = Store()
-    mlflow_scratch.log_to_scratch(mlflow)  # type: ignore[arg-type]
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
+    mlflow, told = Store(), []
+    mlflow_scratch.log_to_scratch(mlflow, lambda: told.append("once"))  # type: ignore[arg-type]
     mlflow.set_tracking_uri("http://server")
     mlflow.set_registry_uri("http://server")
     (uri,) = mlflow.uris
-    assert uri.startswith("file:///") and "keras_ddl-mlflow-" in uri
+    assert uri.startswith(f"{tmp_path.as_uri()}/keras_ddl-mlflow-"), "where the launcher removes it"
+    assert told == []
     assert "MLFLOW_RUN_ID" not in os.environ
     assert mlflow.start_run("a1b2", run_name="tanh") == "run"
+    assert told == ["once"]
     assert mlflow.begun == [{"run_id": None, "experiment_id": None, "run_name": "tanh"}], (
         "that run is in rank 0's store"
     )

@@ -86,10 +86,13 @@ def made(directory: Path, work: Any = lambda: "result") -> Any:
 
 
 def test_another_rank_writes_to_a_folder_of_its_own_that_begins_as_rank_0s(
-    answers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_dir = tmp_path / "of the launcher"
+    run_dir.mkdir()
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(run_dir))
     tuner = made(tmp_path)
-    assert not Path(tuner.directory).is_relative_to(tmp_path)
+    assert Path(tuner.directory).parent == run_dir, "where it is removed, whatever becomes of the rank"
     assert tuner.read == {"oracle.json": "{}"}
     assert tuner._get_checkpoint_fname("2") == str(tmp_path / "project" / "trial_2" / "weights")
     tuner.results_summary()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from works_with.own_environment import call, environment
+from works_with.environments import call, fresh
 
 pytestmark = pytest.mark.long
 
@@ -79,7 +79,7 @@ def losses(folder: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment(tmp_path_factory.mktemp("deepmd"), *REQUIREMENTS)
+    return fresh(tmp_path_factory.mktemp("deepmd"), *REQUIREMENTS)
 
 
 # Each rank has an input of its own. deepmd asks MPI for the names of the hosts, so mpirun starts the ranks.

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from works_with.own_environment import ROOT, call, environment
+from works_with.environments import ROOT, call, fresh
 
 pytestmark = pytest.mark.long
 
@@ -55,7 +55,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment(tmp_path_factory.mktemp("horovod"), *REQUIREMENTS)
+    return fresh(tmp_path_factory.mktemp("horovod"), *REQUIREMENTS)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from works_with import environment
+from works_with import environments
 
 from keras_ddl.compat.tensorflow import tf
 
@@ -38,10 +38,7 @@ class Run:
 @pytest.fixture(scope="module")
 def python() -> Path:
     """The Python of an environment with the packages of others."""
-    try:
-        return environment.python()
-    except environment.NoRegistry as why:
-        pytest.skip(f"pip cannot install the packages: {why}")
+    return environments.layered()
 
 
 def run(python: Path, folder: Path, np: int, program: str, *words: str, status: int = 0) -> Run:

@@ -1,0 +1,30 @@
+"""When the tests beside this file are skipped: where pip reaches no registry, and for no other reason."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from works_with import environments
+
+UNREACHABLE = "ERROR: Could not find a version that satisfies the requirement grain==0.2.18 (from versions: none)"
+NO_SUCH_VERSION = "ERROR: No matching distribution found for grain==99 (from versions: 0.2.17, 0.2.18)"
+
+
+@pytest.mark.parametrize(("text", "outcome"), [(UNREACHABLE, pytest.skip.Exception), (NO_SUCH_VERSION, AssertionError)])
+def test_only_a_registry_out_of_reach_skips_a_test(tmp_path: Path, text: str, outcome: type[BaseException]) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {shlex.quote(text)} >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(outcome, match="from versions"):
+        environments._install(python, "grain")
+
+
+def test_one_command_installs_keras_hub_with_all_that_it_imports() -> None:
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (environments.ROOT / "docs").rglob("*.md")}
+    assert [name for name, text in pages.items() if "pip install --no-deps" in text and "keras-hub==" in text] == [
+        "install.md"
+    ]
+    (line,) = [line for line in pages["install.md"].splitlines() if "kagglehub==" in line]
+    assert {"tokenizers", "sentencepiece", "regex"} <= set(line.split())
