@@ -104,8 +104,8 @@ def command(
     keras-ddl verify -np 4 --steps 50 --json certificate.json -- train.py --epochs 3
 
     Compared after each training step are weights, slots of optimizers, logs and outputs, in the program's own precision
-    and in float64. How far rounding may take them is measured: one process runs again with the last bit of its weights
-    changed. The program is not changed; it runs in a copy of the working directory, and callbacks that write files or
+    and in float64. How much rounding alone changes them is measured: one process runs again with weights perturbed by
+    one ulp. The program is not changed; it runs in a copy of the working directory, and callbacks that write files or
     resume are left out.
 
     The exit status is 0 when they are equal, 1 when they differ, 2 when that cannot be said: wrong usage, a program
