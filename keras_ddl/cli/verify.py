@@ -118,6 +118,11 @@ def command(
     command_line = resolve_program(program, local=True)
     folder = Path(keep or tempfile.mkdtemp(prefix="keras-ddl-verify-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if some := sorted(each.name for each in folder.iterdir()):
+        raise click.UsageError(
+            f"--keep takes a directory that is empty or does not exist, because recordings of two verifications would "
+            f"be mixed. Received: {keep}, which contains {some[0]}. Remove what is in it, or name another one."
+        )
     described = Program(command_line, parse_env(env), timeout, epoch_steps, verbose)
 
     def say(text: str) -> None:
