@@ -104,8 +104,8 @@ def command(
     keras-ddl verify -np 4 --steps 50 --json certificate.json -- train.py --epochs 3
 
     Compared after each training step are weights, slots of optimizers, logs and outputs, in the program's own precision
-    and in float64. How far rounding may take them is measured: one process runs again with the last bit of its weights
-    changed. The program is not changed; it runs in a copy of the working directory, and callbacks that write files or
+    and in float64. How much rounding alone changes them is measured: one process runs again with weights perturbed by
+    one ulp. The program is not changed; it runs in a copy of the working directory, and callbacks that write files or
     resume are left out. What it writes by absolute paths, above the working directory (..) or through links to
     directories outside is written.
 
@@ -119,6 +119,11 @@ def command(
     command_line = resolve_program(program, local=True)
     folder = Path(keep or tempfile.mkdtemp(prefix="keras-ddl-verify-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if some := sorted(each.name for each in folder.iterdir()):
+        raise click.UsageError(
+            f"--keep takes a directory that is empty or does not exist, because recordings of two verifications would "
+            f"be mixed. Received: {keep}, which contains {some[0]}. Remove what is in it, or name another one."
+        )
     described = Program(command_line, parse_env(env), timeout, epoch_steps, verbose)
 
     def say(text: str) -> None:

@@ -69,8 +69,8 @@ def _installed() -> dict[str, str]:
 def _precision(each: Precision) -> dict[str, Any]:
     facts = each.one.recording.facts if each.one is not None else {}
     judgement = each.judgement or Judgement([])
-    rows, row, hidden = judgement.rows, judgement.largest, judgement.useless_from
-    runs = (("one_process", each.one), ("ranks", each.ranks), ("last_bits_changed", each.last_bit))
+    rows, row, hidden = judgement.rows, judgement.nearest, judgement.useless_from
+    runs = (("one_process", each.one), ("ranks", each.ranks), ("weights_perturbed", each.last_bit))
     return {
         "precision": each.floatx or "own",
         "floatx": facts.get("floatx"),
@@ -80,25 +80,28 @@ def _precision(each: Precision) -> dict[str, Any]:
         "why": each.why,
         "deterministic": each.is_deterministic,
         "ranks_bitwise_equal": each.ranks_equal,
+        "failures": {name: run.failure for name, run in runs if run is not None and run.failure},
         "seconds": {name: round(run.seconds, 1) for name, run in runs if run is not None},
         "steps_compared": judgement.steps,
         "compared": dict(Counter(row.event.label for row in rows)),
-        "ranks_from_one_process": None if row is None else _number(row.ranks.largest),
-        "one_process_from_itself": None if row is None else _number(judgement.drift),
-        "rounding_allows": None if row is None else _number(judgement.allowed),
-        "farthest": None if row is None else {"step": row.event.step, "name": row.ranks.farthest},
+        "ranks_from_one_process": None if row is None else _number(row.far),
+        "one_process_from_itself": None if row is None else _number(row.drift),
+        "rounding_allows": None if row is None else _number(row.allowed),
+        "farthest": None if row is None else {"step": row.event.step, "name": row.nearest},
         "first_difference": _first_difference(judgement.first_beyond),
         "by_step": [
             {
                 "step": row.event.step,
                 "event": row.event.label,
-                "ranks": _number(row.ranks.largest),
+                "ranks": _number(row.far),
                 "itself": _number(row.drift),
                 "allowed": _number(row.allowed),
             }
             for row in rows
         ],
         "rounding_hides_from_step": None if hidden is None else hidden.step,
+        "rounding_hides": judgement.hidden,
+        "flipped": {name: _number(far) for name, far in judgement.flips.items()},
     }
 
 
@@ -111,13 +114,17 @@ def _first_difference(row: Row | None) -> dict[str, Any] | None:
         "names": {name: _number(far) for name, far in row.beyond[:_MOST_NAMES]},
         "count": len(row.beyond),
         "of": len(row.ranks.by_name),
-        "rounding_allows": _number(row.allowed),
-        "loss_is_equal": None if (loss := row.ranks.by_name.get(_LOSS)) is None else loss <= row.allowed,
+        "rounding_allows": _number(row.limits[row.beyond[0][0]]) if row.beyond else _number(row.allowed),
+        "loss_is_equal": None if (loss := row.ranks.by_name.get(_LOSS)) is None else loss <= row.limits[_LOSS],
     }
 
 
 def _number(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.1e}"
 
 
 def as_text(certificate: dict[str, Any]) -> str:
@@ -133,6 +140,9 @@ def as_text(certificate: dict[str, Any]) -> str:
     for each in made["precisions"]:
         if each["why"]:
             lines.append(f"{_title(each)}: {each['why']}")
+        for name, failure in each["failures"].items():
+            if failure not in each["why"]:
+                lines.append(f"{_title(each)}: {name.replace('_', ' ')}: {failure}")
         if each["first_difference"]:
             lines += _difference(each["first_difference"])
         if each["precision"] == "float64" and each["dtypes"] not in ([], ["float64"]):
@@ -148,6 +158,13 @@ def as_text(certificate: dict[str, Any]) -> str:
         if each["rounding_hides_from_step"] is not None:
             lines.append(f"{_title(each)}: not compared from step {each['rounding_hides_from_step']} on, where "
                          "rounding changes one process as much as anything could")  # fmt: skip
+        if each["rounding_hides"]:
+            some = ", ".join(each["rounding_hides"][:_MOST_NAMES])
+            lines.append(f"{_title(each)}: not compared in some steps, because rounding hides it: {some}")
+        if each["flipped"]:
+            some = ", ".join(f"{name} by {_shown(far)}" for name, far in each["flipped"].items())
+            lines.append(f"{_title(each)}: counts of rows differ where nothing else does: rounding has changed the "
+                         f"class of a row, or the metric is wrong, which float64 shows: {some}")  # fmt: skip
     rows = [("command", made["command"]), ("date", made["date"]), ("versions", _versions(made["versions"]))]
     rows += [
         ("compared", _compared(made["precisions"])),
@@ -174,7 +191,7 @@ def _table(precisions: Sequence[dict[str, Any]]) -> list[str]:
 
     def shown(each: dict[str, Any], name: str) -> str:
         value = each.get(name)
-        return "-" if value is None else "inf" if value == "inf" else f"{value:.1e}"
+        return "-" if value is None else _shown(value)
 
     def farthest(each: dict[str, Any]) -> str:
         where = each["farthest"]
@@ -192,11 +209,14 @@ def _table(precisions: Sequence[dict[str, Any]]) -> list[str]:
         ("training steps compared", [str(each["steps_compared"]) for each in precisions]),
         ("ranks from one process", [shown(each, "ranks_from_one_process") for each in precisions]),
         ("  farthest", [farthest(each) for each in precisions]),
-        ("one process, last bits changed", [shown(each, "one_process_from_itself") for each in precisions]),
+        ("one process, weights perturbed", [shown(each, "one_process_from_itself") for each in precisions]),
         ("rounding allows", [shown(each, "rounding_allows") for each in precisions]),
         ("first beyond that", [first(each) for each in precisions]),
         ("ranks equal to each other", [equal[each["ranks_bitwise_equal"]] for each in precisions]),
     ]
+    if any(each["failures"] for each in precisions):
+        ended = [", ".join(each["failures"]).replace("_", " ") for each in precisions]
+        rows.append(("ended with an error", [each or "none" for each in ended]))
     if any(each["deterministic"] is not None for each in precisions):
         rows.append(("one process twice is equal", [twice[each["deterministic"]] for each in precisions]))
     names = max(len(name) for name, _ in rows)

@@ -4,10 +4,11 @@ The distance of two arrays is their largest difference, relative to the largest 
 of the largest entry of all arrays of its kind (weights, each slot of an optimizer, logs), whichever is more: what is
 zero but for rounding has no scale of its own. Integers must be equal.
 
-What rounding allows is measured: one process runs again, its weights changed by one unit in the last place. Ranks round
-sums in another order, which is a change of that size. They may be FACTOR times as far away, or FACTOR units in the last
-place where that is more. Where layers compute in fewer bits than weights have (mixed precision), every sum is rounded
-to these, which the last bit of a weight hides: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
+What rounding allows is measured: one process runs again, its weights perturbed by one ulp. Ranks round sums in other
+orders, which is a change of that size. They may be FACTOR times as far away, or FACTOR units in the last place where
+that is more: by kind of array, and by name among logs, so that a metric that jumps allows the weights nothing. Where
+layers compute in fewer bits than weights have (mixed precision), every sum is rounded to these, which one ulp of a
+weight hides: COMPUTE_FACTOR units in their last place are allowed, a weak proof.
 Nothing here needs more than NumPy.
 """
 
@@ -25,8 +26,13 @@ from keras_ddl.verify.recording import Event
 FACTOR = 100.0
 COMPUTE_FACTOR = 10.0
 SHARE_OF_KIND = 1e-2
-# Where one process is this far from itself, rounding hides what ranks do.
+# Where rounding alone allows more than this, it hides what ranks do.
 USELESS = 0.1
+# The kind of metrics that count rows: one row of another class changes them by far more than rounding does. No row is
+# expected so near to the edge of its class as MARGIN: where less is allowed (float64), counts must be equal.
+COUNTS = "counts"
+MARGIN = 1e-9
+_WEIGHTS, _APART = "weights", "apart "
 
 
 class Recorded(Protocol):
@@ -103,24 +109,52 @@ def distance(one: np.ndarray, other: np.ndarray, scale: float) -> float:
 class Row:
     """One event, judged.
 
-    Attributes: ranks: distance of the ranks from one process. drift: of one process from itself, its last bits changed.
-        allowed: what `ranks` may be.
+    Attributes:
+        ranks: distances of the ranks from one process.
+        drifts: by name, of one process from itself, its weights perturbed by one ulp.
+        limits: by name, what `ranks` may be.
+        hidden: names that are not judged, because rounding alone may change them by more than USELESS.
+        flips: counts of rows (accuracy) that differ where nothing else does: rounding may change the class of a row.
     """
 
     event: Event
     ranks: Distance
-    drift: float
-    allowed: float
+    drifts: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    hidden: list[str] = field(default_factory=list)
+    flips: list[str] = field(default_factory=list)
 
     @property
     def is_beyond(self) -> bool:
-        return bool(self.ranks.apart) or not self.ranks.largest <= self.allowed
+        return bool(self.ranks.apart or self.beyond)
 
     @property
     def beyond(self) -> list[tuple[str, float]]:
         """The arrays that are too far away, the farthest first, with their distances."""
-        some = [(name, far) for name, far in self.ranks.by_name.items() if not far <= self.allowed]
+        some = [(name, far) for name, far in self._judged() if not far <= self.limits[name]]
         return sorted(some, key=lambda each: -each[1])
+
+    @property
+    def nearest(self) -> str:
+        """The name of the array that is nearest to its limit, or farthest beyond it; "" if there is none."""
+        return max(self._judged(), key=lambda each: each[1] / (self.limits[each[0]] or 1.0), default=("", 0.0))[0]
+
+    @property
+    def far(self) -> float:
+        """The distance of `nearest`. drift, allowed: of the same array."""
+        return self.ranks.by_name.get(self.nearest, 0.0)
+
+    @property
+    def drift(self) -> float:
+        return self.drifts.get(self.nearest, 0.0)
+
+    @property
+    def allowed(self) -> float:
+        return self.limits.get(self.nearest, 0.0)
+
+    def _judged(self) -> list[tuple[str, float]]:
+        left_out = {*self.hidden, *self.flips}
+        return [(name, far) for name, far in self.ranks.by_name.items() if name not in left_out]
 
 
 @dataclass
@@ -145,17 +179,20 @@ class Judgement:
         return next((row for row in self.rows if row.is_beyond), None)
 
     @property
-    def largest(self) -> Row | None:
-        """The row in which the ranks are farthest from one process."""
-        return max(self.rows, key=lambda row: row.ranks.largest, default=None)
+    def nearest(self) -> Row | None:
+        """The row in which the ranks are nearest to what rounding allows, or farthest beyond it."""
+        return max(self.rows, key=lambda row: row.far / (row.allowed or 1.0), default=None)
 
     @property
-    def drift(self) -> float:
-        return max((row.drift for row in self.rows), default=0.0)
+    def hidden(self) -> list[str]:
+        """The names that were not judged in some event, because rounding alone may change them by more than USELESS."""
+        return sorted({name for row in self.rows for name in row.hidden})
 
     @property
-    def allowed(self) -> float:
-        return max((row.allowed for row in self.rows), default=0.0)
+    def flips(self) -> dict[str, float]:
+        """Counts of rows that differ where nothing else does, with their largest distance."""
+        some = [(row.ranks.by_name[name], name) for row in self.rows for name in row.flips]
+        return {name: far for far, name in sorted(some)}
 
     @property
     def verdict(self) -> str:
@@ -171,29 +208,54 @@ def judge(
     """Compares ranks with one process.
 
     Args:
-        one, ranks, last_bit: recordings of one process, of the ranks, and of one process with its last bits changed;
-            None: there is none, and FACTOR units in the last place are allowed.
+        one, ranks, last_bit: recordings of one process, of the ranks, and of one process with weights perturbed by one
+            ulp; None: there is none, and FACTOR units in the last place are allowed.
         epsilon: a unit in the last place of the weights. compute_epsilon: of what layers compute in.
     """
-    drifts = _running(() if last_bit is None else distances(one, last_bit))
+    drifts = [] if last_bit is None else _running(distances(one, last_bit))
     rows: list[Row] = []
     for number, far in enumerate(distances(one, ranks)):
         # The change may not have shown before the second step: it is made where weights are first known.
-        drift = drifts[min(max(number, _second_step(one)), len(drifts) - 1)] if drifts else 0.0
-        allowed = max(FACTOR * max(epsilon, drift), COMPUTE_FACTOR * compute_epsilon)
-        if drift > USELESS:
+        drift = drifts[min(max(number, _second_step(one)), len(drifts) - 1)] if drifts else {}
+        # All that is computed follows from the weights, so it may be as far away as they are; not the other way.
+        of_weights = max(drift.get(_WEIGHTS, 0.0), drift.get(_APART, 0.0))
+
+        def allowed(own: float) -> float:
+            return max(FACTOR * max(epsilon, own), COMPUTE_FACTOR * compute_epsilon)
+
+        if allowed(of_weights) > USELESS:
             return Judgement(rows, far.event)
-        rows.append(Row(far.event, far, drift, allowed))
-        if rows[-1].is_beyond:
+        row = Row(far.event, far)
+        for name in far.by_name:
+            row.drifts[name] = max(of_weights, drift.get(_group(far.event, name), 0.0))
+            row.limits[name] = allowed(row.drifts[name])
+        row.hidden = [name for name, limit in row.limits.items() if limit > USELESS]
+        beyond = {name for name, _ in row.beyond}
+        if allowed(of_weights) > MARGIN and all(far.event.kinds.get(name) == COUNTS for name in beyond):
+            row.flips = sorted(name for name in beyond if math.isfinite(far.by_name[name]))
+        rows.append(row)
+        if row.is_beyond:
             break
     return Judgement(rows)
 
 
-def _running(some: Iterator[Distance] | tuple[()]) -> list[float]:
-    """Returns the largest distance so far, for each event."""
-    result: list[float] = []
+def _group(event: Event, name: str) -> str:
+    """Returns of what the drift counts for an array: of its kind; of itself, where it is a number of its own."""
+    kind = event.kinds.get(name, "")
+    return f"{kind} {name}" if kind in ("logs", "returned", COUNTS) else kind
+
+
+def _running(some: Iterator[Distance]) -> list[dict[str, float]]:
+    """Returns for each event the largest distances so far, by group."""
+    result: list[dict[str, float]] = []
     for each in some:
-        result.append(max([*result[-1:], math.inf if each.apart else each.largest]))
+        largest = dict(result[-1]) if result else {}
+        if each.apart:
+            largest[_APART] = math.inf
+        for name, far in each.by_name.items():
+            group = _group(each.event, name)
+            largest[group] = max(largest.get(group, 0.0), far)
+        result.append(largest)
     return result
 
 
@@ -204,4 +266,11 @@ def _second_step(one: Recorded) -> int:
 
 def first_difference(one: Recorded, again: Recorded, epsilon: float) -> Distance | None:
     """Returns where two runs of the same program in one process differ by more than rounding; None: nowhere."""
-    return next((each for each in distances(one, again) if each.apart or each.largest > FACTOR * epsilon), None)
+    first = next((each for each in distances(one, again) if each.apart or each.largest > FACTOR * epsilon), None)
+    counts = len(one.events), len(again.events)
+    if first is None and counts[0] != counts[1] and max(counts):
+        longer = max(one, again, key=lambda each: len(each.events))
+        return Distance(
+            longer.events[max(min(counts) - 1, 0)], apart=f"how much is recorded: {counts[0]} and {counts[1]} events"
+        )
+    return first

@@ -15,7 +15,10 @@ from keras_ddl.verify.recording import Plan
 
 
 def begin() -> None:
-    """Seeds Python's and NumPy's generators, and waits for the imports. Nothing, where no folder is to be written."""
+    """Seeds Python's and NumPy's generators, and waits for the imports.
+
+    Does nothing unless KERAS_DDL_VERIFY_DIR is set.
+    """
     folder = config.get("VERIFY_DIR")
     if folder is None:
         return

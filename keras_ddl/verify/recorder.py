@@ -30,6 +30,7 @@ from keras_ddl.strategy import Strategy, observing, one_per_job
 from keras_ddl.strategy.interface import strategy_of_ranks
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
+from keras_ddl.verify.compare import COUNTS
 from keras_ddl.verify.recording import STARTED_FILE, Event, Plan, Writer
 
 # Callbacks that only write, or begin from what an earlier run has written.
@@ -39,6 +40,17 @@ _WRITERS = tuple(
         *("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard"),
     )
     if hasattr(keras.callbacks, name)
+)
+# Metrics that count rows on one side of a threshold, or of one class.
+_COUNTING = tuple(
+    getattr(keras.metrics, name)
+    for name in (
+        *("Accuracy", "BinaryAccuracy", "CategoricalAccuracy", "SparseCategoricalAccuracy", "TopKCategoricalAccuracy"),
+        *("SparseTopKCategoricalAccuracy", "Precision", "Recall", "AUC", "TruePositives", "TrueNegatives"),
+        *("FalsePositives", "FalseNegatives", "PrecisionAtRecall", "RecallAtPrecision", "SensitivityAtSpecificity"),
+        *("SpecificityAtSensitivity", "IoU", "FBetaScore"),
+    )
+    if hasattr(keras.metrics, name)
 )
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -108,12 +120,14 @@ class Recorder:
                 self._trace(f"{type(model).__name__}.train_step", {"the step, which runs eagerly": 1}, 1.0)
         self._dtypes.update({each.dtype.name for each in trainable if each.dtype.is_floating})
         for name, array in _outputs(returned).items():
-            arrays[f"returned {name}"], kinds[f"returned {name}"] = array, "returned"
+            arrays[f"returned {name}"] = array
+            kinds[f"returned {name}"] = COUNTS if _counts_rows(model, name) else "returned"
         self._add(Event(0, "step", of, self._steps, kinds), arrays)
 
     def end_epoch(self, model: Any, logs: Any) -> None:
         arrays = {f"log {name}": array for name, array in _outputs(logs).items()}
-        self._add(Event(0, "epoch", model.name, self._steps, dict.fromkeys(arrays, "logs")), arrays)
+        kinds = {f"log {name}": COUNTS if _counts_rows(model, name) else "logs" for name in _outputs(logs)}
+        self._add(Event(0, "epoch", model.name, self._steps, kinds), arrays)
 
     def predicted(self, model: Any, outputs: Any) -> None:
         arrays = {f"output {name}": array for name, array in _outputs(outputs).items()}
@@ -324,6 +338,14 @@ def _outputs(returned: Any) -> dict[str, np.ndarray]:
         for name, each in parts
         for inner, array in _outputs(each).items()
     }
+
+
+def _counts_rows(model: Any, log: str) -> bool:
+    """Whether a log of a model is of a metric that counts rows: "accuracy", "val_accuracy", "first_accuracy"."""
+    counting = [] if model is None else [each for each in models.metrics_in(model) if isinstance(each, _COUNTING)]
+    # compile(metrics=["accuracy"]) makes an object of the class that fits the labels.
+    plain = log.rpartition("/")[2]
+    return any(plain == each.name or plain.endswith(f"_{each.name}") for each in counting)
 
 
 def _count_draws(operation: tf.Operation, draws: Counter[str]) -> None:

@@ -117,7 +117,8 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "rank-0"
         self.events = _events(self._folder)
-        self.digests = [[each.digest for each in _events(other)] for other in sorted(folder.glob("rank-[1-9]*"))]
+        others = {int(other.name.partition("-")[2]): other for other in folder.glob("rank-[1-9]*")}
+        self._digests = {rank: [each.digest for each in _events(others[rank])] for rank in sorted(others)}
         path = self._folder / FACTS_FILE
         self.facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -131,13 +132,21 @@ class Recording:
         with np.load(self._folder / f"{event.number:06}.npz") as file:
             return {name: file[f"a{i}"] for i, name in enumerate(event.scales)}
 
-    def ranks_differ(self) -> int | None:
-        """Returns the number of the first event of which a rank had other bits than rank 0; None: all had the same."""
-        for other in self.digests:
-            for event, digest in zip(self.events, other):
-                if event.kind != "prediction" and event.digest != digest:
-                    return event.number
-        return None
+    def ranks_differ(self, num_ranks: int) -> str:
+        """Returns where a rank first has other bits than rank 0, or records less or more; "": all have the same.
+
+        num_ranks: how many should have recorded. Predictions differ by rank, so only their number counts.
+        """
+        for event in self.events:
+            for rank, digests in self._digests.items():
+                other = digests[event.number] if event.number < len(digests) else event.digest
+                if event.kind != "prediction" and event.digest != other:
+                    return f"rank {rank} after step {event.step} ({event.label})"
+        for rank, digests in self._digests.items():
+            if digests and len(digests) != len(self.events):
+                return f"rank {rank} recorded {len(digests)} events, rank 0 {len(self.events)}"
+        recorded = bool(self.events) + sum(map(bool, self._digests.values()))
+        return "" if recorded == num_ranks else f"{recorded} of {num_ranks} ranks recorded anything"
 
 
 def _events(folder: Path) -> list[Event]:

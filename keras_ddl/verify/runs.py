@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,14 @@ class Run:
         return " ".join(first.full_error.split())[:_ERROR_CHARACTERS] or first.describe()
 
 
+def _defaults(program: Program) -> dict[str, str]:
+    """Returns the variables that are set unless the environment of this process, which ranks inherit, has them."""
+    chosen = {"PYTHONHASHSEED": "0"}
+    if program.epoch_steps:
+        chosen["KERAS_MAX_STEPS_PER_EPOCH"] = str(program.epoch_steps)
+    return {name: value for name, value in chosen.items() if name not in os.environ}
+
+
 def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
     """Runs a program in a copy of the working directory, and returns what was recorded.
 
@@ -85,14 +94,12 @@ def run(program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
     copy = working_copy.make(Path.cwd(), folder / "files", (folder, folder.parent))
     start = str(Path(__file__).parent / "start")
     environment = {
-        "PYTHONHASHSEED": "0",
+        **_defaults(program),
         **program.environment,
         "KERAS_DDL_VERIFY_DIR": str(recorded),
         "PYTHONPATH": ":".join(filter(None, (start, program.environment.get("PYTHONPATH", python_path())))),
         "PWD": str(copy.directory),
     }
-    if program.epoch_steps:
-        environment.setdefault("KERAS_MAX_STEPS_PER_EPOCH", str(program.epoch_steps))
     job = job_module.make(
         program.command,
         num_ranks=ranks,

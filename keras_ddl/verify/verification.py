@@ -40,6 +40,17 @@ class Precision:
     ranks_equal: bool | None = None
 
     @property
+    def has_trained(self) -> bool:
+        """Whether one process trained, and ended well."""
+        return self.one is not None and self.one.ended_well and self.one.recording.steps > 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something speaks against EQUAL in another precision: chance, or a later run that did not end well."""
+        is_early = any(run is not None and not run.ended_well for run in (self.ranks, self.last_bit))
+        return self.is_deterministic is False or is_early
+
+    @property
     def dtypes(self) -> list[str]:
         """The dtypes of the weights."""
         return [] if self.one is None else list(self.one.recording.facts.get("dtypes", ()))
@@ -59,8 +70,8 @@ class Verification:
     def verdict(self) -> str:
         """DIFFERENT if the ranks are in any precision; EQUAL if they are in one, and nothing speaks against it."""
         verdicts = [each.verdict for each in self.precisions]
-        is_chance = any(each.is_deterministic is False for each in self.precisions)
-        return DIFFERENT if DIFFERENT in verdicts else EQUAL if EQUAL in verdicts and not is_chance else UNKNOWN
+        is_doubtful = any(each.is_doubtful for each in self.precisions)
+        return DIFFERENT if DIFFERENT in verdicts else EQUAL if EQUAL in verdicts and not is_doubtful else UNKNOWN
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -97,7 +108,7 @@ class Verifier:
             made = Precision(floatx)
             self._result.precisions.append(made)
             self._verify(made)
-            if not floatx and (made.one is None or not made.one.recording.steps or made.is_deterministic is False):
+            if not floatx and (made.one is None or not made.has_trained or made.is_deterministic is False):
                 break  # it will not be otherwise in another precision
         return self._result
 
@@ -106,29 +117,41 @@ class Verifier:
         if not one.recording.steps:
             made.why = _why_nothing(one)
             return
+        if not one.ended_well:
+            made.why = f"one process failed after {one.recording.steps} training steps: {one.failure}"
+            if one.result.timed_out:
+                made.why += "; raise --timeout, or lower --steps"
+            return
         self._check_memory(one)
         made.ranks = ranks = self._run(f"{self._result.num_ranks} ranks", self._result.num_ranks, made)
         if ranks.recording.events:
-            made.last_bit = self._run("one process, last bits changed", 1, made, last_bit=True)
+            made.last_bit = self._run("one process, weights perturbed by one ulp", 1, made, last_bit=True)
         last_bit = None if made.last_bit is None else made.last_bit.recording
         epsilon, of_compute = (float(one.recording.facts[name]) for name in ("epsilon", "compute_epsilon"))
         made.judgement = judgement = compare.judge(one.recording, ranks.recording, last_bit, epsilon, of_compute)
-        differ = ranks.recording.ranks_differ()
-        made.ranks_equal = differ is None if ranks.recording.events else None
+        differ = ranks.recording.ranks_differ(self._result.num_ranks)
+        made.ranks_equal = not differ if ranks.recording.events else None
         made.verdict, made.why = judgement.verdict, _why(judgement)
-        if one.ended_well and not ranks.ended_well and not ranks.result.timed_out:
-            made.verdict = DIFFERENT
-            made.why = f"the ranks ended with an error that one process does not have: {ranks.failure}"
-        elif made.verdict == EQUAL and differ is not None:
-            event = ranks.recording.events[differ]
-            made.verdict, made.why = DIFFERENT, f"ranks differ among themselves after step {event.step} ({event.label})"
-        elif made.verdict == EQUAL and one.ended_well and ranks.ended_well:
-            counts = len(one.recording.events), len(ranks.recording.events)
-            if counts[0] != counts[1]:
-                made.verdict = DIFFERENT
-                made.why = f"one process recorded {counts[0]} steps, epochs and predictions, rank 0 {counts[1]}"
+        if not ranks.ended_well:
+            made.verdict, made.why = self._of_failed_ranks(made, one, ranks)
+        elif made.verdict == EQUAL and differ:
+            made.verdict, made.why = DIFFERENT, f"ranks differ among themselves: {differ}"
+        elif made.verdict != DIFFERENT:
+            made.verdict, made.why = _of_counts(made, one, ranks)
         if made.verdict != EQUAL:
             self._check_deterministic(made, one, epsilon)
+
+    def _of_failed_ranks(self, made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
+        """Returns the verdict of ranks that did not end as one process did, and why."""
+        if not ranks.result.timed_out:
+            return DIFFERENT, f"the ranks ended with an error that one process does not have: {ranks.failure}"
+        if made.verdict == DIFFERENT:
+            return made.verdict, f"{made.why}; then they were ended after --timeout"
+        return UNKNOWN, (
+            f"the ranks were ended after --timeout, with {ranks.recording.steps} training steps of the "
+            f"{one.recording.steps} that one process did in {one.seconds:.0f} s: they wait for each other, or need "
+            "more time; raise --timeout to find out"
+        )
 
     def _check_deterministic(self, made: Precision, one: Run, epsilon: float) -> None:
         """Runs one process again before the ranks are blamed."""
@@ -175,6 +198,22 @@ class Verifier:
             self._say(text)
 
 
+def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
+    """Returns the verdict where nothing that was compared differs: all runs must have ended well, and as late."""
+    bits = made.last_bit
+    counts = len(one.recording.events), len(ranks.recording.events)
+    if bits is not None and not bits.ended_well:
+        return UNKNOWN, f"one process with weights perturbed by one ulp failed: {bits.failure}"
+    if bits is not None and len(bits.recording.events) != counts[0]:
+        return UNKNOWN, (
+            f"rounding changes how long the program trains: one process recorded {counts[0]} steps, epochs and "
+            f"predictions, and {len(bits.recording.events)} with weights perturbed by one ulp"
+        )
+    if counts[0] != counts[1]:
+        return DIFFERENT, f"one process recorded {counts[0]} steps, epochs and predictions, rank 0 {counts[1]}"
+    return made.verdict, made.why
+
+
 def _why_nothing(one: Run) -> str:
     """Why no training step was recorded."""
     if one.result.timed_out:
@@ -198,13 +237,12 @@ def _why(judgement: Judgement) -> str:
         name, far = row.beyond[0]
         where = f"at step {row.event.step}" if row.event.kind == "step" else f"after step {row.event.step}"
         others = f", and {len(row.beyond) - 1} more" if len(row.beyond) > 1 else ""
-        return (
-            f"{where} ({row.event.label}) {name} differs by {far:.1e} where rounding allows {row.allowed:.1e}{others}"
-        )
+        limit = row.limits[name]
+        return f"{where} ({row.event.label}) {name} differs by {far:.1e} where rounding allows {limit:.1e}{others}"
     if judgement.useless_from is not None and not judgement.steps:
         return (
-            "a change of the last bit of the weights changes one process by more than "
-            f"{compare.USELESS:g} at step {judgement.useless_from.step}: rounding hides what ranks do"
+            f"rounding alone may change the weights by more than {compare.USELESS:g} at step "
+            f"{judgement.useless_from.step}: it hides what ranks do"
         )
     return "" if judgement.steps else "no training step of both could be compared"
 

@@ -41,12 +41,15 @@ FACTS = {
 }
 
 
-class Runs:
-    """Stands in for `runs.run`: what each run would have recorded, by (ranks, last bits changed)."""
+TIMEOUT = "ended after --timeout"
 
-    def __init__(self, **weights: Any) -> None:
+
+class Runs:
+    """Stands in for `runs.run`: what each run would have recorded, by (ranks, weights perturbed)."""
+
+    def __init__(self, failures: dict[str, str] | None = None, **weights: Any) -> None:
         self.made: list[tuple[int, Plan]] = []
-        self._weights = weights
+        self._weights, self._failures = weights, failures or {}
 
     def __call__(self, program: Program, ranks: int, plan: Plan, folder: Path) -> Run:
         kind = "ranks" if ranks > 1 else "last_bit" if plan.last_bit else "one"
@@ -55,6 +58,10 @@ class Runs:
         self.made.append((ranks, plan))
         values = self._weights.get(kind, self._weights["one"])
         result = JobResult([RankOutcome(rank, status=0) for rank in range(ranks)])
+        if kind in self._failures:
+            error = self._failures[kind]
+            first = RankOutcome(0, status=1, traceback=error)
+            result = JobResult([first], timed_out=error == TIMEOUT)
         if isinstance(values, str):
             result = JobResult([RankOutcome(0, status=1, traceback=values), RankOutcome(1, status=0)])
             values = []
@@ -80,6 +87,9 @@ def verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **weights: Any) ->
 
 def steps(*changes: float) -> list[np.ndarray]:
     return [np.linspace(1.0, 2.0, 5) + change for change in changes]
+
+
+STEPS = steps(0, 0.1, 0.2)
 
 
 def test_certificate_of_equal_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,6 +130,36 @@ def test_ranks_that_fail_where_one_process_does_not(monkeypatch: pytest.MonkeyPa
     made, text, _ = verified(monkeypatch, tmp_path, one=steps(0, 0), ranks="ValueError: rank 1 is other")
     assert made["verdict"] == "different"
     assert "an error that one process does not have: ValueError: rank 1 is other" in text
+
+
+@pytest.mark.parametrize(
+    ("failures", "weights", "verdict", "why"),
+    [
+        ({"ranks": TIMEOUT}, {"ranks": STEPS[:2]}, "unknown", "with 2 training steps of the 3 that one process did"),
+        ({"ranks": TIMEOUT}, {"ranks": [each + 1 for each in STEPS]}, "different", "they were ended after --timeout"),
+        ({"ranks": "ValueError: boom"}, {}, "different", "error that one process does not have: ValueError: boom"),
+        ({"one": "ValueError: boom"}, {}, "unknown", "one process failed after 3 training steps: ValueError: boom"),
+        ({"one": TIMEOUT}, {}, "unknown", "raise --timeout, or lower --steps"),
+        ({"last_bit": "ValueError: boom"}, {}, "unknown", "weights perturbed by one ulp failed: ValueError: boom"),
+        ({}, {"last_bit": STEPS[:2]}, "unknown", "rounding changes how long the program trains"),
+        ({}, {"ranks": STEPS[:2]}, "different", "one process recorded 3 steps, epochs and predictions, rank 0 2"),
+        ({}, {"ranks": []}, "different", "one process recorded 3 steps, epochs and predictions, rank 0 0"),
+    ],
+)
+def test_equal_only_if_every_run_ends_well_and_as_late(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    failures: dict[str, str],
+    weights: dict[str, Any],
+    verdict: str,
+    why: str,
+) -> None:
+    made, text, _ = verified(monkeypatch, tmp_path, failures=failures, one=STEPS, **weights)
+    assert (made["verdict"], made["exit_status"]) == (verdict, 1 if verdict == "different" else 2)
+    assert why in made["precisions"][0]["why"] and why in text
+    reported = made["precisions"][0]["failures"]
+    assert len(reported) == len(failures)
+    assert ("ended with an error" in text) == bool(failures)
 
 
 def test_a_program_without_a_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_ddl.verify.recording import FULL_ENTRIES, SKETCH_ENTRIES, Event, Plan
 
 EPSILON = 2.0**-52
 Arrays = dict[str, np.ndarray]
+KINDS = {"returned accuracy": "counts", "log f1": "logs"}
 
 
 class Made:
@@ -21,7 +23,7 @@ class Made:
     def __init__(self, steps: list[Arrays], labels: list[str] | None = None) -> None:
         self.events, self._arrays = [], steps
         for number, arrays in enumerate(steps):
-            kinds = {name: "weights" if name.startswith("w") else name for name in arrays}
+            kinds = {name: "weights" if name.startswith("w") else KINDS.get(name, name) for name in arrays}
             scales = {name: float(np.max(np.abs(each), initial=0.0)) for name, each in arrays.items()}
             of = "model" if labels is None else labels[number]
             self.events.append(Event(number, "step", of, number + 1, kinds, scales, dict.fromkeys(arrays, 1)))
@@ -47,8 +49,8 @@ def test_judge_equal_up_to_rounding() -> None:
     ranks, drift = Made(training(change=3e-15)), Made(training(change=1e-15))
     found = compare.judge(Made(training()), ranks, drift, EPSILON)
     assert (found.verdict, found.steps, found.first_beyond) == ("equal", 4, None)
-    assert 0 < found.drift < found.largest.ranks.largest < found.allowed
-    assert found.largest.ranks.farthest == "w1"
+    assert found.nearest.nearest == "w1"
+    assert 0 < found.nearest.drift < found.nearest.far < found.nearest.allowed
 
 
 def test_judge_names_the_first_step_and_the_variable_that_differs() -> None:
@@ -80,10 +82,37 @@ def test_judge_allows_in_the_first_step_what_the_second_shows() -> None:
 
 def test_judge_ends_where_rounding_hides_everything() -> None:
     ranks = Made(training(change=5.0, at=3))
-    found = compare.judge(Made(training()), ranks, Made(training(change=1.0, at=2)), EPSILON)
+    found = compare.judge(Made(training()), ranks, Made(training(change=1e-2, at=2)), EPSILON)
     assert (found.verdict, found.steps, found.useless_from.step) == ("equal", 2, 3)
     nothing = compare.judge(Made(training()), ranks, Made(training(change=1.0)), EPSILON)
     assert (nothing.verdict, nothing.steps) == ("unknown", 0)
+
+
+@pytest.mark.parametrize("name", ["returned accuracy", "log f1", "momentum"])
+def test_what_jumps_loosens_no_limit_of_the_weights(name: str) -> None:
+    """A row changes its class when the weights are perturbed: a wrong weight must be seen all the same."""
+    one, bits, ranks = training(), training(change=1e-15), training(change=0.5, at=2)
+    for steps, value in ((one, 0.5), (bits, 0.5 - 1 / 64), (ranks, 0.5)):
+        for arrays in steps:
+            arrays[name] = np.float64(value)
+    found = compare.judge(Made(one), Made(ranks), Made(bits), EPSILON)
+    assert (found.verdict, found.first_beyond.event.step) == ("different", 3)
+    assert [each for each, _ in found.first_beyond.beyond] == ["w1"]
+    assert found.hidden == [name]
+
+
+def test_a_row_that_flips_on_the_ranks_is_reported() -> None:
+    one, ranks = training(), training()
+    for number, (ours, theirs) in enumerate(zip(one, ranks)):
+        ours["returned accuracy"] = np.float64(0.5)
+        theirs["returned accuracy"] = np.float64(0.5 + (number == 1) / 64)
+    found = compare.judge(Made(one), Made(ranks), Made(one), 2.0**-23)
+    assert (found.verdict, found.steps, list(found.flips)) == ("equal", 4, ["returned accuracy"])
+    in_float64 = compare.judge(Made(one), Made(ranks), Made(one), EPSILON)
+    assert [name for name, _ in in_float64.first_beyond.beyond] == ["returned accuracy"]
+    ranks[1]["w1"] = ranks[1]["w1"] + 1e-3
+    both = compare.judge(Made(one), Made(ranks), Made(one), 2.0**-23)
+    assert [name for name, _ in both.first_beyond.beyond] == ["returned accuracy", "w1"]
 
 
 def test_judge_of_runs_that_do_different_things() -> None:
@@ -129,6 +158,8 @@ def test_first_difference_of_two_runs() -> None:
     one = Made(training())
     assert compare.first_difference(one, Made(training(change=1e-15)), EPSILON) is None
     assert compare.first_difference(one, Made(training(change=1e-3, at=1)), EPSILON).event.step == 2
+    shorter = compare.first_difference(one, Made(training(2)), EPSILON)
+    assert (shorter.event.step, shorter.apart) == (2, "how much is recorded: 4 and 2 events")
 
 
 def test_recording_returns_what_was_written(tmp_path: Path) -> None:
@@ -143,13 +174,20 @@ def test_recording_returns_what_was_written(tmp_path: Path) -> None:
         writer.facts({"rank": rank})
     read = Recording(tmp_path)
     assert (read.steps, read.facts, [each.number for each in read.events]) == (2, {"rank": 0}, [0, 1])
-    assert read.ranks_differ() == 1
+    assert read.ranks_differ(3) == "rank 2 after step 2 (training step of m)"
     for name, each in read.arrays(read.events[1]).items():
         np.testing.assert_array_equal(each, arrays[name])
         assert each.dtype == arrays[name].dtype
     with (tmp_path / "rank-0" / "events.jsonl").open("a") as file:
         file.write('{"number": 2, "ki')  # killed while it wrote
     assert len(Recording(tmp_path).events) == 2
+    lines = (tmp_path / "rank-1" / "events.jsonl").read_text().splitlines()
+    (tmp_path / "rank-1" / "events.jsonl").write_text(lines[0])
+    shutil.rmtree(tmp_path / "rank-2")
+    assert Recording(tmp_path).ranks_differ(3) == "rank 1 recorded 1 events, rank 0 2"
+    (tmp_path / "rank-1" / "events.jsonl").write_text("\n".join(lines))
+    assert Recording(tmp_path).ranks_differ(3) == "2 of 3 ranks recorded anything"
+    assert Recording(tmp_path).ranks_differ(2) == ""
 
 
 def test_sketch_shows_a_difference_in_any_entry() -> None:

@@ -51,6 +51,20 @@ def test_recorder_stores_weights_slots_and_logs_of_a_step(tmp_path: Path) -> Non
     assert read.facts["trained_alone"] == ["small"]
 
 
+def test_metrics_that_count_rows_are_a_kind_of_their_own(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")], name="counting")
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="area"), "mae"])
+    logs = model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)), return_dict=True)
+    following = recorder.Recorder(tmp_path, Plan(5))
+    following.end_step("counting", model, (), logs)
+    following.end_epoch(model, {"val_accuracy": 0.5, "loss": 0.5})
+    step, epoch = Recording(tmp_path).events
+    kinds = {name: kind for name, kind in step.kinds.items() if name.startswith("returned")}
+    assert {name for name, kind in kinds.items() if kind == "counts"} == {"returned accuracy", "returned area"}
+    assert {name for name, kind in kinds.items() if kind == "returned"} == {"returned loss", "returned mae"}
+    assert epoch.kinds == {"log val_accuracy": "counts", "log loss": "logs"}
+
+
 def test_recorder_changes_the_last_bit_of_each_weight_and_no_random_state(tmp_path: Path) -> None:
     model = small_model()
     before, state = [each.numpy() for each in model.trainable_variables], np.random.get_state()[1].tolist()

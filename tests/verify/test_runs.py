@@ -1,0 +1,49 @@
+"""How `keras-ddl verify` begins runs: their environment, and the directory that is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from keras_ddl.cli.verify import command
+from keras_ddl.launch.job import JobResult
+from keras_ddl.verify import runs
+from keras_ddl.verify.recording import Plan
+
+
+class Loop:
+    """Stands in for a RestartLoop: notes the job, and starts nothing."""
+
+    made: Any = None
+
+    def __init__(self, job: Any, shown: Any) -> None:
+        Loop.made = job
+
+    def run(self, signals: Any) -> JobResult:
+        return JobResult([])
+
+
+@pytest.mark.parametrize("name", ["KERAS_MAX_STEPS_PER_EPOCH", "PYTHONHASHSEED"])
+def test_what_the_environment_sets_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.setattr(runs, "RestartLoop", Loop)
+    monkeypatch.chdir(tmp_path)
+
+    def value(folder: str, **environment: str) -> str:
+        runs.run(runs.Program(["true"], environment, 10.0, 5), 1, Plan(3), tmp_path / folder)
+        return str(Loop.made.environment[name])
+
+    monkeypatch.delenv(name, raising=False)
+    assert value("default") == {"KERAS_MAX_STEPS_PER_EPOCH": "5", "PYTHONHASHSEED": "0"}[name]
+    monkeypatch.setenv(name, "3")
+    assert value("inherited") == "3"
+    assert value("given", **{name: "4"}) == "4"
+
+
+def test_keep_refuses_a_directory_with_something_in_it(tmp_path: Path) -> None:
+    (tmp_path / "run-1").mkdir()
+    done = CliRunner().invoke(command, ["--keep", str(tmp_path), "--", "true"])
+    assert done.exit_code == 2
+    assert f"Received: {tmp_path}, which contains run-1. Remove what is in it, or name another one." in done.output
