@@ -90,8 +90,9 @@ class _FromRank0(datasets.UnaryUnchangedStructureDataset):
     def __iter__(self) -> Any:
         if not tf.executing_eagerly():
             return super().__iter__()
-        of_pass = next(self._passes), None if self._source is None else iter(self._source)
-        return iter(self._dataset(lambda: of_pass))
+        # TensorFlow keeps the functions of a dataset for the life of the process. Popped, the source is not kept with them.
+        of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
+        return iter(self._dataset(of_pass.pop))
 
     def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
         """Returns a dataset of a pass. `begin`: gives its number, and on rank 0 what it reads."""

@@ -54,7 +54,7 @@ class BatchRows:
 
     def learn(self, counts: Sequence[Sequence[int | None]]) -> BatchRows:
         """Returns the same with what the rows of a batch tell. `counts`: of the components, of each rank."""
-        return dataclasses.replace(self, others=unlike_rows(counts)[1], may_differ=False)
+        return dataclasses.replace(self, others=unlike_rows(counts, self.spec)[1], may_differ=False)
 
 
 UNKNOWN = BatchRows()
@@ -158,12 +158,18 @@ def component_rows(batch: Any) -> list[int | None]:
     return [None if each is None else int(each) for each in map(rows_of, tf.nest.flatten(batch))]
 
 
-def unlike_rows(counts: Sequence[Sequence[int | None]]) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
+def unlike_rows(
+    counts: Sequence[Sequence[int | None]], structure: Any = None
+) -> tuple[list[int | None], tuple[frozenset[int], ...]]:
     """Returns the rows of each component, of all ranks together, and which have others than the batch: the components
-    that have the same together. The batch has most rows.
+    that have the same together.
+
+    The batch has the number of rows that occurs in most elements of the structure (x, y, sample_weight); on a tie, that
+    of the first.
 
     Args:
         counts: of the components, of each rank; None: one without rows. The same on all ranks.
+        structure: of the batch; None: each component is an element.
     """
     columns = [tuple(column) for column in zip(*counts)]
     totals = [None if None in column else sum(each or 0 for each in column) for column in columns]
@@ -171,7 +177,13 @@ def unlike_rows(counts: Sequence[Sequence[int | None]]) -> tuple[list[int | None
     for place, column in enumerate(columns):
         if totals[place] is not None:
             alike.setdefault(column, set()).add(place)
-    of_batch = max(alike, key=lambda column: sum(each or 0 for each in column), default=None)
+    elements = list(range(len(columns)))
+    if isinstance(structure, (tuple, list)):
+        elements = [number for number, element in enumerate(structure) for _ in tf.nest.flatten(element)]
+    elif structure is not None:
+        elements = [0] * len(columns)
+    votes = {column: len({elements[place] for place in places}) for column, places in alike.items()}
+    of_batch = max(votes, key=votes.__getitem__, default=None)  # the first of those with as many
     return totals, tuple(frozenset(places) for column, places in alike.items() if column != of_batch)
 
 
@@ -241,9 +253,13 @@ def chunked_rows(spec: Any, *, may_differ: bool = False) -> BatchRows:
     rows = [static_rows(leaf) for leaf in tf.nest.flatten(spec) if is_spec_of_tensor(leaf) and leaf.shape.rank != 0]
     known = [each for each in rows if each is not None]
     is_open = len(known) < len(rows)
-    total = static_rows(spec) if is_open else max(known, default=None)
+    numbers = list(map(static_rows, tf.nest.flatten(spec)))
+    total = static_rows(spec)
+    if not is_open:
+        unlike = frozenset().union(*unlike_rows([numbers], spec)[1])
+        total = next((each for place, each in enumerate(numbers) if each is not None and place not in unlike), None)
     alike: dict[int, set[int]] = {}
-    for place, number in enumerate(map(static_rows, tf.nest.flatten(spec))):
+    for place, number in enumerate(numbers):
         if number is not None and number != total:
             alike.setdefault(number, set()).add(place)
     others = tuple(map(frozenset, alike.values()))

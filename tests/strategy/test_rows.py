@@ -10,9 +10,13 @@ from keras_ddl.data.rows import BatchRows, chunked_rows, component_rows, unlike_
 X = np.arange(24.0).reshape(12, 2)
 
 
-def test_unlike_rows_are_those_of_fewer_rows_than_most():
-    assert unlike_rows([[40, 5, 5, None]] * 2) == ([80, 10, 10, None], (frozenset((1, 2)),))
-    assert unlike_rows([[2, 3, 1], [1, 3, 1]]) == ([3, 6, 2], (frozenset((0,)), frozenset((2,))))
+def test_unlike_rows_are_those_that_fewer_components_have():
+    assert unlike_rows([[100, 8, 8, None]] * 2) == ([200, 16, 16, None], (frozenset((0,)),))
+    assert unlike_rows([[40, 5]] * 2)[1] == unlike_rows([[5, 40]] * 2)[1] == (frozenset((1,)),), "the first counts"
+    images_and_labels = ("unlabelled", ("labelled", "labels"))
+    assert unlike_rows([[80, 10, 10]], images_and_labels)[1] == (frozenset((1, 2)),), "of two elements the first"
+    assert unlike_rows([[8, 100, 8]], ({"x": "", "weights": ""}, "y"))[1] == (frozenset((1,)),)
+    assert unlike_rows([[2, 3, 1], [1, 3, 1]]) == ([3, 6, 2], (frozenset((1,)), frozenset((2,))))
     assert unlike_rows([[2, 1], [1, 2]])[1] == (frozenset((1,)),), "as many, but on other ranks"
     assert unlike_rows([[4, 4]] * 3)[1] == unlike_rows([[None]])[1] == unlike_rows([[]])[1] == ()
 
@@ -20,9 +24,10 @@ def test_unlike_rows_are_those_of_fewer_rows_than_most():
 def test_chunked_rows_of_what_the_spec_says():
     spec = (tf.TensorSpec([10, 3]), tf.TensorSpec([80]), {"a": tf.TensorSpec([]), "b": tf.TensorSpec([10])})
     rows = chunked_rows(spec, may_differ=True)
-    assert (rows.total, rows.others, rows.may_differ) == (80, (frozenset((0, 3)),), False)
-    assert rows.of_rank(4, 0, 3) == [None, 27, 27, None]
-    assert rows.of_kind(tf.nest.flatten(spec)).total == 80
+    assert (rows.total, rows.others, rows.may_differ) == (10, (frozenset((1,)),), False)
+    assert rows.of_rank(4, 0, 3) == [4, None, 4, 4]
+    assert rows.of_kind(tf.nest.flatten(spec)).total == 10
+    assert chunked_rows((spec[1], (spec[0], spec[0]))).total == 80
     open_spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None]), tf.OptionalSpec(None))
     assert chunked_rows(open_spec, may_differ=True).may_differ
     assert not chunked_rows(open_spec[1:], may_differ=True).may_differ, "one component"

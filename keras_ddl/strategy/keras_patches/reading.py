@@ -21,6 +21,7 @@ from keras_ddl.data.from_rank_0 import dataset_from_rank_0, outcome_on_rank_0
 from keras_ddl.data.position import Reading, must_be_read
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of
 
@@ -85,6 +86,13 @@ class EpochIterator(_KerasIterator):
             super(_KerasIterator, self).__init__(*args, **kwargs)
             adapter = self.data_adapter
             is_array = isinstance(adapter, keras_compat.ArrayDataAdapter)
+            if not is_array and is_shared(adapter.get_tf_dataset()):
+                raise ConfigError(
+                    'With Strategy(data="rank0") rank 0 alone reads, and it must have all rows. Received: a dataset of '
+                    f"which each rank reads its own rows (rank {strategy.rank}). Pass a dataset of all rows, not one "
+                    "that keras_ddl.data.from_files or strategy.distribute_datasets_from_function has made; or make "
+                    'keras_ddl.Strategy(), without data="rank0".'
+                )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
             # What this rank reads alone is compared with nothing.
             self.source = dataset
