@@ -90,7 +90,7 @@ class _FromRank0(datasets.UnaryUnchangedStructureDataset):
     def __iter__(self) -> Any:
         if not tf.executing_eagerly():
             return super().__iter__()
-        # TensorFlow keeps the functions of a dataset for the life of the process. Popped, the source is not kept with them.
+        # TensorFlow keeps the functions of a dataset for the life of the process: popped, the source is not kept too.
         of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
         return iter(self._dataset(of_pass.pop))
 
