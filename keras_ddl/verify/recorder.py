@@ -141,7 +141,7 @@ class Recorder:
         for each in parts:
             replicated.update(each.replicated)
             replicated.update({f"{name}, {why}": 1 for (name, why), of_batch in each.kept.items() if of_batch})
-            spent += sum(each.replicated_work.values())
+            spent += sum(map(cut.work_of, each.replicated_operations))
         self._trace(
             step,
             dict(replicated),
