@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from keras_ddl.cli.run import parse_env, resolve_program
+from keras_ddl.errors import ConfigError
 
 _PRECISIONS = {"both": ("", "float64"), "own": ("",), "float64": ("float64",)}
 
@@ -120,7 +121,7 @@ def command(
     folder = Path(keep or tempfile.mkdtemp(prefix="keras-ddl-verify-"))
     folder.mkdir(parents=True, exist_ok=True)
     if some := sorted(each.name for each in folder.iterdir()):
-        raise click.UsageError(
+        raise ConfigError(
             f"--keep takes a directory that is empty or does not exist, because recordings of two verifications would "
             f"be mixed. Received: {keep}, which contains {some[0]}. Remove what is in it, or name another one."
         )

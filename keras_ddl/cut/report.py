@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from keras_ddl.communicator.stack_position import user_line
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.work import FEW_ROWS, work_of
+from keras_ddl.cut.work import FEW_ROWS
 
 FROM_RANK_0 = "from rank 0"  # results of a function of the host
 
@@ -41,7 +41,8 @@ class Report:
 
     entries: list[Entry] = field(default_factory=list)
     replicated: Counter[str] = field(default_factory=Counter)  # types of operations
-    replicated_work: dict[str, float] = field(default_factory=dict)  # of these and of `kept`, as work.py estimates it
+    # These, and those of `kept` that depend on the batch, for observers of the trace: see `forget_operations`.
+    replicated_operations: list[tf.Operation] = field(default_factory=list)
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
     program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
@@ -142,10 +143,7 @@ class Report:
         key = node.type + (f" ({line})" if line else ""), reason
         self.kept[key] = self.kept.get(key, False) or of_batch
         if of_batch:
-            self._add_work(node.type, work_of(node.operation))
-
-    def _add_work(self, kind: str, work: float) -> None:
-        self.replicated_work[kind] = self.replicated_work.get(kind, 0.0) + work
+            self.replicated_operations.append(node.operation)
 
     def from_rank_0(self, node: Node, count: int, why: str = "is called by rank 0 alone") -> None:
         """Results of rank 0 went to all ranks in `count` messages: only it has them, or others have others."""
@@ -165,7 +163,7 @@ class Report:
         """An operation was built from replicated operands, for lack of a rule for those of them that are sharded."""
         if sharded and node.position not in self._intended:
             self.replicated[node.type] += 1
-            self._add_work(node.type, work_of(node.operation))
+            self.replicated_operations.append(node.operation)
 
     def add(self, other: Report) -> None:
         """Adds what was built in a branch or a loop's body."""
@@ -173,8 +171,13 @@ class Report:
         for name, of_batch in other.kept.items():
             self.kept[name] = self.kept.get(name, False) or of_batch
         self.replicated += other.replicated
-        for kind, work in other.replicated_work.items():
-            self._add_work(kind, work)
+        self.replicated_operations += other.replicated_operations
+
+    def forget_operations(self) -> None:
+        """Lets go of the traced graph, once the step is built: a report is kept as long as the step."""
+        self.replicated_operations.clear()
+        if self.earlier is not None:
+            self.earlier.forget_operations()
 
 
 def _counted(kinds: Counter[str]) -> str:

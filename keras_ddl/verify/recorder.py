@@ -26,21 +26,15 @@ from keras_ddl.compat import models
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy import Strategy, observing, one_per_job
+from keras_ddl.strategy import Strategy, observing, one_per_job, writers
 from keras_ddl.strategy.interface import strategy_of_ranks
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.verify.compare import COUNTS
 from keras_ddl.verify.recording import STARTED_FILE, Event, Plan, Writer
 
-# Callbacks that only write, or begin from what an earlier run has written.
-_WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in (
-        *("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard"),
-    )
-    if hasattr(keras.callbacks, name)
-)
+# What begins from an earlier run, or writes on all ranks alike: left out as writers.py's are.
+_SAVERS = (keras.callbacks.ModelCheckpoint, callbacks.Checkpoint)
 # Metrics that count rows on one side of a threshold, or of one class.
 _COUNTING = tuple(
     getattr(keras.metrics, name)
@@ -153,7 +147,7 @@ class Recorder:
         for each in parts:
             replicated.update(each.replicated)
             replicated.update({f"{name}, {why}": 1 for (name, why), of_batch in each.kept.items() if of_batch})
-            spent += sum(each.replicated_work.values())
+            spent += sum(map(cut.work_of, each.replicated_operations))
         self._trace(
             step,
             dict(replicated),
@@ -175,7 +169,7 @@ class Recorder:
         every = list(
             chosen.callbacks if of_list else [chosen] if isinstance(chosen, keras.callbacks.Callback) else chosen or []
         )
-        kept = [each for each in every if not isinstance(each, (*_WRITERS, callbacks.Checkpoint))]
+        kept = [each for each in every if not _writes_files(each)]
         self._left_out.update(type(each).__name__ for each in every if not any(each is other for other in kept))
         if not of_list:
             return kept
@@ -338,6 +332,12 @@ def _outputs(returned: Any) -> dict[str, np.ndarray]:
         for name, each in parts
         for inner, array in _outputs(each).items()
     }
+
+
+def _writes_files(callback: Any) -> bool:
+    return isinstance(callback, _SAVERS) or (
+        writers.is_writer(callback) and not isinstance(callback, keras.callbacks.ProgbarLogger)
+    )
 
 
 def _counts_rows(model: Any, log: str) -> bool:

@@ -68,7 +68,7 @@ class Run:
         if self.result.ok:
             return ""
         if self.result.timed_out:
-            return "it was ended after --timeout"
+            return "ended after --timeout"
         first = self.result.first_failure
         if first is None:
             return self.result.failure_text.strip() or "it ended early"

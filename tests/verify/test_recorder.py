@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_ddl
-from keras_ddl.cut import work_of
+from keras_ddl.cut import Report, work_of
 from keras_ddl.verify import recorder
 from keras_ddl.verify.recording import Plan, Recording
 
@@ -105,6 +106,11 @@ def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
     chosen = [keras.callbacks.CSVLogger("log.csv"), stays, keras_ddl.callbacks.Checkpoint(str(tmp_path / "ckpt"))]
     assert following.callbacks_of_fit(chosen) == [stays]
     assert following.callbacks_of_fit(stays) == [stays]
+    progress = keras.callbacks.ProgbarLogger()  # writes, but no file
+    assert following.callbacks_of_fit([progress]) == [progress]
+    of_others = type("WandbMetricsLogger", (keras.callbacks.Callback,), {})
+    of_others.__module__ = "wandb.integration.keras.callbacks.metrics_logger"
+    assert following.callbacks_of_fit([of_others(), stays]) == [stays]
     assert following.callbacks_of_fit(None) == []
     of_list = keras.callbacks.CallbackList(chosen, add_history=True)
     assert [type(each).__name__ for each in following.callbacks_of_fit(of_list).callbacks] == [
@@ -138,3 +144,22 @@ def test_work_of_an_operation(function: object, expected: float) -> None:
     graph = tf.function(function).get_concrete_function(tf.TensorSpec([4, 5])).graph
     kinds = ("MatMul", "Einsum", "Conv2D", "Mul")
     assert [work_of(each) for each in graph.get_operations() if each.type in kinds] == [expected]
+
+
+def test_share_of_replicated_arithmetic_and_the_graph_is_let_go(tmp_path: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        square = tf.zeros((4, 4))
+        tf.matmul(square, square)
+        tf.matmul(square, square)
+    products = [SimpleNamespace(type="MatMul", operation=each, position=position) for position, each in enumerate(
+        each for each in graph.get_operations() if each.type == "MatMul")]  # fmt: skip
+    report, branch = Report(), Report(earlier=Report())
+    branch.replicated_op(products[0], [object()])
+    report.add(branch)
+    following = recorder.Recorder(tmp_path, Plan(5))
+    following.traced("step", SimpleNamespace(nodes=products), report)
+    assert following._traces["step"]["replicated"] == {"MatMul": 1}
+    assert following._traces["step"]["replicated_share"] == pytest.approx(0.5)
+    branch.forget_operations()
+    report.forget_operations()
+    assert branch.replicated_operations == report.replicated_operations == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from keras_ddl.cli.verify import command
+from keras_ddl.errors import ConfigError
 from keras_ddl.launch.job import JobResult
 from keras_ddl.verify import runs
 from keras_ddl.verify.recording import Plan
@@ -44,6 +45,6 @@ def test_what_the_environment_sets_stays(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_keep_refuses_a_directory_with_something_in_it(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
-    done = CliRunner().invoke(command, ["--keep", str(tmp_path), "--", "true"])
-    assert done.exit_code == 2
-    assert f"Received: {tmp_path}, which contains run-1. Remove what is in it, or name another one." in done.output
+    rest = "which contains run-1. Remove what is in it, or name another one."
+    with pytest.raises(ConfigError, match=re.escape(f"Received: {tmp_path}, {rest}")):
+        command.main(["--keep", str(tmp_path), "--", "true"], standalone_mode=False)

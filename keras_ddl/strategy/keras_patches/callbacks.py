@@ -19,7 +19,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
-from keras_ddl.strategy import agreement, fits, trainer_calls
+from keras_ddl.strategy import agreement, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
@@ -30,22 +30,6 @@ from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
 
-# Callbacks that do nothing but write; ranks other than 0 leave them out. They decide nothing that others need: what
-# BackupAndRestore restores on rank 0 is sent to all.
-_WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
-    if hasattr(keras.callbacks, name)
-)
-# The same of other packages, which are not imported for it.
-_WRITERS_OF_OTHERS = frozenset(
-    {
-        "mlflow.keras.callback.MlflowCallback",
-        "tensorboard.plugins.hparams._keras.Callback",
-        "wandb.integration.keras.callbacks.metrics_logger.WandbMetricsLogger",
-        "wandb.integration.keras.callbacks.model_checkpoint.WandbModelCheckpoint",
-    }
-)
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
     "test": ("on_test_batch_begin", "on_test_batch_end"),
@@ -162,7 +146,7 @@ class CallbackList(_KerasList):
 
     def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
         """Returns what runs on a rank other than 0 in the place of a callback."""
-        if not isinstance(callback, _WRITERS) and not any(map(_is_writer_of_others, type(callback).__mro__)):
+        if not writers.is_writer(callback):
             return callback
         return _Silent() if survival is None else standby_of(callback, survival.finished)
 
@@ -391,18 +375,14 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
         stack_position.warn(agreement.ONE_LEARNING_RATE.format(", ".join(received)))
 
 
-def _is_writer_of_others(kind: type) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in _WRITERS_OF_OTHERS
-
-
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
-    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *_WRITERS)
+    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *writers.OF_KERAS)
     for callback in callbacks.callbacks:
         if (
             type(callback) in never
-            or _is_writer_of_others(type(callback))
+            or writers.is_of_others(type(callback))
             or getattr(callback, "never_stops_within_epoch", False)
         ):
             continue

@@ -314,6 +314,7 @@ class CutStep:
         observer = observing.observer()
         if observer is not None:
             observer.traced(self.name, program, report)
+        report.forget_operations()
         return outputs
 
     def batch_without_rows(self) -> cut.Batch:
