@@ -1,7 +1,7 @@
 """Datasets that rank 0 alone reads, and of which every rank gets its rows: Strategy(data="rank0").
 
-For data that no two processes read alike: generators that draw without a seed, maps in any order. And no rank reads
-what it does not train on.
+For data that is different each time it is read: generators that draw without a seed, maps in any order. And no rank
+reads what it does not train on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
         source = make()
         sources.append(source)
         _check(source.element_spec)
-        return source.element_spec, int(source.cardinality()), not datasets.is_batched_at_once(source)
+        return source.element_spec, int(source.cardinality()), datasets.components_may_differ(source)
 
     spec, cardinality, may_differ = outcome_on_rank_0(facts_of_source)
     dataset = _FromRank0(sources[0] if sources else None, spec, cardinality, f"data/{agree_number()}", _channel())
@@ -90,7 +90,7 @@ class _FromRank0(datasets.UnaryUnchangedStructureDataset):
     def __iter__(self) -> Any:
         if not tf.executing_eagerly():
             return super().__iter__()
-        # TensorFlow keeps the functions of a dataset for the life of the process. Popped, the source is not kept with them.
+        # TensorFlow keeps the functions of a dataset as long as the process lives; popped, the source is not kept.
         of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
         return iter(self._dataset(of_pass.pop))
 
