@@ -83,6 +83,18 @@ def is_batched_at_once(dataset: Any) -> bool:
     return name != "_ZipDataset" and bool(inputs) and all(map(is_batched_at_once, inputs))
 
 
+def components_may_differ(dataset: tf.data.Dataset) -> bool:
+    """Whether the components of a dataset's elements may have numbers of rows of their own: they are zipped of several
+    datasets, or nested, and no one .batch() has made them. Of x, y and weights beside each other, not zipped, Keras's
+    own steps want equal rows, and steps check that they are.
+    """
+    if is_batched_at_once(dataset):
+        return False
+    spec = dataset.element_spec
+    is_plain = isinstance(spec, tuple) and len(spec) <= 3 and all(isinstance(leaf, tf.TypeSpec) for leaf in spec)
+    return not is_plain or any(type(each).__name__ == "_ZipDataset" for each in pipeline_of(dataset))
+
+
 def variant_tensor(dataset: tf.data.Dataset) -> tf.Tensor:
     """Returns the handle of a dataset, for a subclass of UnaryUnchangedStructureDataset that stands for it."""
     return dataset._variant_tensor

@@ -1,13 +1,14 @@
 """Datasets that rank 0 alone reads, and of which every rank gets its rows: Strategy(data="rank0").
 
-For data that no two processes read alike: generators that draw without a seed, maps in any order. And no rank reads
-what it does not train on.
+For data that is different each time it is read: generators that draw without a seed, maps in any order. And no rank
+reads what it does not train on.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data.rows import chunk, chunked_rows, static_rows, take_chunk, with_rows
 from keras_ddl.data.share import MARK, agree_number
-from keras_ddl.data.streams import Parts, Stream, StreamError, portable
+from keras_ddl.data.streams import Parts, Stream, StreamError, portable, wait_for_closed
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.topology import Topology
@@ -45,7 +46,7 @@ def outcome_on_rank_0(work: Callable[[], Any]) -> Any:
     return result
 
 
-def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0:
     """Returns this rank's rows of the batches of a dataset that rank 0 alone makes and reads. COLLECTIVE.
 
     Reading is collective, too: all ranks begin equally many passes, in the same order, and read equally many batches.
@@ -60,18 +61,19 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     sources: list[tf.data.Dataset] = []
 
     def facts_of_source() -> tuple[Any, int, bool]:
+        wait_for_closed()
         source = make()
         sources.append(source)
         _check(source.element_spec)
-        return source.element_spec, int(source.cardinality()), not datasets.is_batched_at_once(source)
+        return source.element_spec, int(source.cardinality()), datasets.components_may_differ(source)
 
     spec, cardinality, may_differ = outcome_on_rank_0(facts_of_source)
-    dataset = _FromRank0(sources[0] if sources else None, spec, cardinality, f"data/{agree_number()}", _channel())
+    dataset = DatasetFromRank0(sources[0] if sources else None, spec, cardinality, f"data/{agree_number()}", _channel())
     setattr(dataset, MARK, chunked_rows(spec, may_differ=may_differ))
     return dataset
 
 
-class _FromRank0(datasets.UnaryUnchangedStructureDataset):
+class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
     """This rank's rows of the batches of `source`, which only rank 0 has.
 
     An iterator of it made outside of functions makes one of `source` at once, as one process does: a shuffle takes its
@@ -83,6 +85,7 @@ class _FromRank0(datasets.UnaryUnchangedStructureDataset):
     ) -> None:
         self._source, self._cardinality, self._name, self._comm = source, cardinality, name, comm
         self._passes = itertools.count(1)
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
         any_pass = self._dataset(lambda: (next(self._passes), self._source))
         super().__init__(any_pass, datasets.variant_tensor(any_pass))
@@ -90,22 +93,31 @@ class _FromRank0(datasets.UnaryUnchangedStructureDataset):
     def __iter__(self) -> Any:
         if not tf.executing_eagerly():
             return super().__iter__()
-        # TensorFlow keeps the functions of a dataset for the life of the process: popped, the source is not kept too.
+        # TensorFlow keeps the functions of a dataset as long as the process lives; popped, the source is not kept.
         of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
         return iter(self._dataset(of_pass.pop))
+
+    def close(self) -> None:
+        """Ends the passes that were not read to their end, on this rank."""
+        for stream in list(self._streams):
+            stream.close()
 
     def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
         """Returns a dataset of a pass. `begin`: gives its number, and on rank 0 what it reads."""
         components, own_spec = _components(self._own_spec), self._own_spec
+        comm, name_of_dataset, streams = self._comm, self._name, self._streams  # without the source
 
         def batches() -> Iterator[tuple[Any, ...]]:
             number, batches_of_all = begin()
-            name = f"{self._name}/{number}"
+            name = f"{name_of_dataset}/{number}"
             read = None
             if batches_of_all is not None:
-                read = functools.partial(_parts_of_ranks, batches_of_all, self._comm.size)
+                wait_for_closed()
+                read = functools.partial(_parts_of_ranks, batches_of_all, comm.size)
+            stream = Stream(comm, name, read)
+            streams.add(stream)
             try:
-                for parts in Stream(self._comm, name, read):
+                for parts in stream:
                     yield tuple(parts)
             except KerasDdlError as error:
                 raise StreamError(name, error) from error

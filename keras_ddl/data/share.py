@@ -47,7 +47,7 @@ def share_dataset(
     check_shuffle_seeds(dataset, rank)
     check_determinism(dataset, rank)
 
-    spec, may_differ = dataset.element_spec, not datasets.is_batched_at_once(dataset)
+    spec, may_differ = dataset.element_spec, datasets.components_may_differ(dataset)
 
     @do_not_convert
     def take(*batch: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +58,8 @@ class Stream:
         self._room = threading.Semaphore(_RECEIVED if read is None else AHEAD)
         self._closed = False
         self._is_root = read is not None
+        if self._is_root:
+            _of_root.add(self)
         self._thread = threading.Thread(target=self._run, args=(read,), name="keras_ddl data", daemon=True)
         self._thread.start()
 
@@ -81,10 +84,14 @@ class Stream:
             self.close()
 
     def close(self) -> None:
-        """Ends the pass. On rank 0, waits until nothing reads the source any more, unless that takes long."""
+        """Ends the pass, without waiting for its thread (`wait_for_closed`)."""
+        self._messages.put(Message(END))  # for who waits for a batch now
         self._closed = True
         self._room.release()
-        if self._is_root and threading.current_thread() is not self._thread:
+
+    def wait_if_closed(self) -> None:
+        """Waits until a closed stream reads its source no more, unless that takes long."""
+        if self._closed and threading.current_thread() is not self._thread:
             self._thread.join(_PATIENCE_SECONDS)
 
     def _run(self, read: Callable[[], Iterator[list[Parts]]] | None) -> None:
@@ -139,6 +146,15 @@ class Stream:
                 self._messages.put(message)
             if message.kind in (END, ERROR, STOP):
                 return
+
+
+def wait_for_closed() -> None:
+    """To be called on rank 0 before a pass begins: a source may be that of a pass which is just ending."""
+    for stream in list(_of_root):
+        stream.wait_if_closed()
+
+
+_of_root: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class StreamError(Exception):

@@ -56,7 +56,8 @@ class Strategy(tf.distribute.Strategy):
             token that occurs twice in a batch as one process does with dense gradients. In fit and `function` the
             update is that of one process, however they travel.
         drift_check_percent: percentage of training time that may be spent comparing weights across ranks, 0 for never;
-            KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. Rank 0's counts.
+            KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. If ranks pass different values,
+            rank 0's is used.
         seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
             the script has set, if all ranks have set the same ones, else rank 0's.
         gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
@@ -86,7 +87,8 @@ class Strategy(tf.distribute.Strategy):
             is chosen when the first step is traced, and printed. Until then each rank has all weights.
         data: who reads the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every rank, so
             it must be the same on all of them. "rank0": rank 0 alone, ahead of the steps, and every rank gets its rows:
-            for data that no two processes read alike (docs/strategy.md). Rank 0's counts.
+            for data that is different each time it is read (docs/strategy.md). If ranks pass different values, rank
+            0's is used.
         communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
             it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
         unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;

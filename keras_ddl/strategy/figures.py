@@ -80,6 +80,11 @@ class Figures:
         numbers = {str(name): _number(value) for name, value in (logs or {}).items()}
         self.logs |= {name: number for name, number in numbers.items() if number is not None}
 
+    def end_fit(self) -> None:
+        """No step may follow: a sample that has begun ends, and collectives are kept for it no longer."""
+        if self._sample is not None:
+            self._end_sample()
+
     def write(self) -> None:
         """Writes the figures for the launcher. On the first rank only."""
         figures = {"steps": self._steps, "rows": self.rows + self.rows_of_fits, "logs": self.logs, "epoch": self.epoch}

@@ -5,7 +5,7 @@ import pytest
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import LABELS, STRATEGY, X, Y, keras, own_rows
+from strategy.common import LABELS, RANK, SIZE, STRATEGY, X, Y, keras, own_rows
 from strategy.oracle import Trained, case, fit
 from strategy.program_checks import apply, squares, train, train_step
 from strategy.whole_batch_checks import SEQUENCES, normal, with_layer
@@ -313,6 +313,22 @@ def check_sizes_that_change_are_said_as_they_are():
         model = TwoBatches()
         model.compile(SGD(0.05))
     with pytest.raises(
-        keras_ddl.errors.KerasDdlError, match=r"(?s)with \[8 5\] rows, of all ranks.*drop_remainder=True"
+        keras_ddl.errors.KerasDdlError, match=r"(?s)\[8 5\] rows by component, summed.*drop_remainder=True"
     ):
         model.fit(tf.data.Dataset.from_generator(batches, output_signature=(spec, spec)), verbose=0)
+
+
+def check_a_rank_without_a_first_batch():
+    """Of components whose rows the first batch is to tell."""
+
+    def batches():
+        if RANK == 0:
+            yield X[:8], (X[:8],)
+
+    spec = tf.TensorSpec([None, 6], tf.float64)
+    with STRATEGY.scope():
+        model = TwoBatches()
+        model.compile(SGD(0.05))
+    with pytest.raises(keras_ddl.errors.RankMismatchError, match=r"equally many batches.*none on rank\(s\) \[1"):
+        model.fit(tf.data.Dataset.from_generator(batches, output_signature=(spec, (spec,))), verbose=0)
+    assert keras_ddl.all_gather_object(RANK) == list(range(SIZE)), "no collective is left over"

@@ -1,7 +1,6 @@
 """Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
 
 import contextlib
-import gc
 import threading
 import time
 import warnings
@@ -160,7 +159,6 @@ def check_steps_of_several_epochs_and_executions():
     deadline = time.monotonic() + 30
     while any(each.name == "keras_ddl data" for each in threading.enumerate()):
         assert time.monotonic() < deadline, "a stream that nobody reads goes on"
-        gc.collect()
         time.sleep(0.1)
     assert len(endless.read) <= 8 + 2 * streams.AHEAD + 4
 

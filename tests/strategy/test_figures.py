@@ -140,6 +140,16 @@ def test_a_sample_leaves_collectives_to_the_program_that_keeps_them(collectives:
     assert sample.end() is None and asked == [7, 0, 4096, 7]
 
 
+def test_a_sample_of_the_last_step_ends_with_the_fit(of_job: Figures, collectives: list[Any], two_ranks: None) -> None:
+    own = FitFigures(SimpleNamespace(), of_job)
+    of_job._steps_until_sample = 0
+    of_job.begin_step()
+    of_job.end_step()
+    assert collectives[1] == [4096]
+    own.end_fit()
+    assert collectives[1] == [4096, 0] and of_job._sample is None
+
+
 def test_exposed_communication_is_that_of_all_steps(
     tmp_path: Path, of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,13 @@ def batched(rows=4):
     return tf.data.Dataset.from_tensor_slices((X, X)).batch(rows)
 
 
+OPEN = tf.TensorSpec([None, 2])
+
+
+def generated(spec):
+    return tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
+
+
 @pytest.mark.parametrize(
     ("dataset", "at_once"),
     [
@@ -53,6 +60,29 @@ def batched(rows=4):
 )
 def test_is_batched_at_once(dataset, at_once):
     assert datasets.is_batched_at_once(dataset) == at_once
+
+
+@pytest.mark.parametrize(
+    ("dataset", "may_differ"),
+    [
+        (generated((OPEN, OPEN)), False),
+        (generated((OPEN, OPEN, OPEN)).map(lambda *each: each), False),
+        (generated((OPEN, (OPEN, OPEN))), True),
+        (generated({"a": OPEN, "b": OPEN}), True),
+        (batched(), False),
+        (tf.data.Dataset.zip((tf.data.Dataset.from_tensors(X), tf.data.Dataset.from_tensors(X[:3]))), True),
+        (tf.data.Dataset.zip((batched(4), batched(2))).map(lambda a, b: (a[0], b[0])), True),
+    ],
+)
+def test_components_may_differ_where_they_are_zipped_or_nested(dataset, may_differ):
+    assert datasets.components_may_differ(dataset) == may_differ
+
+
+def test_an_original_iterator_is_where_it_is_to_be_after_the_first_execution():
+    iterator = iter(batched(3))
+    again = datasets.continued(next(iterator), iterator)
+    found = [next(again)[0], next(again)[0], *(x for x, _ in iterator)]  # of two steps, and of those after it
+    np.testing.assert_array_equal(np.concatenate(found), X)
 
 
 def test_continued_goes_on_after_what_was_read():

@@ -41,6 +41,7 @@ class FitFigures:
         self._of_job.epoch = epoch
 
     def end_fit(self) -> None:
+        self._of_job.end_fit()
         if is_first_rank():
             self._of_job.write()
 

@@ -17,7 +17,7 @@ from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, py_dataset
-from keras_ddl.data.from_rank_0 import dataset_from_rank_0, outcome_on_rank_0
+from keras_ddl.data.from_rank_0 import DatasetFromRank0, dataset_from_rank_0, outcome_on_rank_0
 from keras_ddl.data.position import Reading, must_be_read
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
@@ -27,6 +27,17 @@ from keras_ddl.strategy.interface import StrategyInterface, strategy_of
 
 _KerasIterator: Any = keras_compat.tf_trainer.TFEpochIterator
 _readers: weakref.WeakKeyDictionary[Any, weakref.ref[EpochIterator]] = weakref.WeakKeyDictionary()  # by tf.data's
+
+
+_from_rank_0: weakref.WeakSet[DatasetFromRank0] = weakref.WeakSet()  # of EpochIterators
+
+
+def close_streams() -> None:
+    """Ends what is read ahead for fit, evaluate or predict, when the outermost of them has ended."""
+    if not trainer_calls.running():
+        for dataset in list(_from_rank_0):
+            dataset.close()
+        _from_rank_0.clear()
 
 
 def rows_of(iterator: tf.data.Iterator) -> BatchRows:
@@ -103,6 +114,7 @@ class EpochIterator(_KerasIterator):
             super(_KerasIterator, self).__init__(tf.data.Dataset.range(0), **steps)
         self._distribute_strategy = strategy
         dataset = self._distributed_dataset = dataset_from_rank_0(make)
+        _from_rank_0.add(dataset)
         self._batches_on_rank_0, shuffles, self.rereads = outcome_on_rank_0(
             lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None, must_be_read(self))
         )

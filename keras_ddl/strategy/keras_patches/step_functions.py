@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from keras_ddl import communicator
 from keras_ddl.compat import models
 from keras_ddl.compat.datasets import continued
 from keras_ddl.compat.tensorflow import tf
@@ -24,6 +25,7 @@ from keras_ddl.data.rows import (
     take_chunk,
     unlike_rows,
 )
+from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy import fits, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.keras_patches import reading
@@ -33,6 +35,7 @@ from keras_ddl.strategy.step.batch_kinds import BatchKind, BatchKinds, iterator_
 from keras_ddl.strategy.step.execution import Execution
 from keras_ddl.strategy.step.failing_together import Caller, CommonTrace
 
+_ENDED, _FAILED = "ended", "failed"  # in place of the rows of a first batch
 _OWN_DATA = "data of which each rank reads its own part"
 _OWN_BATCH = "train_on_batch or test_on_batch, to which each rank passes rows of its own"
 
@@ -189,25 +192,48 @@ class IteratorFunction(_KerasFunction):
         if in_parts:
             accumulation.begin_step(self._model, self._job.rank)
         if iterator not in self._by_iterator:
-            spec, rows, original = iterator.element_spec, reading.rows_of(iterator), iterator
+            spec, rows = iterator.element_spec, reading.rows_of(iterator)
+            looked_into = None
             if rows.may_differ:
-                iterator, rows = self._looked_into(iterator, rows)
+                looked_into, rows = self._looked_into(iterator, rows)
             kind = self._kinds.of(global_batch(spec, rows.total) if rows.spec is None else rows.spec)
             execution = self._execution(kind, rows, accumulates_parts=in_parts)
             own_rows = execution.rows.of_rank(len(tf.nest.flatten(spec)), self._job.rank, self._job.size)
             typed = iterator_for_all(iterator, kind, own_rows)
-            self._by_iterator[original] = execution, None if typed is original else typed
-            iterator = original
+            self._by_iterator[iterator] = execution, None if typed is iterator else typed
+            if looked_into is not None:  # for this execution: then `iterator` itself is where it is to be
+                return execution, iterator_for_all(looked_into, kind, own_rows)
         execution, typed = self._by_iterator[iterator]
         return execution, iterator if typed is None else typed
 
-    def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator, BatchRows]:
-        """Returns an iterator over the same batches, and what the rows of the first tell. COLLECTIVE."""
+    def _looked_into(self, iterator: tf.data.Iterator, rows: BatchRows) -> tuple[tf.data.Iterator | None, BatchRows]:
+        """Returns an iterator over the same batches, and what the rows of the first tell. COLLECTIVE.
+
+        Raises: RankMismatchError, on all ranks: the data of some has ended.
+        """
+        first: Any = None
+        failure: Exception | None = None
+        rows_or_end: list[int | None] | str = _ENDED
         try:
             first = next(iterator)
-        except StopIteration:  # it ends in the step, too
-            return iterator, rows
-        return continued(first, iterator), reading.learn_rows(iterator, counts_of_ranks(first))
+            rows_or_end = component_rows(first)
+        except StopIteration:
+            pass
+        except Exception as error:
+            failure, rows_or_end = error, _FAILED
+        of_ranks = communicator.all_gather_object(rows_or_end, name="keras_ddl/first_batch/rows")
+        if failure is not None:  # the others fail in the step
+            raise failure
+        ended = [rank for rank, each in enumerate(of_ranks) if each == _ENDED]
+        if ended and len(ended) < len(of_ranks) and _FAILED not in of_ranks:
+            raise RankMismatchError(
+                f"All ranks must have equally many batches. Received: none on rank(s) {ended}, and a first one on the "
+                f"others (rank {self._job.rank}). Give every rank the same data."
+            )
+        counts = [each for each in of_ranks if isinstance(each, list)]
+        if rows_or_end == _ENDED:  # it ends in the step, too
+            return None, rows
+        return continued(first, iterator), reading.learn_rows(iterator, counts)
 
     def _make_function(self, execution: Execution, batch: Any) -> Callable[[Any], Any]:
         if not execution.is_single:

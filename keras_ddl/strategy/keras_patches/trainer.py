@@ -13,7 +13,7 @@ from keras_ddl import communicator
 from keras_ddl.data import order
 from keras_ddl.strategy import fits, observing, replayed_calls, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import compiling
+from keras_ddl.strategy.keras_patches import compiling, reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction, name_of_step
 from keras_ddl.strategy.step import accumulation
@@ -22,7 +22,10 @@ from keras_ddl.strategy.step import accumulation
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
-    return replayed_calls.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
+    try:
+        return replayed_calls.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
+    finally:
+        reading.close_streams()
 
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +77,10 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
                 _end_together(strategy)
             return returned
 
-    return replayed_calls.call_of_trainer(method, model, call)
+    try:
+        return replayed_calls.call_of_trainer(method, model, call)
+    finally:
+        reading.close_streams()
 
 
 def _end_together(strategy: StrategyInterface) -> None:

@@ -52,9 +52,10 @@ class ComponentRows:
             self._counts = gathered
             return gathered[:, 0]
         text = (
-            f"keras_ddl: {self._step.name} takes batches whose components have the same number of rows, or are known "
-            "to have others from the first batch on. Received: components with {} rows, of all ranks together. Batch "
-            "them with drop_remainder=True, so that the element_spec of the dataset says how many each has."
+            f"keras_ddl: {self._step.name}: All components of a batch must keep the numbers of rows, equal or not, "
+            "that they had in the first batch. Received: {} rows by component, summed over ranks. Use "
+            "drop_remainder=True for each of the datasets that are zipped, or nest the components that have other "
+            "rows: (x, (x2, y2))."
         )
 
         def fail() -> tf.Tensor:
