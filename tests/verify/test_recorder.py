@@ -21,7 +21,7 @@ from keras_ddl.verify.recording import Plan, Recording
 def small_model() -> keras.Model:
     layers = [keras.layers.Dense(3, name="first"), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((2,)), *layers], name="small")
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile(keras.optimizers.Adam(name="adam"), "mse", metrics=["mae"])  # else the second is "adam_1"
     return model
 
 
