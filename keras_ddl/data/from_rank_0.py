@@ -68,7 +68,9 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
         return source.element_spec, int(source.cardinality()), datasets.components_may_differ(source)
 
     spec, cardinality, may_differ = outcome_on_rank_0(facts_of_source)
-    dataset = DatasetFromRank0(sources[0] if sources else None, spec, cardinality, f"data/{agree_number()}", _channel())
+    dataset = DatasetFromRank0(
+        sources[0] if sources else None, spec, cardinality, f"data=rank0/dataset_{agree_number()}", _channel()
+    )
     setattr(dataset, MARK, chunked_rows(spec, may_differ=may_differ))
     return dataset
 
@@ -109,7 +111,7 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
 
         def batches() -> Iterator[tuple[Any, ...]]:
             number, batches_of_all = begin()
-            name = f"{name_of_dataset}/{number}"
+            name = f"{name_of_dataset}/pass_{number}"
             read = None
             if batches_of_all is not None:
                 wait_for_closed()

@@ -1,9 +1,11 @@
 """Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
 
 import contextlib
+import gc
 import threading
 import time
 import warnings
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -161,6 +163,39 @@ def check_steps_of_several_epochs_and_executions():
         assert time.monotonic() < deadline, "a stream that nobody reads goes on"
         time.sleep(0.1)
     assert len(endless.read) <= 8 + 2 * streams.AHEAD + 4
+
+
+@long
+def check_sources_are_freed_that_were_not_read_to_their_end():
+    class Source:
+        pass
+
+    def batches():
+        source = Source()
+        alive.add(source)
+        for _ in range(1000):
+            yield source and np.ones((4, 2))
+
+    alive = weakref.WeakSet()
+    shared = reading_on_rank_0().experimental_distribute_dataset(
+        tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 2]))
+    )
+    for _ in range(3):
+        for number, _ in enumerate(shared):
+            if number == 1:
+                break
+    deadline = time.monotonic() + 15
+    while alive:
+        assert time.monotonic() < deadline, f"{len(alive)} sources are kept"
+        gc.collect()
+        time.sleep(0.05)
+
+
+@long
+def check_a_dataset_of_a_rank_s_own_rows_is_refused():
+    _, shared = models()
+    own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
+    raises(ConfigError, "rank 0 alone reads.*from_files", lambda: shared.fit(own, verbose=0))
 
 
 @long
