@@ -52,7 +52,7 @@ def start(launcher: Launcher | None) -> MPI.Intracomm:
         raise DependencyError(
             f"MPI must see all ranks of the launcher. {launcher.name} started {launcher.size} processes (this is rank "
             f"{launcher.rank}), but {_version(module)} sees {world.size}: it was not started by its own launcher. "
-            f"{packages.install_mpi('mpi4py')}"
+            f"{_remedy()}"
         )
     return world
 
@@ -206,7 +206,7 @@ def _warn_about_launcher(launcher: Launcher | None) -> None:
         why = f"was built for {used}" if len(native_library.mpi_families()) == 1 else f"sees only {used}"
         stack_position.warn(
             f"The ranks were started by Open MPI's mpirun, but keras_ddl {why}, which may refuse to start now. "
-            f"{packages.install_mpi('mpi4py')}",
+            f"{_remedy()}",
             RuntimeWarning,
         )
 
