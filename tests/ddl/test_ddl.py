@@ -73,6 +73,7 @@ def test_ddl_alone_is_rank_0_of_size_1():
 
 def test_a_rank_without_options_is_told_of_ddlrun(monkeypatch):
     monkeypatch.setattr(job, "is_alone", lambda: False)
+    monkeypatch.setattr(job.communicator, "is_initialized", lambda: False)  # another test may have done so
     with pytest.raises(NotInitializedError, match=r"`ddlrun`, which sets DDL_OPTIONS.*or call ddl.init\(\)"):
         job.rank()
 
