@@ -26,11 +26,13 @@ inline const std::vector<Topology>& Topologies() {
       {"4_as_2x2", {0, 0, 2, 2}},
       {"4_as_2x2_alternating", {0, 1, 0, 1}},
       {"6_as_3_2_1", {0, 0, 0, 3, 3, 5}},
+#ifndef __SANITIZE_THREAD__  // under which eight ranks take longest, and show no other races than four, five and six
       {"8_together", {0, 0, 0, 0, 0, 0, 0, 0}},
       {"8_apart", {0, 1, 2, 3, 4, 5, 6, 7}},
       {"8_as_2x4", {0, 0, 0, 0, 4, 4, 4, 4}},
-      {"5_as_3_2", {0, 0, 0, 3, 3}},
       {"8_as_2x2x2", {0, 0, 2, 2, 4, 4, 6, 6}, {2, 2}},
+#endif
+      {"5_as_3_2", {0, 0, 0, 3, 3}},
       {"6_as_1x3x2", {0, 1, 2, 3, 4, 5}, {3, 2}},
       {"8_as_1x2x2x2", {0, 1, 2, 3, 4, 5, 6, 7}, {2, 2, 2}},
       {"6_as_2_1_2_1_in_racks", {0, 0, 2, 3, 3, 5}, {2, 2}},
