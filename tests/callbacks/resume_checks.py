@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import signal
+import threading
 import time
 import warnings
 from unittest import mock
@@ -350,16 +351,19 @@ def writing(write):
 
 
 def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
-    begun = []
+    begun, failed = [], threading.Event()
 
     class Count(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             begun.append(batch)
 
         def on_train_batch_end(self, batch, logs=None):
-            time.sleep(0.02)  # for the thread, which fails at once
+            if RANK == 0 and len(begun) >= 3:  # the thread began before the third step, and fails at once
+                assert failed.wait(60)
+                time.sleep(0.3)
 
     def full(*args, **options):
+        failed.set()
         raise OSError(28, "No space left on device")
 
     with shared_folder() as folder, writing(full):
