@@ -15,7 +15,6 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-OF_THREE = ("few_rows",)  # with ranks that have neither the first rows nor the last, and ranks without any
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 OF_TWO = (
     *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
@@ -34,7 +33,6 @@ def strategy_tests(names: Sequence[str], launches: Sequence[int | tuple[int, str
     return rank_tests(checks(*names), launches)
 
 
-test_of_three = strategy_tests(OF_THREE, [3])
 test_of_two = strategy_tests(OF_TWO, [2])
 test_of_more = pytest.mark.long(strategy_tests(OF_MORE, [3]))
 test_without_a_seed = strategy_tests(("seed",), [2])
