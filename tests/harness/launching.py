@@ -163,7 +163,7 @@ def launch(command, folder: Path, np: int, mode, timeout: float, env, mpirun) ->
             returncode = None
         finally:
             seconds = time.monotonic() - start
-            left = leftovers.end_all(mark, grace=0 if process.poll() is None else 5)
+            left = leftovers.end_all(mark, grace=0 if process.poll() is None else 30)
             process.wait()
         log.seek(0)
         output = log.read()

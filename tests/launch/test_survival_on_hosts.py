@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -92,7 +93,8 @@ def kill_rank_0_and_its_starters(command: list[str], agent: str, tmp_path: Path)
     rank_0 = int(note.read_text())
     wrapper = parent(rank_0)
     for pid in (parent(wrapper), wrapper, rank_0):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end with the one before
+            os.kill(pid, signal.SIGKILL)
     return started.finish()
 
 
