@@ -90,8 +90,8 @@ def test_judge_tells_a_warning_that_one_process_did_not_have():
     assert "(warned: replicas differ)" in judge(expected, [seen]).detail
 
 
-@pytest.mark.parametrize(("then", "kind"), [("sleep 60", HUNG), ("exit 3", CRASHED)])
-def test_jobs_go_on_with_the_next_program_after_one_that_never_ends(then, kind):
+@pytest.mark.parametrize(("then", "seconds", "kind"), [("sleep 600", 2, HUNG), ("exit 3", 60, CRASHED)])
+def test_jobs_go_on_with_the_next_program_after_one_that_never_ends(then, seconds, kind):
     class Peculiar(Peer):
         @classmethod
         def command(cls, python: str, arguments: list[str]) -> list[str]:
@@ -99,7 +99,8 @@ def test_jobs_go_on_with_the_next_program_after_one_that_never_ends(then, kind):
             return ["sh", "-c", f"touch {folder}/{programs[0]}.0.begun; {then}"]
 
     seen = []
-    jobs.run(Peculiar, sys.executable, ["first", "second"], 0.2, lambda name, each: seen.append((name, each[0].ended)))
+    programs = ["first", "second"]
+    jobs.run(Peculiar, sys.executable, programs, seconds, lambda name, each: seen.append((name, each[0].ended)))
     assert seen == [("first", kind), ("second", kind)]
 
 

@@ -18,8 +18,8 @@ CHECKS = [
     HERE / name for name in ("callbacks_checks.py", "resume_checks.py", "part_checks.py", "step_metrics_checks.py")
 ]
 
-test_callbacks = rank_tests(CHECKS, [2], check_timeout=120)
-test_callbacks_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))
+test_callbacks = rank_tests(CHECKS, [2])
+test_callbacks_of_three = pytest.mark.long(rank_tests(CHECKS, [3]))
 
 
 def train_and_kill(folder, kills, ranks, epochs):
@@ -29,9 +29,9 @@ def train_and_kill(folder, kills, ranks, epochs):
     """
     options = json.dumps({"seed": 11, "epochs": epochs, "exact": False})
     for number in range(kills):
-        killed = run_ranks(PROGRAM, ranks[number % len(ranks)], args=(folder, options, number), timeout=120)
+        killed = run_ranks(PROGRAM, ranks[number % len(ranks)], args=(folder, options, number))
         assert killed.returncode in (128 + signal.SIGKILL, -signal.SIGKILL), killed.text()  # of mpirun; of one rank
-    run_ranks(PROGRAM, ranks[kills % len(ranks)], args=(folder, options, -1), timeout=240).check()
+    run_ranks(PROGRAM, ranks[kills % len(ranks)], args=(folder, options, -1)).check()
     return both_runs(folder, epochs)
 
 

@@ -1,7 +1,7 @@
 """callbacks.Checkpoint in one process: what is written when, what stays, and that a resumed run goes on exactly."""
 
 import json
-import time
+import threading
 
 import keras
 import numpy as np
@@ -226,16 +226,17 @@ def test_a_fit_that_was_interrupted_while_it_wrote_is_resumed_from_what_it_wrote
             if epoch == 1:
                 raise KeyboardInterrupt
 
-    write = ckpt.write
+    write, may_write = ckpt.write, threading.Event()
 
     def write_slowly(*arguments, **options):
-        time.sleep(0.5)
+        assert may_write.wait(60)
         return write(*arguments, **options)
 
     monkeypatch.setattr(ckpt, "write", write_slowly)
     with pytest.raises(KeyboardInterrupt):
         fit(make(), checkpointing(tmp_path, monitor="loss"), Interrupt())
     assert steps(tmp_path) == []
+    threading.Timer(0.5, may_write.set).start()
     assert len(fit(make(), checkpointing(tmp_path, monitor="loss", resume=True))["loss"]) == 2
     assert steps(tmp_path) == [3, 6, 9]
 

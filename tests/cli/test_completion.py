@@ -41,7 +41,7 @@ echo "${COMPREPLY[@]}"
 """
     environment = {**os.environ, "PATH": f"{COMMAND.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     registered, completed = done.stdout.splitlines()

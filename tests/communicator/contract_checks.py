@@ -34,7 +34,7 @@ def check_two_hundred_in_a_different_order_on_each_rank_from_several_threads():
         futures = {number: threads.submit(reduce, number) for number in order}
         for number, future in futures.items():
             expected = np.full(1 + number * 37 % 500, number * 10.0 * SIZE + sum(range(SIZE)))
-            np.testing.assert_array_equal(future.result(30), expected)
+            np.testing.assert_array_equal(future.result(), expected)
 
 
 def check_threads_that_wait_long_for_one_another_are_no_mismatch():
@@ -70,7 +70,7 @@ def check_kinds_mixed_in_different_orders():
     np.random.default_rng(RANK + 1).shuffle(jobs)
     with ThreadPoolExecutor(len(jobs)) as threads:
         for (kind, number), future in [(job, threads.submit(run, job[0], int(job[1]))) for job in jobs]:
-            assert future.result(30) == expected[kind](int(number)), (kind, number)
+            assert future.result() == expected[kind](int(number)), (kind, number)
 
 
 def check_counts_that_do_not_divide():
@@ -185,6 +185,6 @@ def check_a_mismatch_among_many_breaks_that_one_alone():
         for number, future in {int(number): threads.submit(reduce, int(number)) for number in jobs}.items():
             if number % 10 == 3 and SIZE > 1:
                 with pytest.raises(errors.RankMismatchError, match=rf"some {number}.*{SIZE - 1}"):
-                    future.result(30)
+                    future.result()
             else:
-                np.testing.assert_array_equal(future.result(30)[:5], np.full(5, number * SIZE))
+                np.testing.assert_array_equal(future.result()[:5], np.full(5, number * SIZE))

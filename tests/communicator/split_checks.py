@@ -224,7 +224,7 @@ def check_splits_from_several_threads_with_names():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert sorted(made) == [0, 1, 2, 3]
     assert len({comm.id for comm in made.values()}) == 4
     ids = keras_ddl.all_gather_object([made[number].id for number in (0, 2)])
@@ -237,7 +237,6 @@ def check_many_in_turn_leave_nothing_behind():
     from pathlib import Path
 
     def held() -> tuple[int, int]:
-        time.sleep(0.2)
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
     def use() -> None:
@@ -246,13 +245,15 @@ def check_many_in_turn_leave_nothing_behind():
 
     use()
     keras_ddl.barrier()
+    time.sleep(0.2)  # for the end of threads; if it comes later, fewer are allowed below
     before = held()
     for _ in range(20):
         use()
     keras_ddl.barrier()
-    after = held()
-    assert after[0] <= before[0] + 1, (before, after)
-    assert after[1] <= before[1] + 1, (before, after)
+    deadline = time.monotonic() + 30
+    while any(now > then + 1 for now, then in zip(held(), before)):
+        assert time.monotonic() < deadline, (before, held())
+        time.sleep(0.05)
 
 
 def check_shutdown_closes_all_and_init_starts_afresh():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -114,12 +113,11 @@ def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it() -> None:
     raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 (died|cannot be reached)")
 
 
-def test_who_knocks_and_says_nothing_holds_up_nobody() -> None:
+def test_who_knocks_and_says_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_hosts, "_PROOF_SECONDS", 3600.0)  # a rank gives up after _KNOCK_SECONDS
     keepers = keepers_on("ab")
     address = ("127.0.0.1", int(keepers[0].describe()["port"]))
     silent = [socket.create_connection(address) for _ in range(20)]
-    begun = time.monotonic()
     connect_all(keepers, [0, 1])
-    assert time.monotonic() - begun < 5
     for each in silent:
         each.close()

@@ -83,7 +83,7 @@ def reduces_all_sizes():
 def test_results_do_not_depend_on_it(np):
     digests, allowed = set(), system_allows_it()
     for wanted in ("1", "0"):
-        for rank in run_ranks(reduces_all_sizes, np, env={"KERAS_DDL_CMA": wanted}, timeout=120).check().ranks:
+        for rank in run_ranks(reduces_all_sizes, np, env={"KERAS_DDL_CMA": wanted}).check().ranks:
             description, digest = rank.result
             assert ("cross memory attach" in description) == (allowed and wanted == "1"), description
             digests.add(digest)
@@ -101,6 +101,6 @@ def test_ranks_that_want_different_things_are_told_so():
 
         keras_ddl.init()
 
-    outcome = run_ranks(work, 2, timeout=60)
+    outcome = run_ranks(work, 2)
     assert outcome.returncode != 0
     assert "KERAS_DDL_CMA" in outcome.text(), outcome.text()

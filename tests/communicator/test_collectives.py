@@ -20,15 +20,13 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for all that can share it: starting the ranks takes longer than most checks.
 test_alone = rank_tests(checks("communicator", "split"), [1])
-test_of_two = rank_tests(checks("communicator", "contract", "split"), [2], check_timeout=90)
+test_of_two = rank_tests(checks("communicator", "contract", "split"), [2])
 test_of_two_over_mpi = rank_tests(checks("communicator", "split"), [(2, "x:1x2")])
-test_of_three_over_mpi = rank_tests(checks("communicator", "contract"), [(3, "x:1x3")], check_timeout=90)
-test_of_four_over_both = rank_tests(
-    checks("communicator", "contract", "split", "hierarchy"), [(4, "x:2x2")], check_timeout=90
-)
+test_of_three_over_mpi = rank_tests(checks("communicator", "contract"), [(3, "x:1x3")])
+test_of_four_over_both = rank_tests(checks("communicator", "contract", "split", "hierarchy"), [(4, "x:2x2")])
 test_of_four_over_mpi = rank_tests(checks("split"), [(4, "x:1x4")])
-test_of_two_without_mpi = rank_tests(checks("communicator", "contract", "split"), [2], check_timeout=90, mpi=False)
-test_of_four_without_mpi = rank_tests(checks("contract", "split"), [(4, "x:2x2")], check_timeout=90, mpi=False)
+test_of_two_without_mpi = rank_tests(checks("communicator", "contract", "split"), [2], mpi=False)
+test_of_four_without_mpi = rank_tests(checks("contract", "split"), [(4, "x:2x2")], mpi=False)
 test_of_more = pytest.mark.long(
     rank_tests(
         checks("communicator", "contract", "split", "hierarchy"),
@@ -59,7 +57,7 @@ def test_all_reduce_of_more_than_2_to_the_31_elements_in_place():
         communicator.all_reduce_array(array, out=array)
         return array.shape[0], int(array[:-1].min()), int(array[:-1].max()), int(array[-1])
 
-    outcome = run_ranks(work, 2, args=(count,), timeout=180).check()
+    outcome = run_ranks(work, 2, args=(count,)).check()
     assert [rank.result for rank in outcome.ranks] == [(count, 3, 3, 100)] * 2
 
 
@@ -84,5 +82,5 @@ def test_results_are_bitwise_equal_from_run_to_run(mode):
                     digest.update(communicator.all_reduce_array(array, op).tobytes())
         return digest.hexdigest()
 
-    digests = {rank.result for _ in range(2) for rank in run_ranks(work, 4, mode=mode, timeout=60).check().ranks}
+    digests = {rank.result for _ in range(2) for rank in run_ranks(work, 4, mode=mode).check().ranks}
     assert len(digests) == 1, digests

@@ -13,6 +13,7 @@ import pytest
 from harness.rank_tests import run_ranks
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+NO_DEADLINE = {"KERAS_DDL_DEADLINE_SECONDS": "600"}  # longer than a test: what ends earlier ended for another reason
 MODES = pytest.mark.parametrize("mode", ["p", "x:1x2"])
 
 
@@ -24,16 +25,14 @@ def test_uncaught_exception_ends_the_job_with_a_report(tmp_path):
         if keras_ddl.rank() == 1:
             raise ValueError("bad row 17")
         keras_ddl.barrier()  # never complete
-        time.sleep(100)
 
-    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
+    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path), **NO_DEADLINE})
     assert outcome.returncode not in (None, 0), outcome.text()
-    assert outcome.seconds < 25
     assert "ValueError: bad row 17" in outcome.ranks[1].stderr
     report = json.loads((tmp_path / "error-1.txt").read_text())
     assert (report["rank"], report["type"], report["summary"]) == (1, "ValueError", "ValueError: bad row 17")
     assert 'raise ValueError("bad row 17")' in report["traceback"]
-    assert abs(report["time"] - time.time()) < 60
+    assert abs(report["time"] - time.time()) < 600
     assert report["host"]
 
 
@@ -48,9 +47,9 @@ def test_exception_in_a_thread_ends_the_job(tmp_path):
 
         if keras_ddl.rank() == 0:
             threading.Thread(target=fail).start()
-        time.sleep(100)
+        time.sleep(600)
 
-    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
+    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)})
     assert outcome.returncode not in (None, 0), outcome.text()
     assert "OSError: disk full" in outcome.ranks[0].stderr
     assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"
@@ -73,14 +72,16 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
         except errors.RankLostError as error:
             assert f"rank {leaver} has left" in str(error) and "barrier 'barrier/never'" in str(error), error
             assert error.has_left
-            print("as expected")
+            print("as expected at", time.monotonic())
             raise
 
-    outcome = run_ranks(work, 2, args=(leaver, status), mode=mode, timeout=40)
+    outcome = run_ranks(work, 2, args=(leaver, status), mode=mode)
+    ended = time.monotonic()
     assert "as expected" in outcome.ranks[1 - leaver].stdout, outcome.text()
     assert "not flushed" in outcome.ranks[leaver].stdout, outcome.text()
     assert outcome.returncode == (status or 1), outcome.text()
-    assert outcome.seconds < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
+    told = float(outcome.ranks[1 - leaver].stdout.split()[-1])
+    assert ended - told < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
 
 
 @pytest.mark.parametrize(("mode", "signal_number"), [("p", signal.SIGKILL), ("x:1x2", signal.SIGSEGV)])
@@ -95,14 +96,13 @@ def test_rank_that_is_killed_ends_the_job(mode, signal_number):
         while True:
             keras_ddl.barrier()
 
-    outcome = run_ranks(work, 2, args=(signal_number,), mode=mode, timeout=40)
+    outcome = run_ranks(work, 2, args=(signal_number,), mode=mode, env=NO_DEADLINE)
     assert outcome.returncode not in (None, 0), outcome.text()
-    assert outcome.seconds < 25
 
 
 def interrupted(signum, expected):
-    """Sends rank 0 a signal in the middle of an all-reduce whose other rank has stopped; returns its seconds."""
-    import subprocess
+    """Sends rank 0 a signal in the middle of an all-reduce whose other rank has stopped, until rank 0 is out of it."""
+    from pathlib import Path
 
     import numpy as np
 
@@ -110,18 +110,28 @@ def interrupted(signum, expected):
     from keras_ddl import communicator, errors
 
     data = np.ones(8 << 20, np.float32)
-    keras_ddl.barrier()
-    if keras_ddl.rank() == 1:
-        stop = f"sleep 0.5; kill -STOP {os.getpid()}; sleep 7; kill -CONT {os.getpid()}"
-        subprocess.Popen(["sh", "-c", stop])
+    communicator.all_reduce_array(data, out=data, op="max", name="data")
+    rank, other = keras_ddl.rank(), keras_ddl.all_gather_object(os.getpid())[1]
+
+    def stop_the_other_one():
+        time.sleep(0.5)
+        os.kill(other, signal.SIGSTOP)
+        while Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        time.sleep(0.5)  # for rank 0, to be in the middle of one
+        signal.raise_signal(signum)
+
+    if rank == 1:
         expected = pytest.raises(errors.RankLostError)
     else:
-        threading.Timer(2, signal.raise_signal, [signum]).start()
-    start = time.monotonic()
-    with expected:
-        while True:  # nearly all the time is spent in the middle of one
-            communicator.all_reduce_array(data, out=data, op="max", name="data")
-    return time.monotonic() - start
+        threading.Thread(target=stop_the_other_one).start()
+    try:
+        with expected:
+            while True:  # nearly all the time is spent in the middle of one
+                communicator.all_reduce_array(data, out=data, op="max", name="data")
+    finally:
+        if rank == 0:
+            os.kill(other, signal.SIGCONT)
 
 
 @MODES
@@ -131,10 +141,9 @@ def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         keras_ddl.init()
-        return interrupted(signal.SIGINT, pytest.raises(KeyboardInterrupt))
+        interrupted(signal.SIGINT, pytest.raises(KeyboardInterrupt))
 
-    seconds = run_ranks(work, 2, mode=mode, timeout=60).check().ranks[0].result
-    assert 2 <= seconds < 6
+    run_ranks(work, 2, mode=mode, env=NO_DEADLINE).check()
 
 
 @pytest.mark.parametrize("what", ["barrier", "shutdown"])
@@ -146,17 +155,15 @@ def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
         keras_ddl.init()
         error = errors.CollectiveError if what == "barrier" else errors.NotInitializedError
         signal.signal(signal.SIGTERM, lambda *_: getattr(keras_ddl, what)())
-        seconds = interrupted(signal.SIGTERM, pytest.raises(error, match="signal handler"))
+        interrupted(signal.SIGTERM, pytest.raises(error, match="signal handler"))
         keras_ddl.shutdown()
-        return seconds
 
-    seconds = run_ranks(work, 2, args=(what,), timeout=60).check().ranks[0].result
-    assert 2 <= seconds < 6
+    run_ranks(work, 2, args=(what,), env=NO_DEADLINE).check()
 
 
 @pytest.mark.parametrize("what", ["barrier", "shutdown"])
-def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_nobody(what):
-    def work(what):
+def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_nobody(what, tmp_path):
+    def work(what, given_up):
         import keras_ddl
         from keras_ddl import errors
 
@@ -167,12 +174,14 @@ def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_
             threading.Timer(1, signal.raise_signal, [signal.SIGTERM]).start()
             with pytest.raises(error, match="signal handler"):
                 keras_ddl.barrier("meet")
+            given_up.touch()
         else:
-            time.sleep(2)
+            while not given_up.exists():
+                time.sleep(0.01)
             with pytest.raises(errors.RankLostError):  # rank 0 has given up and gone
                 keras_ddl.barrier("meet")
 
-    assert run_ranks(work, 2, args=(what,), timeout=60).check().seconds < 15
+    run_ranks(work, 2, args=(what, tmp_path / "given-up"), env=NO_DEADLINE).check()
 
 
 @MODES
@@ -191,8 +200,8 @@ def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode
         keras_ddl.barrier("after")  # the communicator is still usable
         return "done"
 
-    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "1.5"}
-    outcome = run_ranks(work, 2, args=(tmp_path / "failed",), mode=mode, env=env, timeout=40).check()
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "5"}
+    outcome = run_ranks(work, 2, args=(tmp_path / "failed",), mode=mode, env=env).check()
     assert [rank.result for rank in outcome.ranks] == ["done", "done"]
     assert "barrier/meet" in outcome.ranks[0].stderr
     assert "1" in outcome.ranks[0].stderr
@@ -220,7 +229,7 @@ def test_wrong_and_different_settings_are_errors_on_every_rank():
         keras_ddl.init()
         return keras_ddl.all_gather_object(rank)
 
-    outcome = run_ranks(work, 2, timeout=40).check()
+    outcome = run_ranks(work, 2).check()
     assert [rank.result for rank in outcome.ranks] == [[0, 1], [0, 1]]
 
 
@@ -242,7 +251,7 @@ def test_init_takes_an_mpi_that_the_program_started():
         return 3
 
     for level in ("multiple", "serialized"):
-        outcome = run_ranks(work, 2, args=(level,), timeout=40).check()
+        outcome = run_ranks(work, 2, args=(level,)).check()
         assert [rank.result for rank in outcome.ranks] == [3, 3]
 
 
@@ -257,7 +266,7 @@ def test_launcher_of_another_mpi_is_an_error_that_names_the_remedy():
             keras_ddl.init()
         return "done"
 
-    outcome = run_ranks(work, 1, env={"PMI_RANK": "0", "PMI_SIZE": "2"}, timeout=40).check()
+    outcome = run_ranks(work, 1, env={"PMI_RANK": "0", "PMI_SIZE": "2"}).check()
     assert outcome.ranks[0].result == "done"
 
 
@@ -272,7 +281,7 @@ def test_a_process_alone_in_an_allocation_is_warned_about():
             keras_ddl.init()
         return [str(warning.message) for warning in caught], keras_ddl.size(), "mpi4py" in sys.modules
 
-    outcome = run_ranks(work, 1, env={"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}, timeout=40).check()
+    outcome = run_ranks(work, 1, env={"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}).check()
     messages, size, has_mpi = outcome.ranks[0].result
     assert "rank 0 of size 1" in messages[0]
     assert "allocation of 8 tasks" in messages[0]
@@ -286,7 +295,7 @@ def test_a_process_alone_reports_its_exception_and_keeps_its_status(tmp_path):
         keras_ddl.init()
         raise LookupError("alone")
 
-    outcome = run_ranks(work, 1, env={"KERAS_DDL_RUN_DIR": str(tmp_path)}, timeout=40)
+    outcome = run_ranks(work, 1, env={"KERAS_DDL_RUN_DIR": str(tmp_path)})
     assert outcome.returncode == 1
     assert outcome.ranks[0].stderr.count("LookupError: alone") == 1
     assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "LookupError"

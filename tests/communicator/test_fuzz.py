@@ -18,14 +18,14 @@ pytestmark = pytest.mark.parallel
 )
 def test_fuzz_equals_numpy(np, mode):
     # A seed of its own each time finds more over the days; a failure prints it.
-    outcome = run_ranks(FUZZ, np, args=["--seconds", 2, "--no-tensorflow"], mode=mode, timeout=90).check()
+    outcome = run_ranks(FUZZ, np, args=["--seconds", 2, "--no-tensorflow"], mode=mode).check()
     assert re.search(r"\d+ rounds, \d+ calls, \d ranks: all as NumPy says", outcome.ranks[0].stdout), outcome.text()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("np", "mode"), [(2, "p"), (4, "x:2x2")])
 def test_fuzz_of_tensors_equals_numpy(np, mode):
-    outcome = run_ranks(FUZZ, np, args=["--seconds", 6], mode=mode, timeout=150).check()
+    outcome = run_ranks(FUZZ, np, args=["--seconds", 6], mode=mode).check()
     assert "all as NumPy says" in outcome.ranks[0].stdout, outcome.text()
 
 
@@ -40,7 +40,7 @@ def test_fuzz_prints_how_to_repeat_a_failure():
         module["OPS"]["sum"] = lambda stacked, axis: np.sum(stacked, axis=axis) + 1
         module["main"](["--seed", "5", "--seconds", "20", "--no-tensorflow"])
 
-    outcome = run_ranks(work, 2, args=(str(FUZZ),), timeout=60)
+    outcome = run_ranks(work, 2, args=(str(FUZZ),))
     assert outcome.returncode != 0
     assert re.search(r"--seed 5 --first-round \d+ --rounds 1 --no-tensorflow", outcome.text()), outcome.text()
 
@@ -48,11 +48,11 @@ def test_fuzz_prints_how_to_repeat_a_failure():
 @pytest.mark.parametrize("mode", ["p", "x:1x2"])
 def test_soak_finds_nothing_that_grows(mode):
     arguments = ["--calls", 5_000, "--warm-up", 2_500, "--no-tensorflow"]
-    outcome = run_ranks(SOAK, 2, args=arguments, mode=mode, timeout=120).check()
+    outcome = run_ranks(SOAK, 2, args=arguments, mode=mode).check()
     assert "5,000 calls after 2,500" in outcome.ranks[0].stdout, outcome.text()
 
 
 @pytest.mark.long
 def test_soak_of_tensors_finds_nothing_that_grows():
-    outcome = run_ranks(SOAK, 2, args=["--calls", 5_000, "--warm-up", 2_000], timeout=150).check()
+    outcome = run_ranks(SOAK, 2, args=["--calls", 5_000, "--warm-up", 2_000]).check()
     assert "5,000 calls after 2,000" in outcome.ranks[0].stdout, outcome.text()

@@ -116,8 +116,8 @@ def test_a_newcomer_gets_what_the_others_got(job: Job) -> None:
 def test_a_newcomer_waits_for_the_others(job: Job) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     with answering(record):
-        threading.Timer(0.1, record.add, ["a", 5]).start()
         begin = time.monotonic()
+        threading.Timer(0.1, record.add, ["a", 5]).start()
         assert replay.result("a") == 5 and time.monotonic() - begin > 0.05
 
 

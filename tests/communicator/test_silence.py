@@ -13,8 +13,9 @@ from harness.rank_tests import run_ranks
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
-def silent_ranks():
+def silent_ranks(folder):
     import ctypes
+    from pathlib import Path
 
     import keras_ddl
     from keras_ddl import errors
@@ -26,7 +27,7 @@ def silent_ranks():
         time.sleep(2.5)
 
     def keeps_the_interpreter():
-        ctypes.PyDLL(None).sleep(5)
+        ctypes.PyDLL(None).sleep(4)
 
     def is_suspended():
         subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {os.getpid()}"])
@@ -36,20 +37,21 @@ def silent_ranks():
         if late:
             step()
         keras_ddl.barrier(f"scene {number}")
-    if late:
-        time.sleep(10)
+    while late and len(list(Path(folder).glob("given-up-*"))) < keras_ddl.size() - 1:
+        time.sleep(0.01)
     started = time.monotonic()
     with pytest.raises(errors.DeadlineError) as caught:
         keras_ddl.barrier("given up")
     seconds = time.monotonic() - started
+    Path(folder, f"given-up-{keras_ddl.rank()}").touch()
     keras_ddl.barrier("after")
     return str(caught.value), seconds, os.getpid()
 
 
 @pytest.mark.parametrize(("np", "mode"), [pytest.param(2, "p", marks=pytest.mark.long), (4, "x:2x2")])
-def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
-    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "6.5"}
-    outcome = run_ranks(silent_ranks, np, mode=mode, env=env, timeout=80).check()
+def test_missing_rank_is_told_with_its_host_and_its_line(np, mode, tmp_path):
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "8"}
+    outcome = run_ranks(silent_ranks, np, args=(str(tmp_path),), mode=mode, env=env).check()
     last, host, pid = np - 1, socket.gethostname(), outcome.ranks[-1].result[2]
     others = ", ".join(map(str, range(last)))
     who = rf"Rank {last} on host {re.escape(host)} \(process {pid}\)"
@@ -63,15 +65,16 @@ def test_missing_rank_is_told_with_its_host_and_its_line(np, mode):
     for name, text in expected:
         of_this = [message for scene, message in warnings if scene == name]
         assert of_this, (name, outcome.text())
-        assert f"for rank(s) {last}; rank(s) {others} have arrived." in of_this[0]
-        assert re.search(text, of_this[0]), (text, of_this[0])
-        assert len(of_this) <= 3, of_this  # after 1, 2 and 4 s, not at every look
+        # At a later look, if a rank was late to come or to reply.
+        where = f"for rank(s) {last}; rank(s) {others} have arrived."
+        assert any(where in each and re.search(text, each) for each in of_this), (text, of_this)
+        assert len(of_this) <= 4, of_this  # after 1, 2, 4 and 8 s, not at every look
     for number, rank in enumerate(outcome.ranks):
         message, seconds, _ = rank.result
         assert re.search(expected[3][1], message), message
         assert f"for rank(s) {last}" in message
         if number != last:
-            assert 6.5 <= seconds < 10, seconds
+            assert 8 <= seconds < 60, seconds
     for rank in outcome.ranks[1:]:
         assert "keras_ddl:" not in rank.stderr
 
@@ -89,7 +92,7 @@ def stops_inside(np_, first):
     # So many, and so large, that all ranks are inside of one when the victim stops; the names are agreed on before.
     data = np.ones(48 << 20, np.float32)
     communicator.all_reduce_array(data, out=data, name="data")
-    for victim, seconds in ((first, 2.5), (np_ - 1, 7)):
+    for victim, seconds in ((first, 2.5), (np_ - 1, 9)):
         if rank == victim:  # another process stops it: its own threads may be late on a busy machine
             script = f"read go; sleep 0.1; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"
             stopping = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE)
@@ -98,7 +101,7 @@ def stops_inside(np_, first):
             stopping.stdin.write(b"go\n")
             stopping.stdin.close()
         try:
-            for _ in range(40):
+            for _ in range(12):
                 communicator.all_reduce_array(data, out=data, name="data")
             keras_ddl.all_gather_object(None, name="in step")
             message = "none"
@@ -111,8 +114,8 @@ def stops_inside(np_, first):
 
 @pytest.mark.parametrize("mode", [pytest.param("p", marks=pytest.mark.long), "x:1x3"])
 def test_rank_that_stops_inside_a_collective_is_told(mode):
-    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "4"}
-    outcome = run_ranks(stops_inside, 3, args=(3, 0), mode=mode, env=env, timeout=60)
+    env = {"KERAS_DDL_WARN_AFTER_SECONDS": "1", "KERAS_DDL_DEADLINE_SECONDS": "6"}
+    outcome = run_ranks(stops_inside, 3, args=(3, 0), mode=mode, env=env)
     messages, pids = [rank.result[0] for rank in outcome.ranks], outcome.ranks[0].result[1]
     host = re.escape(socket.gethostname())
     everything = "".join(rank.stderr for rank in outcome.ranks)

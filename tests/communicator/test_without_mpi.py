@@ -1,5 +1,7 @@
 """Ranks of one host that the launcher starts by itself: what becomes of those that are left, and who never meets."""
 
+import re
+
 import pytest
 
 from harness.rank_tests import run_ranks, without_mpi
@@ -36,10 +38,10 @@ def test_ranks_that_are_left_go_on_among_themselves():
         sums = [float(each.all_reduce_array(np.ones(3), "sum")[0]) for each in (left, after)]
         return seconds, sums
 
-    outcome = run_ranks(work, 3, mpirun=without_mpi(3), timeout=60)
+    outcome = run_ranks(work, 3, mpirun=without_mpi(3))
     for rank in (0, 2):
         seconds, sums = outcome.ranks[rank].result or pytest.fail(outcome.text())
-        assert seconds < 10 and sums == [2.0, 2.0]
+        assert seconds < 50 and sums == [2.0, 2.0]
 
 
 def test_a_rank_that_ends_before_all_have_met_is_named():
@@ -60,7 +62,7 @@ def test_a_rank_that_ends_before_all_have_met_is_named():
             return error.has_left, str(error)
         raise AssertionError("met nobody")
 
-    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2)).check()
     has_left, text = outcome.ranks[0].result
     assert has_left and text.startswith("rank 1 has left: its program ended before all ranks had met"), text
 
@@ -69,23 +71,28 @@ def test_a_rank_that_does_not_come_is_named_and_waited_for_until_the_deadline():
     def work():
         import os
         import time
+        from pathlib import Path
 
         import keras_ddl
         from keras_ddl.errors import DeadlineError
 
         if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-            time.sleep(4)
+            while not Path("given-up").exists():
+                time.sleep(0.01)
             return None
         try:
             keras_ddl.init()
         except DeadlineError as error:
             return str(error)
+        finally:
+            Path("given-up").touch()
         raise AssertionError("met nobody")
 
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "2"}
-    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60, env=env).check()
-    assert outcome.ranks[0].result.startswith("rank 0 has waited 2 s for rank(s) [1] to meet"), outcome.text()
-    assert "keras_ddl: rank 0 has waited 1 s for rank(s) [1] to meet" in outcome.ranks[0].stderr, outcome.text()
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2), env=env).check()
+    waited = r"rank 0 has waited \d+ s for rank\(s\) \[1\] to meet"
+    assert re.match(waited, outcome.ranks[0].result), outcome.text()
+    assert re.search(f"keras_ddl: {waited}", outcome.ranks[0].stderr), outcome.text()
 
 
 def test_init_again_after_shutdown_and_at_once_in_all_ranks():
@@ -99,7 +106,7 @@ def test_init_again_after_shutdown_and_at_once_in_all_ranks():
             keras_ddl.shutdown()
         return True
 
-    outcome = run_ranks(work, 3, mpirun=without_mpi(3), timeout=60).check()
+    outcome = run_ranks(work, 3, mpirun=without_mpi(3)).check()
     assert [rank.result for rank in outcome.ranks] == [True] * 3
 
 
@@ -120,7 +127,7 @@ def test_a_program_with_an_mpi_of_its_own_is_refused():
             return str(error)
         raise AssertionError("not refused")
 
-    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2)).check()
     for rank in outcome.ranks:
         assert "Start the job with `keras-ddl run --mpirun mpirun ...`" in rank.result
 
@@ -161,7 +168,7 @@ def test_messages_between_two_ranks_come_whole_in_order_or_are_refused():
         messages.leave(clean=True)
         return found
 
-    outcome = run_ranks(work, 2, mpirun=without_mpi(2), timeout=60).check()
+    outcome = run_ranks(work, 2, mpirun=without_mpi(2)).check()
     assert outcome.ranks[1].result == ((0, 10), (0, 1_000_000), (0, 5))
 
 

@@ -93,7 +93,7 @@ def test_check_keras_backend_says_what_there_is_on_torch_without_tensorflow():
         "else:\n"
         "    raise SystemExit('no error')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "KERAS_BACKEND": "torch"}, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "KERAS_BACKEND": "torch"}, timeout=300)
 
 
 def test_check_keras_backend_reads_the_keras_that_is_imported(monkeypatch):
@@ -149,7 +149,7 @@ def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, wo
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("keras_ddl.errors.DependencyError"), done.stderr

@@ -71,13 +71,21 @@ def check_function_equals_one_process():
     assert_same(guide_loop(STRATEGY.function, batches()), expected(guide_loop, batches()))
 
 
-def check_function_takes_rows_of_each_rank():
+def takes_rows_of_each_rank(**options):
     ends = [0, 7, 7, *[10] * SIZE][: SIZE + 1] if SIZE > 2 else [0, 7, 10]
     data = batches()
     mine = [tuple(each[min(ends[RANK], len(each)) : min(ends[RANK + 1], len(each))] for each in pair) for pair in data]
     one = expected(guide_loop, data)
-    assert_same(guide_loop(lambda step: STRATEGY.function(step, batches="rank"), mine), one)
-    assert_same(guide_loop(STRATEGY.function(batches="rank", reduce_retracing=True).__call__, mine), one)
+    assert_same(guide_loop(STRATEGY.function(batches="rank", **options).__call__, mine), one)
+
+
+def check_function_takes_rows_of_each_rank():
+    takes_rows_of_each_rank()
+
+
+@long
+def check_function_with_open_sizes_takes_rows_of_each_rank():
+    takes_rows_of_each_rank(reduce_retracing=True)
 
 
 def check_function_with_open_sizes_is_traced_twice():

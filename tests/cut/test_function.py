@@ -1,8 +1,9 @@
-"""`Strategy.function` on real ranks."""
+"""`Strategy.function` on three real ranks; and, in the same launch, batches of fewer rows than ranks."""
 
 from pathlib import Path
 
 from harness.rank_tests import rank_tests
 
-PATIENT = {"KERAS_DDL_DEADLINE_SECONDS": "100"}
-test_function = rank_tests(Path(__file__).with_name("function_checks.py"), [3], check_timeout=120, env=PATIENT)
+HERE = Path(__file__).parent
+# Three: with ranks that have neither the first rows nor the last, and ranks without any.
+test_function = rank_tests([HERE / "function_checks.py", HERE.parent / "strategy" / "few_rows_checks.py"], [3])

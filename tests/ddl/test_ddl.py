@@ -19,9 +19,9 @@ CHECKS = [HERE / f"{name}_checks.py" for name in ("graph", "start", "keras")]
 # Every name once is enough: on two ranks.
 NAMES = HERE / "name_checks.py"
 
-test_ddl = rank_tests([*CHECKS, NAMES], [2], check_timeout=60, env={"DDL_OPTIONS": "-mode p:2x1"})
+test_ddl = rank_tests([*CHECKS, NAMES], [2], env={"DDL_OPTIONS": "-mode p:2x1"})
 test_ddl_of_three = pytest.mark.long(
-    rank_tests(CHECKS, [3], check_timeout=60, env={"DDL_OPTIONS": "-mode b:3x1 -dump_iter 4", "DDL_GROUP_SIZE": "100"})
+    rank_tests(CHECKS, [3], env={"DDL_OPTIONS": "-mode b:3x1 -dump_iter 4", "DDL_GROUP_SIZE": "100"})
 )
 
 ALONE = """

@@ -86,7 +86,7 @@ __all__ = [
 
 def on_ranks(size, function):
     """Returns `function(Ranks)` of each of `size` ranks, which are threads here."""
-    barrier, given = threading.Barrier(size, timeout=30), [None] * size
+    barrier, given = threading.Barrier(size, timeout=300), [None] * size
 
     def on_rank(rank):
         def all_gather(mine):

@@ -95,7 +95,7 @@ def test_it_imports_nothing_of_tensorflow_s_python(tmp_path):
         input=json.dumps(request) + "\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     told = json.loads(done.stdout.strip().removeprefix(clean_process.MARK))
     assert told["imported"] == [] and "Could not find SavedModel" in told["failed"], told

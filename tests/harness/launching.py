@@ -57,13 +57,13 @@ def run_ranks(
     *,
     args: Sequence[Any] = (),
     mode: str | None = None,
-    timeout: float = 60,
+    timeout: float = 240,
     env: Mapping[str, str | None] | None = None,
     mpirun: Sequence[str] | None = None,
 ) -> Outcome:
     """Runs a script (with argument strings `args`) or calls a function (with `args`, by cloudpickle) on `np` ranks.
 
-    `env`: variables to set, or with None to unset. KERAS_DDL_DEADLINE_SECONDS is 60 unless given, so that a test that
+    `env`: variables to set, or with None to unset. KERAS_DDL_DEADLINE_SECONDS is 150 unless given, so that a test that
     hangs ends with an error that names the missing rank. `mpirun`: another launcher and its options.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -119,7 +119,7 @@ def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: s
         {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "KERAS_DDL_DEADLINE_SECONDS": "60",
+            "KERAS_DDL_DEADLINE_SECONDS": "150",
             "PYTHONPATH": python_path(TESTS),
             "PYTHONSAFEPATH": "1",  # the ranks import the installed package, wherever pytest was started
             "PYTHONUNBUFFERED": "1",
@@ -163,7 +163,7 @@ def launch(command, folder: Path, np: int, mode, timeout: float, env, mpirun) ->
             returncode = None
         finally:
             seconds = time.monotonic() - start
-            left = leftovers.end_all(mark, grace=0 if process.poll() is None else 5)
+            left = leftovers.end_all(mark, grace=0 if process.poll() is None else 30)
             process.wait()
         log.seek(0)
         output = log.read()

@@ -44,6 +44,7 @@ def end_all(mark: str, grace: float) -> dict[int, str]:
 
 OURS = "ddl"
 OF_OPEN_MPI = "sm_segment"
+_OF_OTHERS_SECONDS = 20.0
 
 
 def shared_memory() -> set[Path]:
@@ -53,13 +54,19 @@ def shared_memory() -> set[Path]:
 def leaked_shared_memory(before: set[Path]) -> list[Path]:
     """New segments of keras_ddl that no live process maps: other jobs on this machine may hold segments of their own.
 
-    Those of Open MPI, which it leaves when a job is aborted, are removed.
+    Those of Open MPI, which it leaves when a job is aborted, are removed. Another job maps what it is just making a
+    moment later; and what its ranks leave when they are killed is removed by their launcher, on a busy machine seconds
+    later.
     """
     leaked = []
     new = unmapped(shared_memory() - before)
-    if new:  # what another job is just making is mapped a moment later
+    deadline = time.monotonic() + _OF_OTHERS_SECONDS
+    while new:
         time.sleep(0.2)
-    for path in unmapped(set(new)):
+        new = unmapped(set(new))
+        if time.monotonic() > deadline or all(OF_OPEN_MPI in path.name for path in new):
+            break
+    for path in new:
         if OF_OPEN_MPI in path.name:
             path.unlink(missing_ok=True)
         else:

@@ -86,7 +86,9 @@ def run_checks(base: Path, programs: list[Path], names: list[str], timeout: floa
         start = time.monotonic()
         outcome, text = _run_check(functions[name])
         _leave_outcome(base, name, outcome, text, time.monotonic() - start)
-        others = _all_outcomes(base, name, time.monotonic() + timeout)
+        # Longer than the others have, so that one that hangs is stopped, and shows its stacks, before this one ends.
+        faulthandler.dump_traceback_later(timeout + 90, exit=True)
+        others = _all_outcomes(base, name, time.monotonic() + timeout + 60)
         if "failed" in others:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -49,7 +49,7 @@ def rank_tests(
     program: Path | Sequence[Path],
     launches: Sequence[int | tuple[int, str]],
     *,
-    check_timeout: float = 90,
+    check_timeout: float = 240,
     env: Mapping[str, str | None] | None = None,
     mpi: bool = True,
 ) -> Callable[..., None]:
@@ -57,7 +57,8 @@ def rank_tests(
 
     `program`: several files share the launches, which cost seconds each.
     `mpi`: whether mpirun starts the ranks; else they meet as those of `keras-ddl run` on one host.
-    `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown.
+    `check_timeout`: seconds any one check may take; a rank that takes longer is stopped and its stacks are shown. The
+    longest take 20 s where cores are free.
     """
     programs = [program] if isinstance(program, Path) else list(program)
     pairs = [(item, None) if isinstance(item, int) else item for item in launches]

@@ -43,8 +43,8 @@ def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, 
     with turn(running):
         thread = threading.Thread(target=other_test)
         thread.start()
-        assert entered.wait(5 if enters else 0.2) == enters
-    thread.join(5)
+        assert entered.wait(60 if enters else 0.2) == enters
+    thread.join(60)
     assert entered.is_set()
 
 
@@ -55,18 +55,18 @@ def test_only_some_ordinary_tests_run_at_once(tmp_path, monkeypatch):
     def ordinary_test():
         with turn("any"):
             entered.release()
-            may_end.wait(10)
+            may_end.wait(60)
 
     threads = [threading.Thread(target=ordinary_test) for _ in range(ORDINARY_AT_ONCE + 1)]
     for thread in threads:
         thread.start()
     for _ in range(ORDINARY_AT_ONCE):
-        assert entered.acquire(timeout=5)
+        assert entered.acquire(timeout=60)
     assert not entered.acquire(timeout=0.2)
     may_end.set()
-    assert entered.acquire(timeout=5)
+    assert entered.acquire(timeout=60)
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
 
 
 def test_tests_of_a_file_that_are_sorted_apart_are_two_units():
@@ -89,8 +89,8 @@ def test_a_turn_is_kept_for_a_next_test_of_its_kind(tmp_path, monkeypatch):
     assert not entered.wait(0.2)
     with turn("any", following="alone"):
         assert not entered.is_set()
-    assert entered.wait(5)
-    thread.join(5)
+    assert entered.wait(60)
+    thread.join(60)
 
 
 def test_checks_that_take_long_are_marked_so():

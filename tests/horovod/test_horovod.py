@@ -12,5 +12,5 @@ CHECKS = [HERE / "op_checks.py", HERE / "set_checks.py"]
 # Every name once is enough: on two ranks.
 NAMES = [HERE / "name_checks.py", HERE / "name_collective_checks.py"]
 
-test_horovod_of_two = rank_tests([*CHECKS, *NAMES], [2], check_timeout=120)
-test_horovod_of_one_and_three = pytest.mark.long(rank_tests(CHECKS, [1, 3], check_timeout=120))
+test_horovod_of_two = rank_tests([*CHECKS, *NAMES], [2])
+test_horovod_of_one_and_three = pytest.mark.long(rank_tests(CHECKS, [1, 3]))

@@ -14,5 +14,5 @@ CHECKS = [HERE / f"{name}_checks.py" for name in NAMES]
 # Once is enough: on two ranks.
 EVERY_NAME = [HERE / "train_name_checks.py", HERE / "elastic_name_checks.py"]
 
-test_training = rank_tests([*EVERY_NAME, *CHECKS], [2], check_timeout=120)
-test_training_of_three = pytest.mark.long(rank_tests(CHECKS, [3], check_timeout=120))
+test_training = rank_tests([*EVERY_NAME, *CHECKS], [2])
+test_training_of_three = pytest.mark.long(rank_tests(CHECKS, [3]))

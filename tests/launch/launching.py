@@ -98,7 +98,7 @@ class Started:
         assert not left, f"left behind: {left}\n{ended}"
         return ended
 
-    def left_behind(self, patience: float = 15.0) -> list[str]:
+    def left_behind(self, patience: float = 60.0) -> list[str]:
         """The processes of this job that live `patience` seconds later, its files in the folder for temporary ones,
         and its files in /dev/shm. All processes are killed."""
         self.over.set()

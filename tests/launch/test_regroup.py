@@ -104,9 +104,9 @@ def test_a_second_one_is_killed_at_once_or_while_they_regroup(second: list, tmp_
 
 
 def test_a_rank_that_stands_still_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
-    ended = job(tmp_path, 3, 2, {1: (100, "stop")}, KERAS_DDL_DEADLINE_SECONDS="4")
+    ended = job(tmp_path, 3, 2, {1: (100, "stop")}, KERAS_DDL_DEADLINE_SECONDS="8")
     assert [each[:2] for each in left(ended)] == [[0, 0], [2, 1]], ended
-    assert "keras-ddl: rank 1 has not come to the others for 4 s, and is killed." in ended.err, ended
+    assert "keras-ddl: rank 1 has not come to the others for 8 s, and is killed." in ended.err, ended
 
 
 def test_too_few_are_left(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_regroup_is_refused_where_the_launcher_ends_the_job(tmp_path: Path) -> N
 
 
 def test_a_job_that_goes_on_is_not_taken_for_one_that_does_not_start(tmp_path: Path) -> None:
-    hurried = "import sys; from keras_ddl.launch import supervisor; supervisor.START_SECONDS = 3.0; "
+    hurried = "import sys; from keras_ddl.launch import supervisor; supervisor.START_SECONDS = 10.0; "
     hurried += "from keras_ddl.cli import main; sys.exit(main())"
-    program = write_program(tmp_path, PROGRAM + "\ntime.sleep(8)")
+    program = write_program(tmp_path, PROGRAM + "\ntime.sleep(12)")
     arguments = ["run", "-np", "3", "--min-np", "2", "python", program, json.dumps({1: (100, "kill")})]
     assert len(left(run(arguments, tmp_path, main=("-c", hurried)))) == 2
 
@@ -139,15 +139,9 @@ def test_a_job_that_goes_on_is_not_taken_for_one_that_does_not_start(tmp_path: P
 LAST = """
 import keras_ddl
 keras_ddl.init()
-note = Path(f"pid-{keras_ddl.rank()}")
-note.write_text(f"{os.getpid()} ")
-def lives(rank):
-    pid, end, _ = Path(f"pid-{rank}").read_text().partition(" ")
-    return not end or Path("/proc", pid).exists()
 if keras_ddl.rank() == 2:
     keras_ddl.barrier()
-    while lives(0) or lives(1): time.sleep(0.02)
-    time.sleep(0.5)
+    while Path("events.jsonl").read_text().count('"rank_end"') < 2: time.sleep(0.02)
     os.kill(os.getpid(), 9)
 keras_ddl.barrier()
 """
@@ -156,6 +150,7 @@ keras_ddl.barrier()
 def test_no_spare_starts_for_the_last_rank(tmp_path: Path) -> None:
     """It is killed when the others have ended, so there is nobody whom a spare could join."""
     program = write_program(tmp_path, LAST)
-    ended = run(["run", "-np", "3", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
-    assert ended.status == 137 and ended.seconds < 60, ended
+    options = ["--min-np", "1", "--spares", "1", "--events", "events.jsonl"]
+    ended = run(["run", "-np", "3", *options, "python", program], tmp_path)
+    assert ended.status == 137, ended
     assert "a spare" not in ended.err and "killed by SIGKILL" in ended.err, ended

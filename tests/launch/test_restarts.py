@@ -1,7 +1,6 @@
 """keras-ddl run --restarts: jobs that are started again, and those that are not."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -79,24 +78,25 @@ def test_restarts_leave_alone_what_they_cannot_mend(tmp_path: Path, source: str,
 
 @pytest.mark.long
 def test_restarts_share_one_timeout(tmp_path: Path):
-    program = write_program(tmp_path, ATTEMPT + "time.sleep(1.5)\nif N < 1: sys.exit(3)\ntime.sleep(600)")
-    ended = run(["run", "-np", "2", "--restarts", "5", "--timeout", "6", "python", program], tmp_path)
+    program = write_program(tmp_path, ATTEMPT + "time.sleep(1)\nif N < 1: sys.exit(3)\ntime.sleep(600)")
+    ended = run(["run", "-np", "2", "--restarts", "5", "--timeout", "15", "python", program], tmp_path)
     assert ended.status == 124, ended
     assert "restart 1 of 5" in ended.err and "restart 2" not in ended.err, ended
-    assert "did not end within 6 s" in ended.err, ended
+    assert "did not end within 15 s" in ended.err, ended
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_restarts_end_with_a_signal_to_the_launcher(tmp_path: Path, signum: signal.Signals):
     # The script that discovers hosts shows none after the first attempt: the signal comes while the launcher waits.
     script = tmp_path / "hosts"
-    script.write_text("#!/bin/sh\n[ -e failed-0 ] || echo localhost:1\n")
+    script.write_text("#!/bin/sh\nif [ -e failed-0 ]; then echo >> asked; else echo localhost:1; fi\n")
     script.chmod(0o755)
     program = write_program(tmp_path, "here('failed'); sys.exit(3)")
     options = ["--restarts", "5", "--host-discovery-script", str(script)]
     started = Started(["run", "-np", "1", *options, "python", program], tmp_path)
-    started.wait_for(tmp_path / "failed-0")
-    time.sleep(2)
+    asked = tmp_path / "asked"
+    started.wait_for(asked)
+    assert eventually(lambda: asked.stat().st_size >= 2)
     assert started.process.poll() is None
     started.process.send_signal(signum)
     ended = started.finish()

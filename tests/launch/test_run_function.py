@@ -67,23 +67,24 @@ def test_run_function_shows_no_notes_of_tensorflow_in_a_cell():
     assert err.getvalue() == "own line\n"
 
 
-def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch):
+def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    times = {}
+    shown = tmp_path / "shown"
 
     class Stream(io.StringIO):
         def write(self, text):
-            times.setdefault(text.strip(), time.monotonic())
-            return len(text)
+            shown.touch()
+            return super().write(text)
 
     def work():
         print("first")  # not flushed: to a pipe, Python alone would keep it until the end
-        time.sleep(2)
+        while not shown.exists():
+            time.sleep(0.01)
         print("second")
 
-    with redirect_stdout(Stream()):
-        keras_ddl.run(work, np=1)
-    assert times["second"] - times["first"] > 0.7
+    with redirect_stdout(Stream()) as stream:
+        keras_ddl.run(work, np=1, timeout=LIMIT_SECONDS)
+    assert stream.getvalue() == "first\nsecond\n"
 
 
 def test_run_function_takes_large_arguments():
@@ -203,7 +204,7 @@ def test_run_function_works_outside_the_main_thread():
     results = []
     thread = threading.Thread(target=lambda: results.append(keras_ddl.run(number, np=2)))
     thread.start()
-    thread.join(30)
+    thread.join(LIMIT_SECONDS)
     assert results == [[0, 1]]
 
 

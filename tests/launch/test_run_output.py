@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -126,16 +127,22 @@ def test_run_progress_bar_of_rank_0_stays_in_place_on_a_terminal(tmp_path: Path)
 if RANK == 0:
     print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(), flush=True)
     for i in range(10):
-        sys.stdout.write(f"\\rstep {i + 1}/10"); sys.stdout.flush(); here(f"step{i}"); time.sleep(1 if i == 8 else 0.1)
-        while i == 6 and not Path("printed-1").exists(): time.sleep(0.01)
+        sys.stdout.write(f"\\rstep {i + 1}/10"); sys.stdout.flush(); here(f"step{i}"); time.sleep(0.1)
+        while i == 8 and not Path("shown").exists(): time.sleep(0.01)
     print(" done")
 else:
     print(sys.stdout.isatty())
     while not Path("step3-0").exists(): time.sleep(0.01)
-    print("in between", flush=True); here("printed")
+    print("in between", flush=True)
 """,
     )
-    status, shown = on_terminal(["run", "-np", "2", "python", program], tmp_path, rows=33, columns=111)
+    status, shown = on_terminal(
+        ["run", "-np", "2", "python", program],
+        tmp_path,
+        rows=33,
+        columns=111,
+        when=(lambda shown: b"in between" in shown, lambda *_: (tmp_path / "shown").touch()),
+    )
     text = shown.decode()
     assert status == 0, text
     assert "True True 111 33\r\n" in text
@@ -151,17 +158,22 @@ def test_run_follows_the_size_of_the_terminal(tmp_path: Path):
         """
 if RANK == 0:
     here("up")
-    deadline = time.time() + 10
+    deadline = time.time() + 300
     while os.get_terminal_size().columns != 77 and time.time() < deadline: time.sleep(0.02)
     print("columns", os.get_terminal_size().columns)
 """,
     )
+
+    def resize(fd, process):
+        os.system(f"stty cols 77 < {os.ttyname(fd)}")
+        process.send_signal(signal.SIGWINCH)  # it is not our controlling terminal
+
     status, shown = on_terminal(
         ["run", "-np", "2", "python", program],
         tmp_path,
         rows=20,
         columns=50,
-        when=(tmp_path / "up-0", lambda fd: os.system(f"stty cols 77 < {os.ttyname(fd)}")),
+        when=(lambda _: (tmp_path / "up-0").exists(), resize),
     )
     assert b"columns 77" in shown, shown
     assert status == 0
@@ -193,7 +205,10 @@ print("\\rbar 2/2", RANK, keras_ddl.rank(), sys.stdin.read() == "", os.get_termi
 
 
 def on_terminal(arguments, folder, *, rows, columns, when=None):
-    """Runs keras-ddl with a terminal as stdin, stdout and stderr. Returns (status, what it showed)."""
+    """Runs keras-ddl with a terminal as stdin, stdout and stderr. Returns (status, what it showed).
+
+    `when`: a condition on what was shown so far, and what to do once with the terminal and the process as it holds.
+    """
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "rows", str(rows), "cols", str(columns)], stdin=theirs, check=True)
     started = Started(arguments, folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
@@ -202,9 +217,8 @@ def on_terminal(arguments, folder, *, rows, columns, when=None):
     while started.process.poll() is None and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.05)[0]:
             shown += os.read(ours, 65536)
-        if when is not None and when[0].exists():
-            when[1](theirs)
-            started.process.send_signal(28)  # SIGWINCH: it is not our controlling terminal
+        if when is not None and when[0](shown):
+            when[1](theirs, started.process)
             when = None
     while select.select([ours], [], [], 0.1)[0]:
         shown += os.read(ours, 65536)

@@ -79,6 +79,8 @@ def test_run_second_interrupt_kills_at_once(tmp_path: Path):
         env={"KERAS_DDL_MPIRUN": "mpirun"},
     )
     started.process.send_signal(signal.SIGINT)
+    pending = Path(f"/proc/{started.process.pid}/status")
+    assert eventually(lambda: "ShdPnd:\t0000000000000000" in pending.read_text())  # else both would count as one
     time.sleep(0.3)
     started.process.send_signal(signal.SIGINT)
     ended = started.finish()
@@ -131,7 +133,8 @@ def test_run_grace_gives_ranks_time_to_save_and_their_status_is_the_jobs(tmp_pat
 
 
 def test_run_grace_that_is_over_kills(tmp_path: Path):
-    started = Started(["run", "-np", "2", "--grace", "0.5", "python", write_program(tmp_path, NOTICED)], tmp_path)
+    slow = NOTICED.replace("time.sleep(3)", "time.sleep(600)")
+    started = Started(["run", "-np", "2", "--grace", "0.5", "python", write_program(tmp_path, slow)], tmp_path)
     started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
     started.process.terminate()
     ended = started.finish()

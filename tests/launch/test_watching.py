@@ -406,7 +406,7 @@ def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsS
         began = time.monotonic()
         for rank in range(1000):
             server.watcher.event("rank_start", {"rank": rank, "host": "h"})
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 10  # 20 ms; one that waits for strangers waits for each event
         deadline, shown = time.monotonic() + 60, None
         while shown is None:
             try:

@@ -96,7 +96,7 @@ def check_a_step_that_fails_gives_its_other_collectives_up():
             assert "bad" in error.message
         else:
             raise AssertionError("no error")
-        assert time.monotonic() - start < 45  # the deadline is 60 s
+        assert time.monotonic() - start < 75  # the deadline is 150 s
         np.testing.assert_array_equal(ops.all_reduce(tf.ones([2]), name="late"), np.full(2, SIZE))
 
 

@@ -16,14 +16,14 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
 # graph, ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
-test_ops_alone = rank_tests(checks("ops"), [1], check_timeout=90)
-test_ops_of_two = rank_tests(checks("graph", "ops", "failure", "split"), [2], check_timeout=120)
-test_ops_of_three = rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")], check_timeout=120)
-test_ops_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [3, ALL_SHARED, ALL_MPI], check_timeout=90))
-test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [BOTH], check_timeout=120))
-test_ops_gradients_of_more = pytest.mark.long(rank_tests(checks("gradient"), [3, BOTH], check_timeout=120))
-test_ops_failures_of_eight = pytest.mark.long(rank_tests(checks("failure"), [8], check_timeout=120))
-test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [3, 8], check_timeout=120))
+test_ops_alone = rank_tests(checks("ops"), [1])
+test_ops_of_two = rank_tests(checks("graph", "ops", "failure", "split"), [2])
+test_ops_of_three = rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")])
+test_ops_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [3, ALL_SHARED, ALL_MPI]))
+test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [BOTH]))
+test_ops_gradients_of_more = pytest.mark.long(rank_tests(checks("gradient"), [3, BOTH]))
+test_ops_failures_of_eight = pytest.mark.long(rank_tests(checks("failure"), [8]))
+test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [3, 8]))
 test_ops_sync = rank_tests(checks("sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
 
 
@@ -48,5 +48,5 @@ def test_all_reduce_of_more_than_2_to_the_31_bytes():
         shape, low, high, end = reduce(tf.constant(keras_ddl.rank() + 1, tf.uint8))
         return shape.numpy().tolist(), int(low), int(high), end.numpy().tolist()
 
-    outcome = run_ranks(work, 2, timeout=180).check()
+    outcome = run_ranks(work, 2).check()
     assert [rank.result for rank in outcome.ranks] == [([2**31 + 7], 3, 3, [3, 3, 3])] * 2

@@ -39,7 +39,7 @@ def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, mpi_venv
     venv = mpi_venv(mpi)
     command = venv.path / "bin" / "keras-ddl"
     only_here = str(venv.path / "bin")  # no g++, and no other mpirun
-    run(command, "run", "-np", "2", "python", "-c", HELLO, tmp_path, cwd=tmp_path, timeout=60, PATH=only_here)
+    run(command, "run", "-np", "2", "python", "-c", HELLO, tmp_path, cwd=tmp_path, timeout=300, PATH=only_here)
     for rank in range(2):
         _, path, description = (tmp_path / str(rank)).read_text().splitlines()
         assert Path(path).resolve().is_relative_to(venv.path.resolve())
@@ -63,7 +63,7 @@ def test_portable_wheel_takes_the_mpi_of_the_launcher_where_two_are_found(mpi_ve
     chosen = {"MPI4PY_LIBMPI": str(site.path / "lib" / "libmpi.so.12")}
     (tmp_path / "first").mkdir()
     launch = (site.path / "bin" / "mpiexec", "-n", "2", venv.python, "-c", first + HELLO, tmp_path / "first")
-    run(*launch, cwd=tmp_path, timeout=60, **chosen)
+    run(*launch, cwd=tmp_path, timeout=300, **chosen)
     assert Path((tmp_path / "first" / "0").read_text().splitlines()[1]) == Path(chosen["MPI4PY_LIBMPI"])
     shown = venv.run_and_fail(site.path / "bin" / "mpiexec", "-n", "2", venv.python, "-c", HELLO, tmp_path)
     assert "MPICH or Intel MPI started 2 processes" in shown

@@ -111,7 +111,7 @@ def check_wait_with_a_timeout_ends_and_the_collective_goes_on():
         begun = time.monotonic()
         with pytest.raises(dist.DistBackendError, match=r"has not ended within 0.2 s"):
             work.wait(timedelta(seconds=0.2))
-        assert 0.2 <= time.monotonic() - begun < 5
+        assert 0.2 <= time.monotonic() - begun < 50
         assert not work.is_completed()
         store().set("waited", "yes")
         work.wait()

@@ -35,7 +35,7 @@ LIMIT = 256 * MEGABYTE  # what the servers under attack may hold
 PREDICT = "/v1/models/model:predict"
 SERVICE = "/tensorflow.serving.PredictionService"
 X = np.ones([2, 3], np.float32)
-BUSY_SECONDS = 5.0  # that a Predict may take on a machine that is busy with other tests
+BUSY_SECONDS = 30.0  # that a Predict may take on a machine that is busy with other tests
 # HTTP/2, by hand: a client of gRPC reads what it is sent and ends what it begins.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4
@@ -67,7 +67,7 @@ def connected(port: int, count: int = 1) -> Iterator[list[socket.socket]]:
         found = []
         for _ in range(count):
             with contextlib.suppress(OSError):  # refused: that is an answer, too
-                found.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)))
+                found.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)))
         yield found
 
 
@@ -77,7 +77,7 @@ def send(client: socket.socket, data: bytes) -> None:
 
 
 def post(server: Running, path: str, body: bytes, **more: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=120)
     try:
         connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in more.items()})
         answer = connection.getresponse()

@@ -121,7 +121,7 @@ class Running:
         self.lines.extend(self.process.stdout)
 
     def rest(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.rest_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.rest_port, timeout=120)
         data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
         try:
             connection.request(method, path, data)
@@ -135,7 +135,7 @@ class Running:
     def predict(self, x: Any, name: str = "model", **arguments: Any) -> np.ndarray:
         return tf.make_ndarray(self.predictions.Predict(predict_request({"x": x}, name, **arguments)).outputs["y"])
 
-    def wait_for(self, version: int, name: str = "model", seconds: float = 60) -> None:
+    def wait_for(self, version: int, name: str = "model", seconds: float = 300) -> None:
         done = threading.Event()
         for _ in range(int(seconds / 0.1)):
             status, answer = self.rest("GET", f"/v1/models/{name}/versions/{version}")
@@ -148,7 +148,7 @@ class Running:
         """Sends a signal, and returns the status with which the server ends."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        status = self.process.wait(60)
+        status = self.process.wait(120)
         self._reader.join()
         self.channel.close()
         return status

@@ -18,12 +18,12 @@ from serving.serving import Running, predict_request, serving
 from keras_ddl.compat.tensorflow import tf
 
 HEALTH_SECONDS, PREDICT_SECONDS = 0.1, 1.0  # on two cores that do nothing else
-BUSY = 10  # times longer at the most where other tests run: of a hundred answers one may wait for a core
+BUSY = 30  # times longer at the most where other tests run; a server that is held up answers after minutes
 
 
 @pytest.fixture(scope="module")
 def attacked(versions: Path) -> Iterator[Running]:
-    with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 20, "--health-port", 0) as server:
+    with serving(versions, "--max-memory-mb", LIMIT // MEGABYTE, "--timeout", 60, "--health-port", 0) as server:
         server.wait_for(3)
         seconds_of_a_predict(server)
         yield server
@@ -47,7 +47,7 @@ def model_process_of(server: Running) -> int:
 
 def test_a_process_that_dies_is_started_anew_and_nobody_notices_but_who_killed_it(attacked: Running) -> None:
     work = predict_request({"rounds": np.int32([3000])}, signature="work")
-    answers = [attacked.predictions.Predict.future(work, timeout=60) for _ in range(6)]
+    answers = [attacked.predictions.Predict.future(work, timeout=120) for _ in range(6)]
     time.sleep(0.1)
     os.kill(model_process_of(attacked), signal.SIGSEGV)
     assert [each.result().model_spec.version.value for each in answers] == [3] * 6
@@ -86,7 +86,7 @@ def test_a_request_that_ends_its_process_is_refused_and_others_are_not(fragile: 
     def ask(rows: int) -> None:
         try:
             request = predict_request({"rows": np.int32(rows)})
-            answered.append(int(tf.make_ndarray(fragile.predictions.Predict(request, timeout=60).outputs["y"])))
+            answered.append(int(tf.make_ndarray(fragile.predictions.Predict(request, timeout=120).outputs["y"])))
         except grpc.RpcError as error:
             refused.append(error)
 
@@ -143,7 +143,7 @@ def test_nothing_stays_of_a_server_that_is_killed(versions: Path) -> None:
         pids = children_of(server.process.pid)
         assert len(pids) >= 3
         server.process.kill()
-        for _ in range(200):
+        for _ in range(1200):
             left = [
                 pid
                 for pid in pids

@@ -60,6 +60,11 @@ def everyone(value: Any) -> list[Any]:
     return keras_ddl.all_gather_object(value, name="test/everyone")
 
 
+def of_one_process(compute: Callable[[], Any]) -> Any:
+    """Returns on all ranks what rank 0 computes alone: a test machine has fewer cores than ranks."""
+    return keras_ddl.broadcast_object(compute() if RANK == 0 else None, name="test/of_one_process")
+
+
 @contextlib.contextmanager
 def shared_folder() -> Iterator[Path]:
     """One folder for all ranks, which must not be left before all are done with it."""

@@ -1,4 +1,7 @@
-"""Batches of fewer rows than ranks: valid in one process, and so on any number of ranks. Run by test_strategy.py."""
+"""Batches of fewer rows than ranks: valid in one process, and so on any number of ranks.
+
+Run by tests/cut/test_function.py.
+"""
 
 import contextlib
 

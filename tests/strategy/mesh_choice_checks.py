@@ -16,12 +16,14 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import RANK, SIZE, X, Y, shared_folder
+from strategy.common import RANK, SIZE, X, Y, of_one_process, shared_folder
 from strategy.mesh_models import (
     LABELS,
     TOKENS,
+    alone,
     assert_equal,
     compiled,
+    fit_both,
 )
 
 CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
@@ -45,20 +47,19 @@ def cut_axes(model: keras.Model) -> dict[str, int]:
 
 
 def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it():
-    model, one, shown = compiled(CHOOSES), compiled(None), io.StringIO()
+    model, one, shown = compiled(CHOOSES), alone(), io.StringIO()
     with CHOOSES.whole_model(model):  # until a layout is chosen, every rank has all
         before = model.get_weights()
-    for mine, expected in zip(before, one.get_weights(), strict=True):
+    weights, answers = of_one_process(lambda: (one.get_weights(), np.asarray(one(X[:3]))))
+    for mine, expected in zip(before, weights, strict=True):
         np.testing.assert_array_equal(mine, expected)
-    np.testing.assert_allclose(model(X[:3]), one(X[:3]), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(model(X[:3]), answers, rtol=0, atol=1e-12)
     model.set_weights(before)
     with contextlib.redirect_stdout(shown):
-        for each in (model, one):
-            each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+        fit_both(model, one, X, Y, batch_size=10, epochs=2, verbose=0)
     assert_equal(model, one)
-    np.testing.assert_allclose(
-        model.evaluate(X, Y, batch_size=10, verbose=0), one.evaluate(X, Y, batch_size=10, verbose=0), atol=1e-12
-    )
+    expected = of_one_process(lambda: one.evaluate(X, Y, batch_size=10, verbose=0))
+    np.testing.assert_allclose(model.evaluate(X, Y, batch_size=10, verbose=0), expected, atol=1e-12)
     axes = cut_axes(model)
     assert axes == {"dense_wide/kernel": 1, "dense_wide/bias": 0, "dense_narrow/kernel": 0}, axes
     assert sum(not each.is_complete for each in gathered_slots.slots_of(model)) == 3 * 3  # and two slots of each
@@ -97,12 +98,11 @@ def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_tr
 
 def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
     make = lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
-    model, one = compiled(CHOOSES, lambda: make()), compiled(None, make)
+    model, one = compiled(CHOOSES, lambda: make()), alone(make)
     x, y = X[:, :5], Y[:, :1]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for each in (model, one):
-            each.fit(x, y, batch_size=10, verbose=0)
+        fit_both(model, one, x, y, batch_size=10, verbose=0)
     told = [str(each.message) for each in caught if "is worth cutting" in str(each.message)]
     assert len(told) == (RANK == 0)
     assert_equal(model, one)

@@ -12,7 +12,7 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.cut import after_commit, requests
 from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import SIZE, set_precision
+from strategy.common import RANK, SIZE, of_one_process, set_precision
 
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
@@ -45,10 +45,22 @@ def compiled(strategy: Any, make: Any = dense, optimizer: Any = None, loss: Any 
     return model
 
 
-def assert_equal(model: keras.Model, one: keras.Model) -> None:
+def alone(*options: Any, **more: Any) -> keras.Model | None:
+    """Returns a model of one process on rank 0; None on the others: a test machine has fewer cores than ranks."""
+    return compiled(None, *options, **more) if RANK == 0 else None
+
+
+def fit_both(model: keras.Model, one: keras.Model | None, *data: Any, **options: Any) -> None:
+    for each in (model, one):
+        if each is not None:
+            each.fit(*data, **options)
+
+
+def assert_equal(model: keras.Model, one: keras.Model | None) -> None:
+    """`one`: of rank 0."""
     with STRATEGY.whole_model(model):  # of either Strategy
         mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
-    theirs = [each.numpy() for each in [*one.variables, *one.optimizer.variables]]
+    theirs = of_one_process(lambda: [each.numpy() for each in [*one.variables, *one.optimizer.variables]])
     for value, expected in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
 
@@ -70,13 +82,16 @@ def gathers() -> Iterator[list[str]]:
         gathered_slots._gather = original
 
 
-def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model) -> None:
-    """The two ranks of a model axis have written each half of what is cut; TensorFlow reads all of it."""
+def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> None:
+    """The two ranks of a model axis have written each half of what is cut; TensorFlow reads all of it.
+
+    `one`: of rank 0.
+    """
     assert saved.state is not None
     files = sorted(file for file in saved.state["files"] if ".data-" in file)
     assert files == [f"{each}.data-0000{i}-of-00002" for each in ("optimizer", "weights") for i in range(2)], files
     held = bundle.read(saved.weights, {key: "float64" for key, _, _ in saved.state["weights"]})
-    for mine, expected in zip(held.values(), one.get_weights(), strict=True):
+    for mine, expected in zip(held.values(), of_one_process(lambda: one.get_weights()), strict=True):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
     half = 8 * (6 * 8 + 8 + 8 * 2) // 2  # bytes of what is cut; Adam has two slots of each
     assert [(saved.path / file).stat().st_size for file in files[1::2]] == [2 * half, half]

@@ -19,9 +19,11 @@ from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, X, Y, shared_folder
 from strategy.mesh_models import (
     STRATEGY,
+    alone,
     assert_equal,
     assert_saved_in_slices,
     compiled,
+    fit_both,
     gathers,
 )
 
@@ -141,9 +143,8 @@ def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
 
 
 def check_an_optimizer_that_is_built_outside_of_the_scope_keeps_slices():
-    model, one = compiled(STRATEGY), compiled(None)
+    model, one = compiled(STRATEGY), alone()
     model.optimizer.build(model.trainable_variables)
     assert len(gathered_slots.slots_of(model.optimizer)) == 3 * 2
-    for each in (model, one):
-        each.fit(X, Y, batch_size=10, verbose=0)
+    fit_both(model, one, X, Y, batch_size=10, verbose=0)
     assert_equal(model, one)

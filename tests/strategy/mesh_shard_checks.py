@@ -13,16 +13,17 @@ from strategy.common import SIZE, X, Y, shared_folder
 from strategy.mesh_models import (
     SHARDING,
     STRATEGY,
+    alone,
     assert_equal,
     compiled,
+    fit_both,
 )
 
 
 def check_slots_in_shards_of_slices_equal_one_process():
     make = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5, use_ema=True)  # noqa: E731
-    model, one = compiled(SHARDING, optimizer=make), compiled(None, optimizer=make)
-    for each in (model, one):
-        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
+    model, one = compiled(SHARDING, optimizer=make), alone(optimizer=make)
+    fit_both(model, one, X, Y, batch_size=10, epochs=2, verbose=0)
     assert_equal(model, one)
     slots = [each for each in gathered_slots.slots_of(model.optimizer) if isinstance(each, MeshSlot)]
     assert len(slots) == 3 * 3  # both kernels, the wide bias; not the narrow one, of two numbers

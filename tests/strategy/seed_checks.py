@@ -82,15 +82,15 @@ def check_tf_data_is_shuffled_alike_and_anew_in_each_epoch():
 def check_py_dataset_is_shuffled_alike():
     class Batches(keras.utils.PyDataset):
         def __len__(self):
-            return 6
+            return 20
 
         def __getitem__(self, index):
-            x = np.arange(4.0 * index, 4.0 * index + 4, dtype="float32")[:, None]
+            x = np.arange(2.0 * index, 2.0 * index + 2, dtype="float32")[:, None]
             return x, x
 
     if RANK == 0:
         random.random()  # out of step
-    assert_epochs(rows_of_epochs(Batches(), shuffle=True), 24)
+    assert_epochs(rows_of_epochs(Batches(), shuffle=True), 40)
 
 
 @long

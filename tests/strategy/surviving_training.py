@@ -69,7 +69,7 @@ keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
 AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed
 UNTIL = os.environ.get("UNTIL")  # a file: as long as it does not exist, training is slow; FILE-RANK: it has begun
-PAUSE = 1.0 if AWAITED else 0.3  # seconds per step, then
+PAUSE = 1.0 if AWAITED else 0.3  # seconds per step, then; more and more, for one that is late where cores are few
 rng = np.random.default_rng(0)
 x = rng.normal(size=(ROWS, 8, 6))
 y = np.tanh(x).mean((1, 2), keepdims=True)[:, 0]
@@ -159,12 +159,13 @@ def kill_in_gathers() -> None:
 
 
 class Kills(keras.callbacks.Callback):
-    steps, has_begun = 0, False
+    steps, has_begun, pauses = 0, False, 0
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
         if strategy is not None and (strategy.size < AWAITED or not Path(UNTIL or ".").exists()):
-            time.sleep(PAUSE)
+            time.sleep(min(PAUSE * 1.05**self.pauses, 10.0))
+            self.pauses += 1
         if UNTIL and self.steps == 1:
             Path(f"{UNTIL}-{ME}").touch()
 

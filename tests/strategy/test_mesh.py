@@ -23,7 +23,7 @@ def train(folder, data_ranks, model_ranks, epochs, *kill):
     """Runs a training in a folder. `kill`: which rank dies, and when."""
     program, ranks = HERE / "mesh_training.py", data_ranks * model_ranks
     environment = {"PYTHONPATH": python_path(HERE.parent)}
-    return run_ranks(program, ranks, args=[folder, epochs, model_ranks, *kill], timeout=240, env=environment)
+    return run_ranks(program, ranks, args=[folder, epochs, model_ranks, *kill], env=environment)
 
 
 def trained(folder, data_ranks, model_ranks, epochs):

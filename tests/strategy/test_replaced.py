@@ -127,7 +127,7 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
             models.after_build(part, lambda: None)
         return plain, replaced_since(before), fitted, sorted(set(replaced_on_objects()) - set(fitted))
 
-    results = [rank.result for rank in run_ranks(changes, 2, args=[str(tmp_path)], timeout=120).check().ranks]
+    results = [rank.result for rank in run_ranks(changes, 2, args=[str(tmp_path)]).check().ranks]
     plain, with_shards, _, built_later = results[0]
     rows = listed()
     assert short(plain) == set(rows["the first Strategy"])
@@ -160,7 +160,7 @@ def test_front_ends_replace_what_the_page_lists():
         of_ddl = sorted(set(replaced_since(before)) - set(of_horovod))
         return of_horovod, of_optimizer, of_graph_optimizer, of_ddl
 
-    of_horovod, of_optimizer, of_graph_optimizer, of_ddl = run_ranks(changes, 2, timeout=120).check().ranks[0].result
+    of_horovod, of_optimizer, of_graph_optimizer, of_ddl = run_ranks(changes, 2).check().ranks[0].result
     rows = listed()
     of_strategy = set(rows["the first Strategy"])
     assert short(of_horovod) - of_strategy == set(rows["Horovod's: `init` and the first DistributedOptimizer"])

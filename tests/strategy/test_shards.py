@@ -14,8 +14,8 @@ from launch.launching import run
 FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
 HERE = Path(__file__).parent
 ANEW = {**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}  # a weight in shards is gathered anew wherever it is needed
-test_shards = rank_tests([HERE / "shard_checks.py", HERE / "weight_checks.py"], [3], check_timeout=240, env=ANEW)
-test_weights = pytest.mark.long(rank_tests(HERE / "weight_checks.py", [2], check_timeout=240, env=ANEW))
+test_shards = rank_tests([HERE / "shard_checks.py", HERE / "weight_checks.py"], [3], env=ANEW)
+test_weights = pytest.mark.long(rank_tests(HERE / "weight_checks.py", [2], env=ANEW))
 
 
 def trained(folder, ranks, epochs, kind):

@@ -39,7 +39,7 @@ def opened(page, address="", *, probe=""):
         f"--user-data-dir={page.parent / 'profile'}",
         f"file://{watched}{address}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "<title>Steps by rank" in done.stdout, done.stdout[:2000]
     return html.unescape(re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL))
 

@@ -145,7 +145,7 @@ TEST(HeartbeatTest, ALinkThatBreaksIsNamedOnEveryRank) {
         const auto start = Clock::now();
         link_down = true;
         ExpectLost(Sum(comm, "waits"), rank);
-        EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(5000));
+        EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));  // the deadline is 60 s
         EXPECT_EQ(Sum(comm, "later").code, DDL_ABORTED);
       },
       Linked());
