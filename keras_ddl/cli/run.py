@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from keras_ddl.cli import job_file
 from keras_ddl.errors import ConfigError, KerasDdlError
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from keras_ddl.launch.watchers import Watchers
 
 _COUNT = click.IntRange(min=1)
+
+
+def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Has the shell complete file names: for a program and its arguments."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 @click.command(
@@ -107,7 +113,13 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and do nothing.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENTS]...")
+@click.argument(
+    "program",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[--] PROGRAM [ARGUMENTS]...",
+    shell_complete=complete_files,
+)
 def command(
     num_ranks: int | None,
     hosts: str | None,

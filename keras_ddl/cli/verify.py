@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
 
-from keras_ddl.cli.run import parse_env, resolve_program
+from keras_ddl.cli.run import complete_files, parse_env, resolve_program
 from keras_ddl.errors import ConfigError
 
 _PRECISIONS = {"both": ("", "float64"), "own": ("",), "float64": ("float64",)}
@@ -83,7 +82,7 @@ class _Command(click.Command):
     nargs=-1,
     type=click.UNPROCESSED,
     metavar="[--] PROGRAM [ARGUMENTS]...",
-    shell_complete=lambda context, parameter, incomplete: [CompletionItem(incomplete, type="file")],
+    shell_complete=complete_files,
 )
 def command(
     num_ranks: int,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 from keras_ddl import communicator
-from keras_ddl.errors import KerasDdlError
+from keras_ddl.errors import KerasDdlError, RankError
 
 T = TypeVar("T")
-_Outcome = tuple[object, KerasDdlError | None]
+_Outcome = tuple[object, Exception | None]
 
 
 def is_first_rank() -> bool:
@@ -20,10 +21,25 @@ def is_first_rank() -> bool:
 def on_first_rank(work: Callable[[], T], name: str) -> T:
     """Runs `work` on rank 0 and returns its (picklable) result on every rank. COLLECTIVE, under `name`.
 
-    Raises: the KerasDdlError that `work` raised, on every rank, so that none waits for rank 0 in vain.
+    Raises: what `work` raised, on every rank, so that none waits for rank 0 in vain; on the others as by `portable`.
     """
     outcomes: list[_Outcome] = []  # of this rank's work, which it does once, also where ranks are lost meanwhile
     return cast(T, communicator.as_one(lambda: _made(work, name, outcomes)))
+
+
+def portable(error: Exception) -> Exception:
+    """Returns an exception of rank 0 as the other ranks raise it.
+
+    A KerasDdlError keeps its class, and its message begins with "rank 0: ". Any other exception stays as it is if it
+    can be pickled, and becomes a RankError that names its class if not.
+    """
+    text = f"rank 0: {error}"
+    try:
+        sent = type(error)(text) if isinstance(error, KerasDdlError) else error
+        copy = pickle.loads(pickle.dumps(sent))
+    except Exception:
+        copy = None
+    return copy if isinstance(copy, Exception) else RankError(f"rank 0: {type(error).__name__}: {error}")
 
 
 def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> object:
@@ -31,11 +47,9 @@ def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> ob
         outcomes.append(_outcome_of(work))
     result, problem = outcomes[0] if outcomes else (None, None)
     if communicator.is_initialized() and communicator.size() > 1:
-        message = (result, (type(problem), str(problem)) if problem is not None else None)
+        message = (result, None if problem is None else portable(problem))
         result, failure = communicator.broadcast_object(message, name=name)
-        if failure is not None and not is_first_rank():
-            kind, text = failure
-            problem = kind(f"rank 0: {text}")
+        problem = problem or failure  # rank 0 raises its own, with its traceback
     if problem is not None:
         raise problem
     return result
@@ -44,5 +58,5 @@ def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> ob
 def _outcome_of(work: Callable[[], object]) -> _Outcome:
     try:
         return work(), None
-    except KerasDdlError as error:
+    except Exception as error:
         return None, error

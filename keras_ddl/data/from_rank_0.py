@@ -15,35 +15,18 @@ from typing import Any
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import datasets
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data.rows import chunk, chunked_rows, static_rows, take_chunk, with_rows
 from keras_ddl.data.share import MARK, agree_number
-from keras_ddl.data.streams import Parts, Stream, StreamError, portable, wait_for_closed
+from keras_ddl.data.streams import Parts, Stream, StreamError, wait_for_closed
 from keras_ddl.data.untuned import untuned
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.topology import Topology
 
-_NAME = "keras_ddl/data/source"
 _channels: list[tuple[Topology, communicator.Communicator]] = []  # of streams: that of this job
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-
-
-def outcome_on_rank_0(work: Callable[[], Any]) -> Any:
-    """Returns what `work` returns on rank 0, which alone calls it (to be picklable). COLLECTIVE.
-
-    Raises: what it raises there, on every rank.
-    """
-    outcome: tuple[Any, Exception | None] = None, None
-    if communicator.rank() == 0:
-        try:
-            outcome = work(), None
-        except Exception as error:
-            outcome = None, portable(error)
-    result, failure = communicator.broadcast_object(outcome, name=_NAME)
-    if failure is not None:
-        raise failure
-    return result
 
 
 def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0:
@@ -67,7 +50,7 @@ def dataset_from_rank_0(make: Callable[[], tf.data.Dataset]) -> DatasetFromRank0
         _check(source.element_spec)
         return source.element_spec, int(source.cardinality()), datasets.components_may_differ(source)
 
-    spec, cardinality, may_differ = outcome_on_rank_0(facts_of_source)
+    spec, cardinality, may_differ = on_first_rank(facts_of_source, "keras_ddl/data/source")
     dataset = DatasetFromRank0(
         sources[0] if sources else None, spec, cardinality, f"data=rank0/dataset_{agree_number()}", _channel()
     )
@@ -89,13 +72,16 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
         self._passes = itertools.count(1)
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._own_spec = tf.nest.map_structure(lambda leaf: _spec_of_rank(leaf, comm.rank, comm.size), spec)
-        any_pass = self._dataset(lambda: (next(self._passes), self._source))
+        # TensorFlow keeps the functions of a dataset as long as the process lives: they must not keep this object, and
+        # the source with it. What reads this dataset keeps the object.
+        owner = weakref.ref(self)
+        any_pass = self._dataset(lambda: _begin_pass(owner()))
         super().__init__(any_pass, datasets.variant_tensor(any_pass))
 
     def __iter__(self) -> Any:
         if not tf.executing_eagerly():
             return super().__iter__()
-        # TensorFlow keeps the functions of a dataset as long as the process lives; popped, the source is not kept.
+        # Popped, so that the source is not kept by the functions of the dataset of this pass.
         of_pass = [(next(self._passes), None if self._source is None else iter(self._source))]
         return iter(self._dataset(of_pass.pop))
 
@@ -135,6 +121,12 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
         if self._cardinality >= 0:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._cardinality))
         return untuned(dataset).prefetch(1)
+
+
+def _begin_pass(dataset: DatasetFromRank0 | None) -> tuple[int, Any]:
+    if dataset is None:
+        raise RuntimeError('A dataset of Strategy(data="rank0") is read after the program has dropped it. Keep it.')
+    return next(dataset._passes), dataset._source
 
 
 def _channel() -> communicator.Communicator:

@@ -20,7 +20,8 @@ import numpy as np
 
 from keras_ddl import config
 from keras_ddl.communicator import Communicator
-from keras_ddl.errors import CollectiveError, KerasDdlError, RankError, RankMismatchError
+from keras_ddl.communicator.first_rank import portable
+from keras_ddl.errors import CollectiveError, KerasDdlError, RankMismatchError
 
 AHEAD = 4  # batches that rank 0 has sent and no step of it has used
 _RECEIVED = 2 * AHEAD  # batches that another rank has received and not used
@@ -106,7 +107,7 @@ class Stream:
     # ---- rank 0
 
     def _send(self, read: Callable[[], Iterator[list[Parts]]]) -> None:
-        last = Message(END)
+        own = sent = Message(END)
         try:
             for parts in read():
                 if not self._wait_for_room():
@@ -116,9 +117,9 @@ class Stream:
         except CollectiveError:  # the others get it from the collective itself
             raise
         except Exception as error:
-            last = Message(ERROR, portable(error))
-        self._scatter([Message(STOP) if self._closed else last] * self._comm.size)
-        self._messages.put(last)
+            own, sent = Message(ERROR, error), Message(ERROR, portable(error))
+        self._scatter([Message(STOP) if self._closed else sent] * self._comm.size)
+        self._messages.put(own)
 
     def _wait_for_room(self) -> bool:
         """Waits until a step has used one of the batches that were sent. Returns: whether any may use another."""
@@ -205,15 +206,6 @@ def unpacked(data: np.ndarray) -> Message:
         place += _padded(length)
     message: Message = pickle.loads(views[0].tobytes(), buffers=views[1:])
     return message
-
-
-def portable(error: Exception) -> Exception:
-    """Returns an error of rank 0 as other ranks can raise it: itself, if it can be pickled."""
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-    except Exception:
-        copy = None
-    return copy if isinstance(copy, Exception) else RankError(f"rank 0: {type(error).__name__}: {error}")
 
 
 def _padded(length: int) -> int:

@@ -1,7 +1,8 @@
 """Which gradients are reduced already, so that an optimizer reduces each of them once.
 
 In a graph the operations show it: a gradient that was computed from a reduced one (clipped, scaled) is reduced. In
-eager mode only the very tensors are known.
+eager mode only the tensors themselves are known, and for which variables the program has reduced gradients that it has
+not applied: another gradient of such a variable may be computed from the reduced one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from keras_ddl.gradients.origin import computed_from
 # would keep its graph for ever.
 _noted: weakref.WeakKeyDictionary[Any, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 _noted_eagerly: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # see `note_variable`
 
 
 def note(before: Any, after: Any) -> None:
@@ -27,6 +29,28 @@ def note(before: Any, after: Any) -> None:
     else:
         names = [tensor.name for tensor in tf.nest.flatten(before, expand_composites=True)]
         _noted.setdefault(values.graph, {})[values.name] = names
+
+
+def note_variable(variable: Any) -> None:
+    """Records, in eager mode, that the program has a reduced gradient of `variable`, and may change it."""
+    if tf.executing_eagerly():
+        _variables[id(variable)] = variable
+
+
+def take_noted(gradient: Any, variable: Any) -> bool:
+    """Returns whether `gradient` was noted. If so, it is about to be applied, and `note_variable` is undone."""
+    if not is_noted(gradient):
+        return False
+    _variables.pop(id(variable), None)
+    return True
+
+
+def may_be_computed_from_reduced(gradient: Any, variable: Any) -> bool:
+    """Whether `gradient`, which was not noted itself, is computed from a reduced one, or in eager mode may be."""
+    values = _values(gradient)
+    if isinstance(values, tf.Tensor) and not is_eager(values):
+        return are_reduced([gradient])[0]
+    return _variables.get(id(variable)) is variable
 
 
 def before(gradient: Any) -> Any:

@@ -65,6 +65,8 @@ class _Once:
             is_last = self._computed.pop(variable) == 1
             (self._left.discard if is_last else self._left.add)(variable)
         self._check(pairs[i] for i in todo)
+        if todo:
+            self._reduction.check_reduced_once(*zip(*(pairs[i] for i in todo)), accumulates=False)
         result = list(pairs)
         for i, pair in zip(todo, self._reduced([pairs[i] for i in todo])):
             result[i] = pair

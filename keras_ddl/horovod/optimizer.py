@@ -228,7 +228,9 @@ class _ReducingSteps:
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> Any:
         optimizer = self._optimizer
-        if not optimizer.gradient_accumulation_steps:
+        accumulates = bool(optimizer.gradient_accumulation_steps)
+        self._reduction.check_reduced_once(grads, trainable_variables, accumulates=accumulates)
+        if not accumulates:
             grads = self._reduction.reduce(grads, trainable_variables)
             return original_step(optimizer, "apply")(grads, trainable_variables)
         self._variables = list(trainable_variables)

@@ -156,6 +156,32 @@ class GradientReduction:
             result[i] = self._after(reduced, context, size)
         return result
 
+    def check_reduced_once(self, gradients: Sequence[Any], variables: Sequence[Any], *, accumulates: bool) -> None:
+        """Checks gradients that an optimizer is to reduce and apply: those of a DistributedGradientTape are reduced.
+
+        A mean of what is equal on all ranks changes nothing; a sum, or dividing a local gradient, does.
+
+        Args:
+            accumulates: the optimizer adds up gradients and reduces the sum, which nothing shows to be reduced.
+        Raises: ConfigError: reducing would change a gradient that is reduced already, or in eager mode may be.
+        """
+        local = self._local_ids()
+        for gradient, variable in zip(gradients, map(plain, variables)):
+            changes = self.scale_local_gradients if id(variable) in local else self.op == ReduceOp.Sum
+            if gradient is None or (reduced_gradients.take_noted(gradient, variable) and not accumulates):
+                continue
+            if changes and (
+                reduced_gradients.is_noted(gradient)
+                or reduced_gradients.may_be_computed_from_reduced(gradient, variable)
+            ):
+                raise ConfigError(
+                    "Gradients must be reduced only once. Received: a gradient of the variable "
+                    f"{getattr(variable, 'name', '')!r} which was computed from one that a DistributedGradientTape "
+                    f"has reduced (in eager mode: may have been), for {self.name}, which reduces it again with "
+                    f"op={self.op.name} (rank {communicator.rank()}). Apply changed gradients of the tape with an "
+                    "optimizer that is no DistributedOptimizer; or use tf.GradientTape, and let the optimizer clip."
+                )
+
     @as_tensorflow_errors
     def all_agree(self, value: tf.Tensor) -> tf.Tensor:
         """Returns whether a bool is True on all ranks that take part. COLLECTIVE."""

@@ -11,7 +11,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import reduced
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.optimizer import layers_of
-from keras_ddl.horovod.reduction import GradientReduction
+from keras_ddl.horovod.reduction import GradientReduction, plain
 
 
 class _DistributedGradientTape(tf.GradientTape):
@@ -41,10 +41,12 @@ class _DistributedGradientTape(tf.GradientTape):
             unconnected_gradients = tf.UnconnectedGradients.NONE
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat = tf.nest.flatten(gradients)  # each IndexedSlices is one leaf
-        results = self._ddl_reduction.reduce(flat, tf.nest.flatten(sources))
-        for each in results:
-            if each is not None:
-                reduced.note(each, each)  # for a DistributedOptimizer that applies them
+        variables = tf.nest.flatten(sources)
+        results = self._ddl_reduction.reduce(flat, variables)
+        for each, variable in zip(results, variables):
+            if each is not None:  # for a DistributedOptimizer that applies them
+                reduced.note(each, each)
+                reduced.note_variable(plain(variable))
         return tf.nest.pack_sequence_as(sources, results)
 
     def register_local_source(self, source: Any) -> None:
@@ -81,8 +83,9 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Returns a tape that continues `gradtape`, and whose `gradient` reduces over the ranks.
 
-    Apply its gradients with a plain optimizer, or a DistributedOptimizer, which does not reduce them again. Other
-    methods (`jacobian`, `batch_jacobian`) are local to the rank.
+    Apply its gradients with a plain optimizer, or a DistributedOptimizer, which does not reduce them again. A
+    DistributedOptimizer with op=Sum takes them as they are, and refuses what was computed from them (clipped, scaled).
+    Other methods (`jacobian`, `batch_jacobian`) are local to the rank.
 
     Args:
         gradtape: before, during or after recording.

@@ -12,7 +12,6 @@ import functools
 import io
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def _decide_on_rank_0(oracle: Any) -> None:
 
     @functools.wraps(populate)
     def populate_space(trial_id: Any) -> Any:
-        return _made_by_rank_0(lambda: populate(trial_id), "keras_ddl/tuner/trial")
+        return on_first_rank(lambda: populate(trial_id), "keras_ddl/tuner/trial")
 
     @functools.wraps(update)
     def update_trial(trial_id: Any, metrics: Any, step: Any = 0) -> Any:
@@ -157,22 +156,6 @@ def _decide_on_rank_0(oracle: Any) -> None:
     oracle.populate_space, oracle.update_trial, oracle.end_trial = populate_space, update_trial, end_trial
     if _is_other():
         oracle.verbose = 0
-
-
-def _made_by_rank_0(make: Callable[[], Any], name: str) -> Any:
-    """Returns on all ranks what `make` returns on rank 0. Raises: what it raises there, on all."""
-    made, problem, cause = None, None, None
-    if communicator.rank() == 0:
-        try:
-            made = make()
-        except Exception as error:  # of the user's own oracle
-            cause, problem = error, f"rank 0: {type(error).__name__}: {error}"
-    made, problem = communicator.broadcast_object((made, problem), name=name)
-    if cause is not None:
-        raise cause
-    if problem is not None:
-        raise RankError(problem)
-    return made
 
 
 def _fail_together(problem: Exception | None, errors: Any) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import math
 import platform
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from keras_ddl import config, packages
+from keras_ddl.launch import masking
 from keras_ddl.verify import compare
 from keras_ddl.verify.compare import Judgement, Row
 from keras_ddl.verify.verification import DIFFERENT, EQUAL, EXIT_STATUS, Precision, Verification
@@ -29,7 +29,7 @@ def as_json(found: Verification, command: Sequence[str]) -> dict[str, Any]:
         "verdict": found.verdict,
         "exit_status": EXIT_STATUS[found.verdict],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(command),
+        "command": masking.shown(command),
         "ranks": found.num_ranks,
         "steps_asked": found.steps,
         "factor": compare.FACTOR,
@@ -70,7 +70,12 @@ def _precision(each: Precision) -> dict[str, Any]:
     facts = each.one.recording.facts if each.one is not None else {}
     judgement = each.judgement or Judgement([])
     rows, row, hidden = judgement.rows, judgement.nearest, judgement.useless_from
-    runs = (("one_process", each.one), ("ranks", each.ranks), ("weights_perturbed", each.last_bit))
+    runs = (
+        ("one_process", each.one),
+        ("ranks", each.ranks),
+        ("weights_perturbed", each.last_bit),
+        ("one_process_again", each.again),
+    )
     return {
         "precision": each.floatx or "own",
         "floatx": facts.get("floatx"),

@@ -25,6 +25,8 @@ class Precision:
     Attributes:
         floatx: "float64", or "" where the program chooses.
         verdict: EQUAL, DIFFERENT or UNKNOWN. why: in words, for the last two.
+        one, ranks, last_bit, again: the runs of one process, of the ranks, of one process with weights perturbed by one
+            ulp, and of one process a second time; None: it was not made.
         is_deterministic: whether two runs of one process were equal; None: it was not tried.
         ranks_equal: whether all ranks had the same bits after each event.
     """
@@ -35,6 +37,7 @@ class Precision:
     one: Run | None = None
     ranks: Run | None = None
     last_bit: Run | None = None
+    again: Run | None = None
     judgement: Judgement | None = None
     is_deterministic: bool | None = None
     ranks_equal: bool | None = None
@@ -155,7 +158,7 @@ class Verifier:
 
     def _check_deterministic(self, made: Precision, one: Run, epsilon: float) -> None:
         """Runs one process again before the ranks are blamed."""
-        again = self._run("one process, a second time", 1, made)
+        made.again = again = self._run("one process, a second time", 1, made)
         first = compare.first_difference(one.recording, again.recording, epsilon)
         made.is_deterministic = first is None
         if first is not None:

@@ -220,6 +220,32 @@ def check_graph_optimizer_reduces_once_in_eager_mode_what_is_changed_before_it_i
     np.testing.assert_allclose(everywhere(w.numpy()), [-total * 5] * 2)
 
 
+def check_graph_optimizer_refuses_in_eager_mode_a_changed_gradient_of_a_tape_that_it_would_sum_again():
+    w = tf2.Variable([0.0])
+
+    def of_tape(**arguments):
+        with tf2.GradientTape() as tape:
+            loss = tf2.reduce_sum(w) * (RANK + 1.0)
+        return hvd.DistributedGradientTape(tape, **arguments).gradient(loss, [w])[0]
+
+    total, summing = SIZE * (SIZE + 1) / 2, distributed(op=hvd.Sum)
+    clipped = tf2.clip_by_norm(of_tape(op=hvd.Sum), 0.5)
+    raises(ConfigError, "'Variable:0'.*may have been.*op=Sum", lambda: summing.apply_gradients([(clipped, w)]))
+    summing.apply_gradients([(of_tape(op=hvd.Sum), w)])
+    np.testing.assert_allclose(everywhere(w.numpy()), [-total])
+    summing.apply_gradients([(tf2.constant([RANK + 1.0]), w)])  # those of the tape are applied: it is none of them
+    np.testing.assert_allclose(everywhere(w.numpy()), [-2 * total])
+    distributed().apply_gradients([(of_tape(op=hvd.Sum) / 2, w)])  # the mean of equal ones
+    np.testing.assert_allclose(everywhere(w.numpy()), [-2.5 * total])
+
+    @tf2.function
+    def step():
+        summing.apply_gradients([(of_tape(op=hvd.Sum) / 2, w)])
+
+    step()  # the graph shows what it is computed from
+    np.testing.assert_allclose(everywhere(w.numpy()), [-3 * total])
+
+
 def check_graph_optimizer_in_a_function_is_traced_in_linear_time():
     def calls(layers):
         """Calls of Python functions that tracing a step takes."""

@@ -28,6 +28,7 @@ from horovod.training import (
 import keras_ddl
 import keras_ddl.horovod as ddl_hvd
 from harness.rank_program import long
+from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import keras as hvd
 from keras_ddl.horovod.optimizer import DistributedOptimizer
 from keras_ddl.horovod.tape import DistributedGradientTape
@@ -101,6 +102,19 @@ def check_what_a_tape_has_reduced_an_optimizer_leaves():
         run()
     total = 2.0 * sum(range(1, SIZE + 1))
     np.testing.assert_allclose([keras_table.numpy()[1, 0], value.numpy()], [-total, -total])
+
+    def clipped(optimizer=optimizer, largest=1.0):
+        with tf.GradientTape() as tape:
+            loss = tf.cast(value, "float32") * (RANK + 1.0)
+        gradient = DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, value)
+        optimizer.apply([tf.clip_by_value(gradient, -largest, largest) if largest else gradient], [value])
+
+    for run in (clipped, tf.function(clipped)):
+        raises(ConfigError, "computed from one that a DistributedGradientTape.*op=Sum", run)
+    clipped(DistributedOptimizer(SGD(1.0)))  # a mean of equal ones
+    np.testing.assert_allclose(value.numpy(), -total - 1)
+    summing = DistributedOptimizer(SGD(1.0), op=hvd.Sum, backward_passes_per_step=2)
+    raises(ConfigError, "computed from one", lambda: clipped(summing, largest=None))
 
 
 def check_adaptive_sums_of_the_tape():

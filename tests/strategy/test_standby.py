@@ -11,7 +11,6 @@ import pytest
 
 from keras_ddl.communicator import first_rank
 from keras_ddl.communicator.group import Communicator
-from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.keras_patches import standby
 from keras_ddl.strategy.keras_patches.progress import JobBar
 
@@ -199,20 +198,3 @@ def test_a_bar_that_was_drawn_in_silence_is_shown(capsys: pytest.CaptureFixture[
     writer.on_epoch_end(1, {"loss": 1.0})
     shown = capsys.readouterr().out
     assert shown.startswith("1/1 - ") and "loss: 1.0000" in shown and "Epoch" not in shown
-
-
-def test_work_of_rank_0_is_done_once_when_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    monkeypatch.setattr(Communicator, "recover", lambda call, variables: [call(None), call(None)][1])
-
-    def work() -> int:
-        made.append(1)
-        return len(made)
-
-    assert first_rank.on_first_rank(work, "work") == 1 and made == [1]
-
-    def fails() -> None:
-        raise ConfigError("no")
-
-    with pytest.raises(ConfigError, match="no"):
-        first_rank.on_first_rank(fails, "fails")

@@ -1,11 +1,16 @@
 """Messages of rank 0 as bytes, and errors on their way; no ranks are needed."""
 
+import gc
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from keras_ddl.data import streams
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.data import from_rank_0, streams
 from keras_ddl.data.streams import BATCH, END, ERROR, Message
-from keras_ddl.errors import RankError, RankMismatchError
+from keras_ddl.errors import RankMismatchError
 
 
 def test_messages_arrive_as_they_were_sent():
@@ -36,26 +41,25 @@ def test_nothing_to_send_is_no_bytes():
     assert len(data) == 0 and lengths == [0, 0]
 
 
-def test_an_error_that_cannot_be_pickled_is_one_of_its_rank():
-    class Unknown(Exception):
-        pass
-
-    class NeedsMore(ValueError):
-        def __init__(self, one, other):
-            super().__init__(one)
-
-    error = ValueError("no row 3")
-    assert streams.portable(error).args == error.args and isinstance(streams.portable(error), ValueError)
-    for each in (Unknown("what"), NeedsMore("what", 2)):
-        portable = streams.portable(each)
-        assert isinstance(portable, RankError) and str(portable) == f"rank 0: {type(each).__name__}: what"
-
-
 def test_an_error_of_a_stream_is_known_again_in_that_of_tensorflow():
     error = RankMismatchError("All ranks must.")
     text = f"UNKNOWN: StreamError: {streams.StreamError('data/3/1', error)}\nTraceback ..."
     assert streams.failure_in(text) is error
     assert streams.failure_in(text) is None and streams.failure_in("another error") is None
+
+
+def test_a_source_is_freed_with_its_dataset():
+    """TensorFlow keeps the functions of every dataset as long as the process lives."""
+    source = tf.data.Dataset.range(4).batch(2)
+    one_rank = SimpleNamespace(rank=0, size=1)
+    dataset = from_rank_0.DatasetFromRank0(source, source.element_spec, 2, "dataset", one_rank)
+    kept = weakref.ref(source)
+    del source
+    gc.collect()
+    assert kept() is not None, "its dataset is to be read"
+    del dataset
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("kind", [ERROR, BATCH])

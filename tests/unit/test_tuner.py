@@ -105,8 +105,8 @@ def test_rank_0_chooses_and_its_results_count(answers: Any, tmp_path: Path) -> N
     oracle = made(tmp_path).oracle
     answers["keras_ddl/tuner/trial"] = ("rank 0's choice", None)
     assert oracle.populate_space("0") == "rank 0's choice"
-    answers["keras_ddl/tuner/trial"] = (None, "rank 0: ValueError: no space")
-    with pytest.raises(RankError, match="^rank 0: ValueError: no space$"):
+    answers["keras_ddl/tuner/trial"] = (None, ValueError("no space"))
+    with pytest.raises(ValueError, match="^no space$"):
         oracle.populate_space("1")
     answers["keras_ddl/tuner/results"] = ({"val_loss": 0.5}, 3)
     oracle.update_trial("0", {"val_loss": 0.5000001}, step=2)

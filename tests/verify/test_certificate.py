@@ -16,6 +16,7 @@ from keras_ddl.launch.outcome import RankOutcome
 from keras_ddl.verify import certificate, verification
 from keras_ddl.verify.recording import Event, Plan, Recording, Writer
 from keras_ddl.verify.runs import Program, Run
+from keras_ddl.verify.verification import Verification
 
 PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
 FACTS = {
@@ -141,6 +142,8 @@ def test_ranks_that_fail_where_one_process_does_not(monkeypatch: pytest.MonkeyPa
         ({"one": "ValueError: boom"}, {}, "unknown", "one process failed after 3 training steps: ValueError: boom"),
         ({"one": TIMEOUT}, {}, "unknown", "raise --timeout, or lower --steps"),
         ({"last_bit": "ValueError: boom"}, {}, "unknown", "weights perturbed by one ulp failed: ValueError: boom"),
+        ({"last_bit": "ValueError: boom"}, {"ranks": [each + 1 for each in STEPS]}, "different", "kernel differs by"),
+        ({"again": "ValueError: boom"}, {"ranks": [each + 1 for each in STEPS]}, "different", "kernel differs by"),
         ({}, {"last_bit": STEPS[:2]}, "unknown", "rounding changes how long the program trains"),
         ({}, {"ranks": STEPS[:2]}, "different", "one process recorded 3 steps, epochs and predictions, rank 0 2"),
         ({}, {"ranks": []}, "different", "one process recorded 3 steps, epochs and predictions, rank 0 0"),
@@ -158,8 +161,15 @@ def test_equal_only_if_every_run_ends_well_and_as_late(
     assert (made["verdict"], made["exit_status"]) == (verdict, 1 if verdict == "different" else 2)
     assert why in made["precisions"][0]["why"] and why in text
     reported = made["precisions"][0]["failures"]
-    assert len(reported) == len(failures)
+    fields = {"one": "one_process", "ranks": "ranks", "last_bit": "weights_perturbed", "again": "one_process_again"}
+    assert list(reported) == [fields[run] for run in failures]
     assert ("ended with an error" in text) == bool(failures)
+
+
+def test_secrets_of_the_command_are_hidden() -> None:
+    made = certificate.as_json(Verification(2, 3, 1708), ["keras-ddl", "-x", "API_KEY=abc", "t.py", "--token=abc"])
+    assert made["command"] == "keras-ddl -x 'API_KEY=***' t.py '--token=***'"
+    assert "abc" not in certificate.as_text(made)
 
 
 def test_a_program_without_a_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

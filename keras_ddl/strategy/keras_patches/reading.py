@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, py_dataset
-from keras_ddl.data.from_rank_0 import DatasetFromRank0, dataset_from_rank_0, outcome_on_rank_0
+from keras_ddl.data.from_rank_0 import DatasetFromRank0, dataset_from_rank_0
 from keras_ddl.data.position import Reading, must_be_read
 from keras_ddl.data.rows import UNKNOWN, BatchRows, chunked_rows
 from keras_ddl.data.share import agree_number, batch_rows_of, is_shared, share_dataset
@@ -115,12 +116,11 @@ class EpochIterator(_KerasIterator):
         self._distribute_strategy = strategy
         dataset = self._distributed_dataset = dataset_from_rank_0(make)
         _from_rank_0.add(dataset)
-        self._batches_on_rank_0, shuffles, self.rereads = outcome_on_rank_0(
-            lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None, must_be_read(self))
+        self._batches_on_rank_0, shuffles, self.rereads = on_first_rank(
+            lambda: (epoch_iterators.batches_of_epoch(self), self._shuffle_seed is not None, must_be_read(self)),
+            "keras_ddl/data/reader",
         )
-        if (
-            shuffles and self._shuffle_seed is None
-        ):  # all ranks draw the seeds of shuffles, so that all draw the same next
+        if shuffles and self._shuffle_seed is None:  # all ranks draw the seeds of shuffles: all draw the same next
             self._shuffle_seed = _seed_variable()
         epoch_iterators.set_batches_of_epoch(self, self._batches_on_rank_0)
         self.batch_rows = batch_rows_of(dataset)
