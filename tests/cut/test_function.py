@@ -5,4 +5,5 @@ from pathlib import Path
 from harness.rank_tests import rank_tests
 
 PATIENT = {"KERAS_DDL_DEADLINE_SECONDS": "100"}
-test_function = rank_tests(Path(__file__).with_name("function_checks.py"), [3], check_timeout=120, env=PATIENT)
+CHECKS = [Path(__file__).with_name(f"{name}_checks.py") for name in ("function", "function_composite")]
+test_function = rank_tests(CHECKS, [3], check_timeout=120, env=PATIENT)
