@@ -130,8 +130,8 @@ def command(
         click.echo(f"keras-ddl verify: {text}", err=True)
 
     try:
-        found = Verifier(described, num_ranks, steps, seed, folder.resolve(), say).verify(_PRECISIONS[precision])
-        made = certificate.as_json(found, ["keras-ddl", *sys.argv[1:]])
+        verification = Verifier(described, num_ranks, steps, seed, folder.resolve(), say).verify(_PRECISIONS[precision])
+        made = certificate.as_json(verification, ["keras-ddl", *sys.argv[1:]])
         if json_file is not None:
             Path(json_file).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
         click.echo(certificate.as_text(made))
@@ -141,4 +141,4 @@ def command(
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    return EXIT_STATUS[found.verdict]
+    return EXIT_STATUS[verification.verdict]

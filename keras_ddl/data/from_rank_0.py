@@ -91,7 +91,7 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
             stream.close()
 
     def _dataset(self, begin: Callable[[], tuple[int, Any]]) -> tf.data.Dataset:
-        """Returns a dataset of a pass. `begin`: gives its number, and on rank 0 what it reads."""
+        """Returns a dataset of one pass. begin: returns its number, and on rank 0 what it reads."""
         components, own_spec = _components(self._own_spec), self._own_spec
         comm, name_of_dataset, streams = self._comm, self._name, self._streams  # without the source
 

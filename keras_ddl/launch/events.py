@@ -20,15 +20,15 @@ from keras_ddl.errors import ConfigError
 class EventLog:
     """Appends to a file, each line in one write, which is not buffered: readers see it at once, and never half of one.
 
-    Several jobs may append to one file; `job` tells their lines apart. The launcher waits for no reader, and no disk.
+    Several jobs may append to one file; `job` identifies its lines. The launcher waits for no reader, and no disk.
 
     Args:
-        say: shows a line, when nothing more can be written.
+        warn: shows a line, when nothing more can be written.
     Raises: ConfigError: the file cannot be appended to, or is no regular file: a pipe could block the launcher.
     """
 
-    def __init__(self, path: str | os.PathLike[str], say: Callable[[str], None]) -> None:
-        self._path, self._say = Path(path), say
+    def __init__(self, path: str | os.PathLike[str], warn: Callable[[str], None]) -> None:
+        self._path, self._warn = Path(path), warn
         self._job = secrets.token_hex(8)
         try:
             # Not to wait for the reader of a FIFO.
@@ -43,7 +43,7 @@ class EventLog:
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ConfigError(
-                f"--events must be a regular file. Received: {str(path)!r}, whose reader could hold the job up. Name a "
+                f"--events must be a regular file. Received: {str(path)!r}, whose reader could block the job. Name a "
                 "file, and read it with `tail -F`."
             )
         # A machine that crashed may have left half a line.
@@ -51,7 +51,7 @@ class EventLog:
             self._write(b"\n")
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Appends a line. If that fails (a full disk), says so and writes nothing more."""
+        """Appends a line. If that fails (a full disk), warns and writes nothing more."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "event": name, "job": self._job, **fields})
         self._write(line.encode() + b"\n")
@@ -74,7 +74,7 @@ class EventLog:
             if os.pread(self._descriptor, written, end - written) == data[:written]:
                 os.truncate(self._descriptor, end - written)
         self.close()
-        self._say(f"the event log {self._path} ends here: {problem}. The job goes on.")
+        self._warn(f"the event log {self._path} ends here: {problem}. The job goes on.")
 
     def close(self) -> None:
         if self._descriptor is not None:

@@ -55,13 +55,13 @@ class MetricsServer:
                 f"--metrics-port must be one that is free at an address of this host. Received: port {port}, address "
                 f"{address} ({getattr(error, 'strerror', None) or error}). Choose another one, or 0 for any."
             ) from None
-        # How often it looks whether it is to end.
+        # 0.1 s: how often it checks whether it is to end.
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.1], name="metrics", daemon=True)
         self._thread.start()
 
     @property
     def watcher(self) -> Watcher:
-        """What is to be told of the job."""
+        """The watcher that collects the metrics of the job."""
         return self._metrics
 
     @property
@@ -129,7 +129,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _CONNECTION_SECONDS  # of each read and write
 
     def setup(self) -> None:
-        # Of the whole connection: one that sends a byte now and then would stay.
+        # For the connection as a whole: a client that sends a byte now and then would stay.
         self._end = threading.Timer(_CONNECTION_SECONDS, self._hang_up)
         self._end.daemon = True
         self._end.start()

@@ -1,4 +1,4 @@
-"""Tells those who watch a job from outside what happens: an event log (events.py), metrics (metrics.py).
+"""Reports what happens in a job to those who watch it from outside: an event log (events.py), metrics (metrics.py).
 
 docs/monitoring.md lists the events.
 """
@@ -21,7 +21,7 @@ class Watcher(Protocol):
         """Something has happened. fields: values of JSON, without those that are unknown."""
 
     def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
-        """A rank's training has come so far (strategy/figures.py)."""
+        """A rank has reported the figures of its training (strategy/figures.py)."""
 
 
 class Watchers:
@@ -41,7 +41,7 @@ class Watchers:
         return {"figures": self._figures} if self._watchers else None
 
     def event(self, name: str, **fields: Any) -> None:
-        """Tells all watchers what has happened. Fields that are None are left out."""
+        """Reports an event to all watchers. Fields that are None are left out."""
         known = {key: value for key, value in fields.items() if value is not None}
         for watcher in self._watchers:
             watcher.event(name, known)

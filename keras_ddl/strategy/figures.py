@@ -1,4 +1,4 @@
-"""Tells the launcher once a second how the training goes, for `keras-ddl run --metrics-port` (launch/metrics.py).
+"""Reports to the launcher once a second how the training goes, for `keras-ddl run --metrics-port` (launch/metrics.py).
 
 A rank does not speak to the launcher: it replaces a small file in its KERAS_DDL_RUN_DIR, which its wrapper reads. Only
 the first rank does; the others count, so that any of them can become it.
@@ -25,7 +25,7 @@ _EVERY_SECONDS = 1.0
 
 @functools.cache
 def of_job() -> Figures | None:
-    """Returns the figures of this process; None: nobody wants them."""
+    """Returns the figures of this process; None: its job serves no metrics."""
     run_dir = config.get("RUN_DIR")
     return Figures(run_dir) if news.is_wanted(run_dir, news.FIGURES) else None
 
@@ -34,8 +34,8 @@ class Figures:
     """What this process has trained, in all its fits and loops.
 
     Attributes:
-        rows: of all ranks together, in loops. rows_of_fits: in fits, when somebody has looked last.
-        logs: the newest of fit. epoch: of fit, from 0; None: there was none.
+        rows: of all ranks together, in loops. rows_of_fits: in fits, as last counted.
+        logs: the newest of fit. epoch: of fit, from 0; None: no fit has begun.
 
     Cost: 0.2 us in a step, and some 20 to 100 us in a second on the first rank (docs/monitoring.md).
     """
@@ -57,7 +57,7 @@ class Figures:
         atexit.register(self._write_last)
 
     def begin_step(self) -> None:
-        """A step begins, or an execution of several."""
+        """To be called when a step begins, or an execution of several."""
         if self._sample is not None:
             self._end_sample()
         elif self._steps_until_sample is not None:
@@ -66,7 +66,7 @@ class Figures:
                 self._steps_until_sample, self._sample = None, StepSample()
 
     def end_step(self, steps: int = 1) -> bool:
-        """It has ended. Returns whether `write` is due: a second has passed, and this is the first rank."""
+        """To be called when it has ended. Returns whether `write` is due: once a second, on the first rank."""
         self._steps += steps
         self._executions += 1
         if self._sample is not None:
@@ -81,7 +81,7 @@ class Figures:
         self.logs |= {name: number for name, number in numbers.items() if number is not None}
 
     def end_fit(self) -> None:
-        """No step may follow: a sample that has begun ends, and collectives are kept for it no longer."""
+        """Ends a sample that has begun, since no step may follow: collectives are no longer kept for it."""
         if self._sample is not None:
             self._end_sample()
 

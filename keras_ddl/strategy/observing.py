@@ -1,4 +1,4 @@
-"""Where one observer follows what a program trains, without a change of the program: `keras-ddl verify`.
+"""Lets one observer, that of `keras-ddl verify`, follow what a program trains, without a change to the program.
 
 Without an observer nothing is called, and nothing is wrapped.
 """
@@ -18,7 +18,7 @@ class Observer(Protocol):
         """A training step begins: of a model; `model` is None: of a function."""
 
     def end_step(self, of: str, model: Any, variables: Sequence[Any], returned: Any) -> None:
-        """It has ended. variables: tf.Variables that a function uses; of a model they are to be asked of it."""
+        """It has ended. variables: tf.Variables that a function uses; those of a model are read from it."""
 
     def end_epoch(self, model: Any, logs: Any) -> None:
         """An epoch of fit or an evaluation has ended, with these logs."""
@@ -40,12 +40,12 @@ _observers: list[Observer] = []
 
 
 def observe(observer: Observer) -> None:
-    """Has `observer` follow all training of this process from now on, in place of an earlier one."""
+    """Makes `observer` follow all training of this process from now on, in place of an earlier one."""
     _observers[:] = [observer]
 
 
 def observer() -> Observer | None:
-    """Returns who follows the training of this process, or None."""
+    """Returns the observer of this process, or None."""
     return _observers[0] if _observers else None
 
 

@@ -1,6 +1,6 @@
 """Experiment trackers that a script starts: what it logs to MLflow and Weights & Biases is logged once, by rank 0.
 
-Every rank runs the whole script, `wandb.init()` and `mlflow.start_run()` included. So on the other ranks wandb's runs
+Every rank runs the script, `wandb.init()` and `mlflow.start_run()` included. So on the other ranks wandb's runs
 are "disabled", and MLflow logs to a folder that goes away with the process: all calls work there, and nothing of what
 they write stays. The rank is the one that the launcher has assigned, because scripts start trackers before
 `Strategy()`.
@@ -36,20 +36,20 @@ def leave_to_rank_0() -> None:
     """Has the trackers of a rank other than 0 write nothing, those that are not imported yet as soon as they are.
 
     Nothing happens on rank 0, without a launcher, and with KERAS_DDL_TRACK_ALL_RANKS=1. When the first run is started,
-    rank 1 says on stderr what happens and how to change it: ranks may be independent tasks (a sweep by srun).
+    rank 1 prints on stderr what happens and how to change it: ranks may be independent tasks (a sweep by srun).
     """
-    with contextlib.suppress(ConfigError):  # said by init(), not by an import
+    with contextlib.suppress(ConfigError):  # init() raises it, not an import
         launcher = find_launcher()
         if launcher is None or launcher.rank == 0 or config.get("TRACK_ALL_RANKS"):
             return
         if not any(isinstance(each, _ChangesOnImport) for each in sys.meta_path):
-            changes = _ChangesOnImport(functools.cache(_tell) if launcher.rank == 1 else lambda: None)
+            changes = _ChangesOnImport(functools.cache(_notify) if launcher.rank == 1 else lambda: None)
             sys.meta_path.insert(0, changes)
             for name in _CHANGES.keys() & sys.modules.keys():
-                _CHANGES[name](sys.modules[name], changes.tell)
+                _CHANGES[name](sys.modules[name], changes.notify)
 
 
-def _tell() -> None:
+def _notify() -> None:
     print(_LOGGED_BY_RANK_0, file=sys.stderr, flush=True)
 
 
@@ -58,8 +58,8 @@ class _ChangesOnImport(importlib.abc.MetaPathFinder):
 
     _is_searching = False
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self.tell = tell
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.notify = notify
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -76,7 +76,7 @@ class _ChangesOnImport(importlib.abc.MetaPathFinder):
 
             def run_and_change(module: ModuleType) -> None:
                 run(module)
-                _CHANGES[fullname](module, self.tell)
+                _CHANGES[fullname](module, self.notify)
 
             spec.loader.exec_module = run_and_change  # type: ignore[method-assign]
         return spec

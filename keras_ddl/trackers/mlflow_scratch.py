@@ -23,11 +23,11 @@ _NAMES_IN_THE_STORE = ("run_id", "experiment_id", "parent_run_id")
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends
 
 
-def log_to_scratch(mlflow: ModuleType, tell: Callable[[], None]) -> None:
+def log_to_scratch(mlflow: ModuleType, notify: Callable[[], None]) -> None:
     """Has MLflow (3.17) log to a folder that is removed when this process ends, wherever the program sends it.
 
     Args:
-        tell: says so; called when a run is started.
+        notify: tells the user; called when a run is started.
     """
     # They name what is in the store of rank 0.
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI"):
@@ -43,9 +43,9 @@ def log_to_scratch(mlflow: ModuleType, tell: Callable[[], None]) -> None:
 
     @functools.wraps(start)
     def start_run(*args: Any, **kwargs: Any) -> Any:
-        tell()
-        given = inspect.signature(start).bind(*args, **kwargs).arguments
-        return start(**{name: value for name, value in given.items() if name not in _NAMES_IN_THE_STORE})
+        notify()
+        arguments = inspect.signature(start).bind(*args, **kwargs).arguments
+        return start(**{name: value for name, value in arguments.items() if name not in _NAMES_IN_THE_STORE})
 
     @functools.wraps(experiment)
     def set_experiment(experiment_name: Any = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -8,17 +8,17 @@ from types import ModuleType
 from typing import Any
 
 
-def disable_runs(wandb: ModuleType, tell: Callable[[], None]) -> None:
-    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE say (wandb 0.31).
+def disable_runs(wandb: ModuleType, notify: Callable[[], None]) -> None:
+    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE are (wandb 0.31).
 
     Args:
-        tell: says so; called when a run is started.
+        notify: tells the user; called when a run is started.
     """
     init = wandb.init
 
     @functools.wraps(init)
     def disabled(*args: Any, **kwargs: Any) -> Any:
-        tell()
+        notify()
         return init(*args, **{**kwargs, "mode": "disabled"})
 
     wandb.init = disabled  # type: ignore[attr-defined]

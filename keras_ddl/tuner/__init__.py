@@ -25,7 +25,7 @@ def on_all_ranks(tuner: _Tuner) -> _Tuner:
     """Makes a class of tuners search once for all ranks, which train each trial together.
 
     Usable as a decorator of a subclass, too. All ranks make the tuner and call `search` and `get_best_models`, as every
-    rank runs the whole script; rank 0 prints the tables. With one rank the tuner does what it did before.
+    rank runs the script; rank 0 prints the tables. With one rank the tuner does what it did before.
 
     Args:
         tuner: keras_tuner.RandomSearch, BayesianOptimization, Hyperband, or another subclass of keras_tuner.Tuner. Its
@@ -33,8 +33,8 @@ def on_all_ranks(tuner: _Tuner) -> _Tuner:
             see it.
     Returns: a subclass of it, with the same arguments.
     Raises, when one is made:
-        ConfigError: KERASTUNER_ORACLE_IP is set, which gives each process other trials; or the job goes on without lost
-            ranks (`--min-np`), one of which may be rank 0 with its oracle.
+        ConfigError: KERASTUNER_ORACLE_IP is set, with which each process runs other trials; or the job goes on without
+            lost ranks (`--min-np`), one of which may be rank 0 with its oracle.
     Cost: a broadcast of a trial's values, and one of its results.
     """
     from keras_ddl.tuner.one_search import OneSearch

@@ -63,7 +63,7 @@ class OneSearch:
             self._copy_notes()
 
     def search(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own. The tables and progress bars are rank 0's, whatever `verbose` says."""
+        """As the tuner's own. The tables and progress bars are rank 0's, whatever `verbose` is."""
         if _is_other():
             kwargs["verbose"] = 0
         return super().search(*args, **kwargs)  # type: ignore[misc]
@@ -123,9 +123,9 @@ def _check_setting() -> None:
     if _CHIEF in os.environ:
         raise ConfigError(
             "A search on all ranks has one oracle, that of rank 0. Received: "
-            f"{_CHIEF}={os.environ[_CHIEF]} (rank {communicator.rank()}), with which KerasTuner gives each process "
-            f"trials of its own. Unset {_CHIEF}, or make the tuner without keras_ddl.tuner.on_all_ranks and the models "
-            "without a Strategy."
+            f"{_CHIEF}={os.environ[_CHIEF]} (rank {communicator.rank()}), with which each process of KerasTuner "
+            f"runs trials of its own. Unset {_CHIEF}, or make the tuner without keras_ddl.tuner.on_all_ranks and the "
+            "models without a Strategy."
         )
     if any(strategy.job.goes_on for strategy in one_per_job.alive()):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Writes what came out of a verification: a text for people, and JSON with documented fields (docs/verify.md)."""
+"""Writes the certificate of a verification: text for people, and JSON with documented fields (docs/verify.md)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MOST_NAMES = 10
 _LOSS = "returned loss"  # as recorder.py names it
 
 
-def as_json(found: Verification, command: Sequence[str]) -> dict[str, Any]:
+def as_json(verification: Verification, command: Sequence[str]) -> dict[str, Any]:
     """Returns the certificate as JSON. Distances that are infinite are strings, "inf"."""
-    facts = found.facts
+    facts = verification.facts
     traces = facts.get("traces", {})
     return {
         "format": FORMAT,
-        "verdict": found.verdict,
-        "exit_status": EXIT_STATUS[found.verdict],
+        "verdict": verification.verdict,
+        "exit_status": EXIT_STATUS[verification.verdict],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": masking.shown(command),
-        "ranks": found.num_ranks,
-        "steps_asked": found.steps,
+        "ranks": verification.num_ranks,
+        "steps_asked": verification.steps,
         "factor": compare.FACTOR,
-        "precisions": [_precision(each) for each in found.precisions],
+        "precisions": [_precision(each) for each in verification.precisions],
         "replicated": {
             name: {"operations": each["replicated"], "share": each["replicated_share"]}
             for name, each in traces.items()
@@ -50,7 +50,7 @@ def as_json(found: Verification, command: Sequence[str]) -> dict[str, Any]:
         "callbacks_left_out": facts.get("callbacks_left_out", []),
         "trained_alone": facts.get("trained_alone", []),
         "files_written": facts.get("files_written", []),
-        "notes": found.notes,
+        "notes": verification.notes,
         "versions": {**_installed(), **facts.get("versions", {})},
     }
 

@@ -1,4 +1,4 @@
-"""Verifies a program: which runs there are, and what follows from them."""
+"""Verifies a program: makes the runs and derives the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_STATUS = {EQUAL: 0, DIFFERENT: 1, UNKNOWN: 2}
 
 @dataclass
 class Precision:
-    """What came out in one precision.
+    """The result in one precision.
 
     Attributes:
         floatx: "float64", or "" where the program chooses.
@@ -61,7 +61,7 @@ class Precision:
 
 @dataclass
 class Verification:
-    """What came out of all runs."""
+    """The result of all runs."""
 
     num_ranks: int
     steps: int
@@ -87,12 +87,12 @@ class Verification:
 
 
 class Verifier:
-    """Makes the runs. say: shows a line of progress."""
+    """Makes the runs. progress: shows a line of text."""
 
     def __init__(
-        self, program: Program, num_ranks: int, steps: int, seed: int, folder: Path, say: Callable[[str], None]
+        self, program: Program, num_ranks: int, steps: int, seed: int, folder: Path, progress: Callable[[str], None]
     ) -> None:
-        self._program, self._folder, self._say = program, folder, say
+        self._program, self._folder, self._progress = program, folder, progress
         self._result = Verification(num_ranks, steps, seed)
         self._number = 0
 
@@ -176,14 +176,14 @@ class Verifier:
         result = self._result
         folder = self._folder / f"run-{self._number}"
         plan = Plan(result.steps, made.floatx, result.seed, last_bit)
-        self._say(f"run {self._number}: {what}, {name} ...")
+        self._progress(f"run {self._number}: {what}, {name} ...")
         run = runs.run(self._program, ranks, plan, folder)
         shutil.rmtree(folder / "files", ignore_errors=True)
         if run.linked:
             links = ", ".join(run.linked)
             self._note(f"links to directories outside were not copied, what is written there stays: {links}")
         end = f", then: {run.failure}" if run.failure else ""
-        self._say(f"run {self._number}: {run.recording.steps} training steps in {run.seconds:.0f} s{end}")
+        self._progress(f"run {self._number}: {run.recording.steps} training steps in {run.seconds:.0f} s{end}")
         return run
 
     def _check_memory(self, one: Run) -> None:
@@ -198,7 +198,7 @@ class Verifier:
     def _note(self, text: str) -> None:
         if text not in self._result.notes:
             self._result.notes.append(text)
-            self._say(text)
+            self._progress(text)
 
 
 def _of_counts(made: Precision, one: Run, ranks: Run) -> tuple[str, str]:
@@ -251,7 +251,7 @@ def _why(judgement: Judgement) -> str:
 
 
 def _available_bytes() -> int | None:
-    """Returns the memory that is free on this host, if the kernel says it."""
+    """Returns the free memory of this host; None: unknown, because there is no /proc/meminfo."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -12,7 +12,7 @@ from keras_ddl.strategy.interface import strategy_of
 
 
 def of_fit(model: Any) -> FitFigures | None:
-    """Returns the figures of a fit that begins; None: nobody wants them, or `model` has no keras_ddl.Strategy."""
+    """Returns the figures of a fit that begins; None: the job has no metrics, or `model` no keras_ddl.Strategy."""
     of_job = figures.of_job()
     return None if of_job is None or strategy_of(model) is None else FitFigures(model, of_job)
 

@@ -1,0 +1,21 @@
+"""Compares what ranks compute with what one process computes."""
+
+import numpy as np
+
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
+from strategy.common import RANK
+
+
+def expected(loop, data):
+    """What one process computes: rank 0, with tf.function."""
+    found = loop(tf.function, data) if RANK == 0 else None
+    return keras_ddl.broadcast_object(found, name="test/expected")
+
+
+def assert_same(found, one, tolerance=1e-13):
+    assert len(found) == len(one)
+    for mine, theirs in zip(found, one):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
+    bits = keras_ddl.all_gather_object([np.asarray(each).tobytes() for each in found], name="test/bits")
+    assert all(each == bits[0] for each in bits), "ranks differ in some bit"
