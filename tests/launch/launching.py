@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -108,7 +109,7 @@ class Started:
             time.sleep(0.05)
         left = [f"process {pid}: {command}" for pid, command in processes(self.mark).items()]
         for pid in processes(self.mark):
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         files = [path for path in self.tmp.iterdir() if not path.name.startswith(self.may_leave or ("\n",))]
         left += [f"file {path}" for path in files]
         return left + [f"shared memory {path}" for path in self.segments if Path(path).exists()]
@@ -160,9 +161,23 @@ def processes(mark: str) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if command}  # a zombie has none
 
 
+def kill(pid: int) -> None:
+    """Kills a process, if it has not ended with the one that was killed before it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def session(pid: int) -> int | None:
+    """The session of a process; None: it has ended."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
 def starter(mark: str) -> int:
     """The process that started the ranks of a job: it has a session of its own."""
-    (found,) = [pid for pid, line in processes(mark).items() if os.getsid(pid) == pid and "keras_ddl.cli" not in line]
+    (found,) = [pid for pid, line in processes(mark).items() if session(pid) == pid and "keras_ddl.cli" not in line]
     return found
 
 

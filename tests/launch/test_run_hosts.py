@@ -11,7 +11,7 @@ import pytest
 
 from harness.launching import python_path
 from keras_ddl.launch.supervisor import START_SECONDS
-from launch.launching import Started, processes, run, write_program
+from launch.launching import Started, kill, processes, run, write_program
 
 AGENT = """#!/bin/bash
 # In place of ssh: [options] HOST COMMAND...
@@ -112,7 +112,7 @@ def kill_host(mark: str, folder: Path, name: str) -> None:
     for pid in victims:
         os.kill(pid, signal.SIGSTOP)
     for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
 
 
 @pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="MPICH is not installed")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ import pytest
 
 from harness.emulated_hosts import Hosts, emulated_hosts
 from keras_ddl.launch.regrouping import doors
-from launch.launching import Ended, Started, eventually, processes, run, write_program
+from launch.launching import Ended, Started, eventually, kill, processes, run, write_program
 from launch.test_regroup import PROGRAM, left
 from launch.test_run_hosts import can_make_hosts, kill_host, write_agent
 
@@ -79,7 +77,7 @@ def test_what_has_started_the_ranks_of_a_host_may_be_killed(agent: str, tmp_path
     starters = [pid for pid in processes_of_it if parent(pid) not in processes_of_it]  # the wrappers are forks
     assert len(starters) == 2
     for pid in starters:
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     ended = started.finish()
     assert left(ended) == [[each, each, TOTAL, [4]] for each in range(4)], ended
 
@@ -93,8 +91,7 @@ def kill_rank_0_and_its_starters(command: list[str], agent: str, tmp_path: Path)
     rank_0 = int(note.read_text())
     wrapper = parent(rank_0)
     for pid in (parent(wrapper), wrapper, rank_0):
-        with contextlib.suppress(ProcessLookupError):  # it may end with the one before
-            os.kill(pid, signal.SIGKILL)
+        kill(pid)
     return started.finish()
 
 

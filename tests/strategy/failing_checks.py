@@ -12,7 +12,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
-from strategy.common import RANK, SIZE, STRATEGY, keras, set_precision
+from strategy.common import RANK, SIZE, STRATEGY, keras, of_one_process, set_precision
 
 WORDS = 12  # rows of the vocabulary: any other index fails on the rank that has the row
 ROWS = 6 * SIZE
@@ -94,15 +94,20 @@ def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
     until_it_fails: does in one process what `train` does with a bad batch before it fails; None: nothing.
     Returns: what this rank's calls gave.
     """
-    alone = model(optimizer, **compiled)
-    expected = []
-    for batch in batches:
-        if not is_bad(batch):
-            expected.append(outcome(lambda batch=batch: train(alone, batch, slice(None))))
-            continue
-        expected.append(("InvalidArgumentError", None))
-        if until_it_fails is not None:
-            until_it_fails(alone, batch)
+
+    def in_one_process():
+        alone = model(optimizer, **compiled)
+        expected = []
+        for batch in batches:
+            if not is_bad(batch):
+                expected.append(outcome(lambda batch=batch: train(alone, batch, slice(None))))
+                continue
+            expected.append(("InvalidArgumentError", None))
+            if until_it_fails is not None:
+                until_it_fails(alone, batch)
+        return expected, values(alone)
+
+    expected, left = of_one_process(in_one_process)
     with STRATEGY.scope():
         made = model(optimizer, **compiled)
     mine = slice(RANK * ROWS // SIZE, (RANK + 1) * ROWS // SIZE)
@@ -120,7 +125,7 @@ def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
     everyone = keras_ddl.all_gather_object([kind for kind, _ in found], name="outcomes")
     assert everyone == [[kind for kind, _ in found]] * SIZE
-    assert_equal(values(made), values(alone))
+    assert_equal(values(made), left)
     for one, other in zip(values(made), keras_ddl.broadcast_object(values(made), name="values")):
         np.testing.assert_array_equal(one, other)
     return found
@@ -213,7 +218,7 @@ def check_several_steps_in_one_call():
     assert_equal([np.array(each) for each in made.weights], [np.array(each) for each in alone.weights])
 
 
-def check_a_step_of_ones_own():
+def own_steps(batches, optimizer):
     def own(made, batch, mine):
         def step(x, y):
             with tf.GradientTape() as tape:
@@ -226,9 +231,16 @@ def check_a_step_of_ones_own():
             made.own_step = tf.function(step) if mine == slice(None) else STRATEGY.function(step)
         return made.own_step(batch, Y)
 
-    last = SIZE - 1
-    compare(own, [X, bad(last), X, bad(0, last), X])
-    compare(own, [bad(0), X, bad(last), X], "sgd")
+    compare(own, batches, optimizer)
+
+
+def check_a_step_of_ones_own():
+    own_steps([X, bad(SIZE - 1), X, bad(0, SIZE - 1), X], "adam")
+
+
+@long
+def check_a_step_of_ones_own_that_fails_first():
+    own_steps([bad(0), X, bad(SIZE - 1), X], "sgd")
 
 
 def check_eager_steps():
@@ -275,15 +287,19 @@ def check_an_exception_of_one_ranks_data():
                 raise ValueError("the data of one rank")
             yield X, Y
 
-    alone = model()
-    for steps in (2, 5):
-        alone.fit(((X, Y) for _ in range(steps)), steps_per_epoch=steps, verbose=0)
+    def without_it():
+        alone = model()
+        for steps in (2, 5):
+            alone.fit(((X, Y) for _ in range(steps)), steps_per_epoch=steps, verbose=0)
+        return [np.array(each) for each in alone.weights]
+
+    expected = of_one_process(without_it)
     with STRATEGY.scope():
         made = model()
     kind, text = outcome(lambda: made.fit(generator(True), steps_per_epoch=5, verbose=0) and 0.0)
     assert kind == "InvalidArgumentError" and "the data of one rank" in text, (kind, text)
     made.fit(generator(False), steps_per_epoch=5, verbose=0)
-    assert_equal([np.array(each) for each in made.weights], [np.array(each) for each in alone.weights])
+    assert_equal([np.array(each) for each in made.weights], expected)
 
 
 def check_a_rank_that_waits_for_what_no_rank_can_begin():

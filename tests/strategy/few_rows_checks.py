@@ -191,15 +191,25 @@ def own_rows(scope, count):
     return slice(0, count if isinstance(scope, contextlib.nullcontext) or RANK == 0 else 0)
 
 
-@case()
-def check_single_batches_of_which_some_ranks_have_no_rows(scope):
+def single_batches(scope, counts):
     model = dense(scope)
     logs = {}
-    for number, count in enumerate((1, 3, 1)):
+    for number, count in enumerate(counts):
         rows = own_rows(scope, count)
         logs[f"train {number}"] = model.train_on_batch(X[rows], Y[rows], sample_weight=WEIGHTS[rows])
         logs[f"test {number}"] = model.test_on_batch(X[rows], Y[rows])
     return Trained(model, logs)
+
+
+@case()
+def check_single_batches_of_which_some_ranks_have_no_rows(scope):
+    return single_batches(scope, (1, 1))
+
+
+@long
+@case()
+def check_single_batches_of_other_sizes_of_which_some_ranks_have_no_rows(scope):
+    return single_batches(scope, (1, 3, 1))
 
 
 @long
