@@ -168,7 +168,6 @@ def command(
     """
     from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
-    from keras_ddl.launch import plan_text
     from keras_ddl.launch.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
@@ -221,6 +220,8 @@ def command(
         if discovery is not None:
             ranks, available = placement.first(discovery.hosts()) or (job.num_ranks, ())
             job = dataclasses.replace(job, num_ranks=ranks, hosts=available)
+        from keras_ddl.launch import plan_text
+
         click.echo(plan_text.plan(job, parse_env(env), restarts=restarts, placement=placement))
         return 0
     if job.why_it_ends is not None:
@@ -266,7 +267,6 @@ def watching(events: str | None, port: int | None, address: str, *, verbose: boo
     Raises: ConfigError, LaunchError: as EventLog and MetricsServer do.
     """
     from keras_ddl.launch.events import EventLog
-    from keras_ddl.launch.metrics_server import MetricsServer
     from keras_ddl.launch.watchers import Watcher, Watchers
 
     def say(text: str) -> None:
@@ -278,6 +278,8 @@ def watching(events: str | None, port: int | None, address: str, *, verbose: boo
         if events is not None:
             watchers.append(EventLog(events, say))
         if port is not None:
+            from keras_ddl.launch.metrics_server import MetricsServer  # and Python's HTTP server
+
             server = MetricsServer(address, port)
             stack.callback(server.close)
             watchers.append(server.watcher)

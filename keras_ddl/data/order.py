@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -31,13 +30,11 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, streams
-from keras_ddl.errors import RankMismatchError
 
 _FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 _NOTES = 8  # kept; several iterators may read the first batches of a pass ahead of their steps
 _WORDS = 4  # of a digest: one for each of the first components, the last for all others
 _PASSES = 256  # datasets whose passes are counted at a time
-_ROWS, _COLUMNS = 1024, 32  # at most so many rows of a component, and values of a row, are looked at, evenly spread
 _RULE = "All ranks must read the same batches"
 _MANY = 2**32  # batches in a pass
 PASS_OF_NEWCOMERS = 2**15  # the first pass of a rank that is on its way to where the others are
@@ -60,7 +57,8 @@ class _Notes:
             self.noted = variable([], "noted")
             self.compared = variable([], "compared")
             self.passes = variable([_PASSES], "passes")
-            self.unlike = variable([2], "unlike")  # a batch of which only some components were equal; and which not
+        self.unlike: tuple[int, str] | None = None  # the key of a batch of which some components differ, and which
+        self.has_warned = False  # of it
 
 
 @functools.cache
@@ -126,9 +124,8 @@ def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
 
 def note_positions(key: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     """As `note`, for the order of a pass: the positions of all its rows ([rows] int64)."""
-    fingerprint = tf.raw_ops.Fingerprint(data=positions[tf.newaxis], method="farmhash64")
-    word = tf.bitwise.bitwise_or(tf.bitcast(fingerprint[0], tf.int64), 1)  # odd: positions tell rows apart
-    return _note(key, tf.concat([[word], tf.zeros([_WORDS - 1], tf.int64)], 0))
+    word = tf.bitwise.bitwise_or(_fingerprints(positions[tf.newaxis]), 1)  # odd: positions tell rows apart
+    return _note(key, tf.concat([word, tf.zeros([_WORDS - 1], tf.int64)], 0))
 
 
 def _note(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -164,24 +161,17 @@ def _has_digest(value: Any) -> bool:
 
 
 def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a checksum of values spread over a tensor (int64), and whether its rows differ.
+    """Returns a checksum of a tensor (int64), and whether its rows differ.
 
     Few operations: every iterator of a dataset prepares them anew, which costs more than running them.
     """
-    rows_differ = tf.constant(False)
-    if value.shape.rank != 0:
-        size = value.shape[1:].num_elements() if value.shape.rank else None
-        rows = value.shape[0] if value.shape.rank and value.shape[0] is not None else tf.shape(value)[0]
-        value = tf.reshape(value, [-1, size] if size else tf.stack([rows, tf.size(value) // tf.maximum(1, rows)]))
-        columns = value.shape[1] if value.shape[1] is not None else tf.shape(value)[1]
-        row_step, step = (rows + _ROWS - 1) // _ROWS, (columns + _COLUMNS - 1) // _COLUMNS
-        value = value[:: _one(row_step), step // 2 :: _one(step)]
-        rows_differ = tf.reduce_any(value[1:] != value[:-1])
-    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(value), 2**62), rows_differ
+    of_rows = _fingerprints(value if value.shape.rank != 0 else value[tf.newaxis])
+    return _fingerprints(of_rows[tf.newaxis])[0], tf.reduce_any(of_rows != of_rows[:1])
 
 
-def _one(step: Any) -> Any:
-    return max(1, step) if isinstance(step, int) else tf.maximum(1, step)
+def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
+    """Returns one int64 for each row of a tensor of any dtype."""
+    return tf.bitcast(tf.raw_ops.Fingerprint(data=rows, method="farmhash64"), tf.int64)
 
 
 # ---- at the start of a step ------------------------------------------------------------------------------------------
@@ -241,47 +231,45 @@ def _compare(reports: tf.Tensor, noted: tf.Tensor) -> tf.Tensor:
 
     Returns: True, after an op that fails on every rank, with an error that `translate_errors` knows, when batches
     differ in all components that tell rows apart.
+    Cost: some operations, where all ranks have noted the same until now. Else Python looks, some 0.1 ms.
     """
-    notes = _notes()
-    lists = tf.reshape(reports, [tf.shape(reports)[0], _NOTES, 1 + _WORDS])
-    mine, theirs = lists[:1, tf.newaxis], lists[:, :, tf.newaxis]  # rank 0's notes; each rank's
-    same = (mine[..., 0] == theirs[..., 0]) & (mine[..., 0] > 0)  # [ranks, notes, notes of rank 0]
-    unequal = same[..., tf.newaxis] & (mine[..., 1:] != theirs[..., 1:])  # and words
-    agree = tf.reduce_any((mine[..., 1:] == theirs[..., 1:]) & (mine[..., 1:] % 2 != 0), -1)
-    differ = tf.reduce_any(unequal, -1)
-    other_rows = differ & ~agree
 
-    def fail() -> tf.Tensor:
-        keys = lists[..., 0][:, :, tf.newaxis] + tf.zeros_like(mine[..., 0])
-        key = tf.reduce_min(tf.boolean_mask(keys, other_rows))  # the first of them
-        first = other_rows & (keys == key)
-        ranks = tf.where(tf.reduce_any(first, [1, 2]))[:, 0]
-        words = tf.where(tf.reduce_any(tf.boolean_mask(unequal, first), 0))[:, 0]
-        text = tf.strings.format(
-            f"keras_ddl: {_RULE}, because each rank keeps its rows of them. Received: batch {{}} of pass {{}} over "
-            "dataset {} differs on rank(s) {} from that on rank 0 (components {}). " + _CAUSES,
-            [key % _MANY, key // _MANY % 2**16, key // _MANY // 2**16, ranks, words],
-            summarize=-1,
-        )
-        with tf.control_dependencies([notes.list.assign(tf.zeros_like(notes.list))]):  # a later fit begins anew
-            return _raise(text)
-
-    def agreed() -> tf.Tensor:
-        unlike = tf.reduce_max(tf.where(differ, theirs[..., 0], 0))
-        words = tf.reduce_max(tf.cast(tf.reshape(unequal, [-1, _WORDS]), tf.int64), 0)
-        first = (unlike > 0) & (notes.unlike[0] == 0)
-        value = tf.stack([unlike, tf.reduce_sum(words * [2**i for i in range(_WORDS)])])
-        with tf.control_dependencies(
-            [notes.unlike.assign(tf.where(first, value, notes.unlike)), notes.compared.assign(noted)]
-        ):
+    def look() -> tf.Tensor:
+        text = tf.numpy_function(_difference, [reports], tf.string)
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=tf.equal(text, ""), data=[text])]):
             return tf.constant(True)
 
-    return tf.cond(tf.reduce_any(other_rows), fail, agreed)
-
-
-def _raise(text: tf.Tensor) -> tf.Tensor:
-    with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=[text])]):
+    are_equal = tf.reduce_all(tf.equal(reports, reports[:1]))
+    with tf.control_dependencies([tf.cond(are_equal, lambda: tf.constant(True), look)]):
+        compared = _notes().compared.assign(noted)
+    with tf.control_dependencies([compared]):
         return tf.constant(True)
+
+
+def _difference(reports: np.ndarray) -> bytes:
+    """Returns what the error says of the first batch of which ranks have read other rows; b"": there is none."""
+    lists = reports.reshape(len(reports), _NOTES, 1 + _WORDS)
+    mine, theirs = lists[:1, np.newaxis], lists[:, :, np.newaxis]  # rank 0's notes; each rank's
+    same = (mine[..., 0] == theirs[..., 0]) & (mine[..., 0] > 0)  # [ranks, notes, notes of rank 0]
+    unequal = same[..., np.newaxis] & (mine[..., 1:] != theirs[..., 1:])  # and words
+    agree = np.any((mine[..., 1:] == theirs[..., 1:]) & (mine[..., 1:] % 2 != 0), axis=-1)
+    differ = unequal.any(axis=-1)
+    keys = np.broadcast_to(theirs[..., 0], differ.shape)
+    other_rows = differ & ~agree
+    if other_rows.any():
+        key = int(keys[other_rows].min())
+        first = other_rows & (keys == key)
+        ranks = " ".join(map(str, np.flatnonzero(first.any(axis=(1, 2)))))
+        forget_notes()  # a later fit begins anew
+        return (
+            f"keras_ddl: {_RULE}, because each rank keeps its rows of them. Received: batch {key % _MANY} of pass "
+            f"{key // _MANY % 2**16} over dataset {key // _MANY // 2**16} differs on rank(s) [{ranks}] from that on "
+            f"rank 0 (in {_listed(key, np.flatnonzero(unequal[first].any(axis=0)))}). {_CAUSES}"
+        ).encode()
+    if differ.any() and _notes().unlike is None:
+        key = int(keys[differ].max())
+        _notes().unlike = key, _listed(key, np.flatnonzero(unequal.any(axis=(0, 1, 2))))
+    return b""
 
 
 def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
@@ -311,9 +299,7 @@ _CAUSES = (
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """As ops.translate_errors, also of streams from rank 0; names the components in the error about batches that
-    differ.
-    """
+    """As ops.translate_errors, also of streams from rank 0."""
     try:
         with ops.translate_errors():
             yield
@@ -322,27 +308,17 @@ def translate_errors() -> Iterator[None]:
         if failure is None:
             raise
         raise failure from error
-    except RankMismatchError as error:
-        text = str(error)
-        match = re.search(r"over dataset (\d+) .*\(components \[([\d ]*)\]\)", text)
-        if not text.startswith(_RULE) or match is None:
-            raise
-        names = _components.get(int(match[1]), [])
-        words = [int(word) for word in match[2].split()]
-        text = text.replace(f"(components [{match[2]}])", f"(in {_listed(names, words)})")
-        raise RankMismatchError(text) from error
 
 
 def warn_of_unlike_values(rank: int) -> None:
     """Warns, once per process and on rank 0, of batches of the same rows whose values differ."""
     if _notes.cache_info().currsize == 0 or rank != 0:
         return
-    key, words = (int(value) for value in _notes().unlike.numpy())
-    if key <= 0:
+    notes = _notes()
+    if notes.unlike is None or notes.has_warned:
         return
-    _notes().unlike.assign([-1, 0])
-    names = _components.get(key // _MANY // 2**16, [])
-    which = _listed(names, [i for i in range(_WORDS) if words >> i & 1])
+    notes.has_warned = True
+    key, which = notes.unlike
     stack_position.warn(
         "Ranks read the same rows with other values. "
         f"Received: batch {key % _MANY} differs between ranks in {which}, while another component is equal. "
@@ -351,7 +327,9 @@ def warn_of_unlike_values(rank: int) -> None:
     )
 
 
-def _listed(names: list[str], words: list[int]) -> str:
+def _listed(key: int, words: np.ndarray) -> str:
+    """Returns what a dataset calls the components with these words of a digest. key: of a batch."""
+    names = _components.get(key // _MANY // 2**16, [])
     labels = [names[word] if word < len(names) else f"component {word}" for word in words if word < _WORDS - 1]
     rest = names[_WORDS - 1 :] or [f"component {_WORDS - 1}"]
     return ", ".join([*labels, *([" or ".join(rest)] if _WORDS - 1 in words else [])])

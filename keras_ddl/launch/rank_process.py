@@ -269,8 +269,7 @@ class RankProcess:
         if config.get("HOST_RANK") is not None:
             rank_environment.without_mpi(environment, self.rank, self.size)
         environment["KERAS_DDL_RUN_DIR"] = str(self._run_dir)
-        if self.rank >= self.size:
-            rank_environment.prepare_spare(environment)
+        rank_environment.prepare_start(environment, is_spare=self.rank >= self.size)
         if self._job_dir is not None:
             environment["KERAS_DDL_JOB_DIR"] = str(self._job_dir)
         if self.rank != 0:

@@ -141,3 +141,26 @@ def test_digest_of_every_kind_of_component():
     assert order.digest(many)[3] != order.digest([*many[:6], many[0]])[3]
     large = tf.random.stateless_normal([3000, 500], [1, 2])
     assert order.digest([large])[0] != order.digest([large[::-1]])[0]
+
+
+def test_notes_of_the_same_batch_are_compared_over_the_ranks(monkeypatch):
+    monkeypatch.setitem(order._components, 5, ["x", "y"])
+    monkeypatch.setattr(order._notes(), "unlike", None)
+    key = (5 * 2**16 + 2) * 2**32  # batch 0 of pass 2 over dataset 5
+
+    def reports(*of_ranks):
+        lists = np.zeros([3, 8, 5], np.int64)
+        for rank, notes in enumerate(of_ranks):
+            lists[rank, : len(notes)] = notes
+        return lists.reshape(3, -1)
+
+    first, second = [key, 7, 9, 0, 0], [key + 1, 3, 4, 0, 0]
+    late = reports([first, second], [second], [second, first])
+    assert order._difference(late) == b"" and order._notes().unlike is None
+    drawn = reports([first], [[key, 11, 9, 0, 0]], [first])
+    assert order._difference(drawn) == b"" and order._notes().unlike == (key, "x")
+    of_constants = reports([first], [[key, 7, 10, 0, 0]], [[key, 8, 9, 0, 0]])  # 8: its rows are alike
+    assert order._difference(of_constants) == b""
+    other = reports([second, first], [second], [[key, 13, 15, 0, 0], [key + 1, 5, 6, 0, 0]])
+    text = order._difference(other).decode()
+    assert "batch 0 of pass 2 over dataset 5 differs on rank(s) [2] from that on rank 0 (in x, y)" in text

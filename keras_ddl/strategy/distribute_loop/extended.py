@@ -26,6 +26,7 @@ from keras_ddl.data.share import agree_number
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy import agreement, fits, one_per_job
+from keras_ddl.strategy.agreement.equal_values import are_equal
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.distribute_loop import variables
 from keras_ddl.strategy.distribute_loop.row_share import RowShare
@@ -118,6 +119,9 @@ class DdlExtended(strategies.StrategyExtendedV1):
         label = _label(value, name)
         if value.dtype == tf.string:
             return tf.constant(communicator.broadcast_object(value.numpy(), root=0, name=label))
+        # A newcomer gets the values themselves from the record.
+        if not history.takes_newcomers() and are_equal([value], f"{label} digest"):
+            return value
         array = agreement.broadcast_value(value.numpy(), label)
         if name == "learning_rate" and array != value.numpy():
             received = f"{array:g} on rank 0, {value.numpy():g} on rank {self.rank}"

@@ -18,6 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy import observing
+from keras_ddl.strategy.agreement.equal_values import are_equal
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -360,16 +361,22 @@ class CutStep:
 def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
     """Gives rank 0's values to variables that a step uses first, however the script made them. COLLECTIVE."""
     with tf.init_scope():
-        broadcast_numbers(variables, root=0)
+        numbers = _numbers_of(variables)
+        if numbers and not are_equal([each.read_value() for each in numbers], "keras_ddl/first_values"):
+            ops.broadcast_variables(numbers, root=0)
         gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
 
 
 def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
     """Gives all ranks the values that rank `root` has of variables of numbers, except of those in shards."""
-    numeric = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-    numeric = [each for each in numeric if sharded_slots.sharded_variable(each) is None]
-    if numeric:
-        ops.broadcast_variables(numeric, root=root)
+    if numbers := _numbers_of(variables):
+        ops.broadcast_variables(numbers, root=root)
+
+
+def _numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Returns the variables of numbers that every rank holds in full."""
+    numbers = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+    return [each for each in numbers if sharded_slots.sharded_variable(each) is None]
 
 
 class Outputs:

@@ -1,0 +1,29 @@
+"""Whether all ranks have the same values of tensors already: then nothing needs to be sent, copied or assigned.
+
+Ranks draw initial weights from the same seeds, so they nearly always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_ddl.communicator.comparison import is_equal
+from keras_ddl.compat.tensorflow import tf
+
+
+def are_equal(values: Sequence[tf.Tensor], name: str) -> bool:
+    """Whether tensors of numbers have equal dtypes, shapes and bits on all ranks. COLLECTIVE, eager, under `name`.
+
+    Cost: each tensor is read once; 32 bytes per rank. Other values pass for equal with a probability of 2**-64.
+    """
+    described = [f"{each.dtype.name}{each.shape.as_list()} {_fingerprint(each)}" for each in values]
+    return is_equal("\n".join(described).encode(), name)
+
+
+def _fingerprint(value: tf.Tensor) -> str:
+    """Returns 64 bits that depend on each bit of the value, in hexadecimal."""
+    with tf.device("CPU:0"):
+        row = tf.reshape(value, [1, -1])
+        return np.asarray(tf.raw_ops.Fingerprint(data=row, method="farmhash64")).tobytes().hex()

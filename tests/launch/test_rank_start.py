@@ -1,0 +1,37 @@
+"""What happens in a rank before its program: large imports go without collections, and nothing else is noticed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras_ddl.launch
+from keras_ddl.launch import rank_environment
+
+START = Path(keras_ddl.launch.__file__).parent / "rank_start"
+PROGRAM = """
+import gc, os, sys
+assert gc.isenabled()
+import keras, other
+assert gc.isenabled()
+print(keras.enabled, other.enabled, gc.get_freeze_count(), "exec_module" in vars(keras.__loader__))
+print([p for p in sys.path if p.endswith("launch/rank_start")], os.environ.get("PYTHONPATH"), sys.before)
+"""
+
+
+def test_rank_start_imports_large_packages_without_collections(tmp_path: Path) -> None:
+    for name in ("keras", "other"):
+        (tmp_path / f"{name}.py").write_text("import gc\nenabled = gc.isenabled()")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.before = 'of the program'")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    rank_environment.prepare_start(environment, is_spare=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False True 0 False", f"[] {tmp_path} of the program"]
+
+
+def test_prepare_start_lets_a_spare_wait_first() -> None:
+    environment = {"PYTHONPATH": "/of/the/program"}
+    rank_environment.prepare_start(environment, is_spare=True)
+    assert environment["PYTHONPATH"].split(":") == [str(START.with_name("spare_start")), str(START), "/of/the/program"]
