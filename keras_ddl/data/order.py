@@ -171,6 +171,8 @@ def _of_values(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
     """Returns one int64 for each row of a tensor of any dtype."""
+    if rows.dtype == tf.string:  # as numbers: of rows without any string, Fingerprint returns what lies in memory
+        rows = tf.strings.to_hash_bucket_fast(rows, 2**62)
     return tf.bitcast(tf.raw_ops.Fingerprint(data=rows, method="farmhash64"), tf.int64)
 
 
