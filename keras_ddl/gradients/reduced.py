@@ -8,7 +8,7 @@ not applied: another gradient of such a variable may be computed from the reduce
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import FuncGraph, is_eager, tf
@@ -45,18 +45,10 @@ def take_noted(gradient: Any, variable: Any) -> bool:
     return True
 
 
-def may_be_computed_from_reduced(gradient: Any, variable: Any) -> bool:
-    """Whether `gradient`, which was not noted itself, is computed from a reduced one, or in eager mode may be."""
-    values = _values(gradient)
-    if isinstance(values, tf.Tensor) and not is_eager(values):
-        return are_reduced([gradient])[0]
-    return _variables.get(id(variable)) is variable
-
-
 def before(gradient: Any) -> Any:
     """Returns the gradient that `gradient` is the reduction of, where that is known; else `gradient`."""
     values = _values(gradient)
-    if not isinstance(values, tf.Tensor) or is_eager(values):
+    if not _is_symbolic(values):
         return gradient
     names = _noted.get(values.graph, {}).get(values.name)
     if names is None:
@@ -84,10 +76,18 @@ def are_reduced(gradients: Iterable[Any]) -> list[bool]:
     return [_is_reduced(gradient, known) for gradient in gradients]
 
 
+def may_be_reduced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[bool]:
+    """As `are_reduced`; in eager mode also whether each gradient may be computed from a reduced one of its variable."""
+    return [
+        is_reduced or (not _is_symbolic(_values(gradient)) and _variables.get(id(variable)) is variable)
+        for gradient, variable, is_reduced in zip(gradients, variables, are_reduced(gradients))
+    ]
+
+
 def _is_reduced(gradient: Any, known: dict[Any, set[str]]) -> bool:
     """Whether one gradient is; `known` has the names of the operations of a graph whose results are. It grows."""
     values = _values(gradient)
-    if not isinstance(values, tf.Tensor) or is_eager(values):
+    if not _is_symbolic(values):
         return is_noted(gradient)
     graph = values.graph
     if graph not in known:
@@ -97,6 +97,10 @@ def _is_reduced(gradient: Any, known: dict[Any, set[str]]) -> bool:
         sources += [inner.op for outer, inner in captures if _is_reduced(outer, known)]
         known[graph] = computed_from(sources)
     return values.op.name in known[graph]
+
+
+def _is_symbolic(values: Any) -> bool:
+    return isinstance(values, tf.Tensor) and not is_eager(values)
 
 
 def _values(gradient: Any) -> Any:

@@ -166,14 +166,16 @@ class GradientReduction:
         Raises: ConfigError: reducing would change a gradient that is reduced already, or in eager mode may be.
         """
         local = self._local_ids()
+        again = []
         for gradient, variable in zip(gradients, map(plain, variables)):
-            changes = self.scale_local_gradients if id(variable) in local else self.op == ReduceOp.Sum
             if gradient is None or (reduced_gradients.take_noted(gradient, variable) and not accumulates):
                 continue
-            if changes and (
-                reduced_gradients.is_noted(gradient)
-                or reduced_gradients.may_be_computed_from_reduced(gradient, variable)
-            ):
+            if self.scale_local_gradients if id(variable) in local else self.op == ReduceOp.Sum:
+                again.append((gradient, variable))
+        if not again:
+            return
+        for (_, variable), may_be in zip(again, reduced_gradients.may_be_reduced(*zip(*again))):
+            if may_be:
                 raise ConfigError(
                     "Gradients must be reduced only once. Received: a gradient of the variable "
                     f"{getattr(variable, 'name', '')!r} which was computed from one that a DistributedGradientTape "
