@@ -12,8 +12,9 @@ from keras_ddl.launch import rank_environment
 
 START = Path(keras_ddl.launch.__file__).parent / "rank_start"
 PROGRAM = """
-import gc, os, sys
+import gc, importlib.util, os, sys
 assert gc.isenabled()
+assert importlib.util.find_spec("keras")
 import keras, other
 assert gc.isenabled()
 print(keras.enabled, other.enabled, gc.get_freeze_count(), "exec_module" in vars(keras.__loader__))

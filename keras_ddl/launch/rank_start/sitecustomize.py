@@ -2,7 +2,11 @@
 
 Such an import makes a million objects that stay. Python takes them for a reason to look at all of them again and again,
 in vain: 0.8 s of the 2.9 that `import keras` takes, on every rank at once.
+
+An older Python, of another program that the rank starts, must be able to run this, too.
 """
+
+from __future__ import annotations
 
 import gc
 import importlib.machinery
@@ -31,29 +35,35 @@ class _LargeImports:
         if path is not None or name not in self._names:
             return None
         self._names.discard(name)
-        spec = importlib.util.find_spec(name)  # of the other finders
+        try:
+            spec = importlib.util.find_spec(name)  # of the other finders
+        finally:
+            self._names.add(name)  # a program that asks whether a module is installed may import it later
         loader = None if spec is None else spec.loader
         if loader is not None and hasattr(loader, "__dict__"):
-            vars(loader)["exec_module"] = _without_collections(loader, loader.exec_module)
+            vars(loader)["exec_module"] = self._without_collections(loader, loader.exec_module)
         return spec
 
+    def _without_collections(
+        self, loader: object, execute: Callable[[ModuleType], None]
+    ) -> Callable[[ModuleType], None]:
+        def execute_quickly(module: ModuleType) -> None:
+            self._names.discard(module.__name__)
+            del vars(loader)["exec_module"]  # in favour of that of its class
+            was_enabled = gc.isenabled()
+            gc.disable()
+            try:
+                execute(module)
+            finally:
+                if was_enabled:
+                    if not gc.get_freeze_count():  # else the program itself has frozen some
+                        # All objects are old now, without a look at them: else the next collection of young ones
+                        # has one.
+                        gc.freeze()
+                        gc.unfreeze()
+                    gc.enable()
 
-def _without_collections(loader: object, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def execute_quickly(module: ModuleType) -> None:
-        del vars(loader)["exec_module"]  # in favour of that of its class
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            execute(module)
-        finally:
-            if was_enabled:
-                if not gc.get_freeze_count():  # else the program itself has frozen some
-                    # All objects are old now, without a look at them: else the next collection of young ones has one.
-                    gc.freeze()
-                    gc.unfreeze()
-                gc.enable()
-
-    return execute_quickly
+        return execute_quickly
 
 
 sys.meta_path.insert(0, _LargeImports({"tensorflow", "keras", "torch"}))
