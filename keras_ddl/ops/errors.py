@@ -16,6 +16,8 @@ _UNAVAILABLE = "originally returned UnavailableError"
 _NOT_INITIALIZED = "collectives need a running"
 _XLA = re.compile(r"Ddl[A-Z]\w+.*XLA_\w+_JIT|XLA_\w+_JIT.*Ddl[A-Z]", re.DOTALL)
 
+_ESCAPED = re.compile(r"""\\(["'\\])""")  # by an Assert
+
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
@@ -41,7 +43,7 @@ def from_tensorflow(error: tf.errors.OpError) -> errors.KerasDdlError | None:
         return jit_compile_error() if _XLA.search(text) else None
     message = ours[1]
     if "assertion failed: [keras_ddl: " in text:  # an assertion in the graph, which fails on all ranks
-        return errors.RankMismatchError(message.removesuffix("]"))
+        return errors.RankMismatchError(_ESCAPED.sub(r"\1", message.removesuffix("]")))
     if _NOT_INITIALIZED in message:
         return errors.NotInitializedError(message)
     code = tf.errors.UNAVAILABLE if _UNAVAILABLE in text else error.error_code

@@ -55,6 +55,13 @@ def test_from_tensorflow_knows_what_tensorflow_has_replaced():
     assert str(translated) == "rank 1 has left"
 
 
+def test_from_tensorflow_shows_the_text_of_an_assertion_as_it_was():
+    text = """size of "größe 'x'" \\ [1]: differs"""
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.raw_ops.Assert(condition=False, data=[f"keras_ddl: {text}"])
+    assert str(op_errors.from_tensorflow(caught.value)) == text
+
+
 def test_translate_errors_leaves_other_errors_alone():
     for original in (tf.errors.AbortedError(None, None, "not ours"), ValueError("keras_ddl: neither")):
         with pytest.raises(type(original)) as caught, op_errors.translate_errors():
