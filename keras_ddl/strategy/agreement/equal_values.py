@@ -5,7 +5,7 @@ Ranks draw initial weights from the same seeds, so they nearly always do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from keras_ddl.communicator.comparison import is_equal
 from keras_ddl.compat.tensorflow import tf
 
 
-def are_equal(values: Sequence[tf.Tensor], name: str) -> bool:
+def are_equal(values: Iterable[tf.Tensor], name: str) -> bool:
     """Whether tensors of numbers have equal dtypes, shapes and bits on all ranks. COLLECTIVE, eager, under `name`.
 
     Cost: each tensor is read once; 32 bytes per rank. Other values pass for equal with a probability of 2**-64.

@@ -362,7 +362,8 @@ def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
     """Gives rank 0's values to variables that a step uses first, however the script made them. COLLECTIVE."""
     with tf.init_scope():
         numbers = _numbers_of(variables)
-        if numbers and not are_equal([each.read_value() for each in numbers], "keras_ddl/first_values"):
+        # One at a time: a variable that was written row by row is read into memory of its own.
+        if numbers and not are_equal((each.read_value() for each in numbers), "keras_ddl/first_values"):
             ops.broadcast_variables(numbers, root=0)
         gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
 
