@@ -194,6 +194,12 @@ def is_eager(tensor: Any) -> bool:
     return isinstance(tensor, EagerTensor)
 
 
+def as_array(value: Any) -> np.ndarray:
+    """As np.asarray, which fails for scalars of bfloat16 and float8. Shares the memory of a tensor where it can."""
+    is_scalar = isinstance(value, (tf.Tensor, tf.Variable)) and value.shape.rank == 0
+    return np.asarray(value.numpy() if is_scalar else value)
+
+
 def called_graph(call: tf.Operation, attr: str = "f") -> Any:
     """Returns the graph of the function that an operation names in `attr`; None if TensorFlow does not tell."""
     try:

@@ -12,12 +12,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from keras_ddl import communicator
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat import datasets
-from keras_ddl.compat.tensorflow import do_not_convert, tf
+from keras_ddl.compat.tensorflow import as_array, do_not_convert, tf
 from keras_ddl.data.rows import chunk, chunked_rows, static_rows, take_chunk, with_rows
 from keras_ddl.data.share import MARK, agree_number
 from keras_ddl.data.streams import Parts, Stream, StreamError, wait_for_closed
@@ -154,7 +152,7 @@ def _arrays(leaf: Any, rank: int, size: int) -> Iterator[Any]:
     if isinstance(leaf, tf.experimental.Optional):
         return
     if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string:
-        array = np.asarray(leaf)  # no copy
+        array = as_array(leaf)
         yield array if array.ndim == 0 else array[slice(*chunk(len(array), rank, size))]
         return
     for part in tf.nest.flatten(take_chunk(leaf, rank, size), expand_composites=True):

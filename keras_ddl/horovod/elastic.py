@@ -13,12 +13,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_ddl import communicator, config, ops
 from keras_ddl.checkpoint.snapshot import tensor_of
 from keras_ddl.communicator import membership
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.errors import CheckpointError, ConfigError, RankLostError
 from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
 from keras_ddl.ops.errors import from_tensorflow
@@ -95,7 +93,7 @@ class _VariablesState(ObjectState):
         self.save()
 
     def content(self) -> Any:
-        return {**super().content(), "variables": [np.asarray(value) for value in self._values]}
+        return {**super().content(), "variables": [as_array(value) for value in self._values]}
 
     def put(self, content: Any) -> None:
         values, variables = content["variables"], self.variables_of_state()

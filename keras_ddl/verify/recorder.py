@@ -324,7 +324,7 @@ def _outputs(returned: Any) -> dict[str, np.ndarray]:
         parts = ((str(place), each) for place, each in enumerate(returned))
     else:
         if isinstance(returned, (tf.Tensor, tf.Variable, np.ndarray, np.generic, float, int)):
-            array = np.asarray(returned)
+            array = tf_compat.as_array(returned)
             return {"value": _plain(array)} if array.dtype.kind not in "OSU" else {}
         return {}
     return {

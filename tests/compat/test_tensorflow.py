@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager.context import context
 
-from keras_ddl.compat.tensorflow import optimized_once
+from keras_ddl.compat.tensorflow import as_array, optimized_once
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +47,11 @@ def test_what_the_program_has_chosen_stays() -> None:
     tf.config.optimizer.set_experimental_options({"remapping": True})
     with optimized_once():
         assert rewriter().remapping == inside.ON
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "bool", "int64"])
+def test_as_array_takes_scalars_of_every_dtype(dtype: str) -> None:
+    for shape in ([], [2], [0, 3]):
+        value = np.ones(shape, tf.as_dtype(dtype).as_numpy_dtype)
+        np.testing.assert_array_equal(as_array(tf.constant(value)), value, strict=True)
+    assert as_array(tf.Variable(value)).shape == (0, 3)

@@ -4,6 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.agreement import drift
 from keras_ddl.strategy.checksum import checksum
 
 
@@ -24,3 +26,8 @@ def test_checksum_reads_scalars_empty_and_strided_arrays():
     assert checksum(np.zeros((0, 3))) == 0
     matrix = np.arange(12.0).reshape(3, 4)
     assert checksum(matrix.T) == checksum(matrix.T.copy()) != checksum(matrix)
+
+
+def test_drift_check_reads_scalars_of_bfloat16():
+    learning_rate = tf.Variable(tf.constant(0.5, tf.bfloat16))
+    assert checksum(drift._values(learning_rate)) == checksum(learning_rate.numpy())

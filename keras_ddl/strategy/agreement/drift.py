@@ -21,7 +21,7 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.compat import models
-from keras_ddl.compat.tensorflow import tf
+from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.checksum import checksum
@@ -184,8 +184,7 @@ def _digest(sums: Sequence[int]) -> int:
 def _values(variable: Any) -> np.ndarray:
     """Returns what this rank has of a variable that is compared."""
     own = laid_out.slice_of(variable)
-    value = tf.convert_to_tensor(variable if own is None else own)
-    return np.asarray(value)  # where it is: `numpy()` copies
+    return as_array(tf.convert_to_tensor(variable if own is None else own))
 
 
 def _is_compared(variable: Any) -> bool:
