@@ -11,6 +11,7 @@ is summed in buckets.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Protocol
@@ -115,7 +116,7 @@ class Builder(Context):
         if self.writes is not None:
             before += self.writes.before(node)
         try:
-            with tf.control_dependencies(before):
+            with tf.control_dependencies(before) if before else contextlib.nullcontext():
                 made = self._apply(node)
         except Pending:
             return False
@@ -140,6 +141,8 @@ class Builder(Context):
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
     def _apply(self, node: Node) -> PlacedOutputs:
+        if node.type == "Const":
+            return self.make_replicated(node)
         kind = self.earlier_kind(node)
         if kind is not None:
             return earlier_axis.make(self, node, kind)
