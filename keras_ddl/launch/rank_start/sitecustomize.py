@@ -4,6 +4,8 @@ Such an import makes a million objects that stay. Python takes them for a reason
 in vain: 0.8 s of the 2.9 that `import keras` takes, on every rank at once.
 """
 
+from __future__ import annotations  # a program may start other, older Pythons
+
 import gc
 import importlib.machinery
 import importlib.util
