@@ -50,6 +50,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     if not isinstance(b.placement(shape_operand), Replicated):
         return None
     if isinstance(placement, Partial):
+        b.mark_linear(node)
         return [(b.make(node, [b.local(value), b.replicated(shape_operand)])[0], placement)]
     if not isinstance(placement, Sharded):
         return None
