@@ -47,7 +47,13 @@ with tensorflow_packages.private_imports("tensorflow", _WORKS):
     from tensorflow.python.eager.context import context as _eager_context
     from tensorflow.python.eager.polymorphic_function import attributes as _attributes
     from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
-    from tensorflow.python.ops import handle_data_util, ref_variable, resource_variable_ops
+    from tensorflow.python.ops import (
+        control_flow_util_v2,
+        control_flow_v2_func_graphs,
+        handle_data_util,
+        ref_variable,
+        resource_variable_ops,
+    )
 
     # What TensorFlow exports for Keras.
     FuncGraph, EagerTensor = tf.__internal__.FuncGraph, tf.__internal__.EagerTensor

@@ -56,6 +56,7 @@ _TABLE: list[tuple[Fate, str]] = [
     (Fate.KEEPS, "_tftrt_use_calibration _tftrt_use_implicit_batch"),
 ]
 FATES = {name: fate for fate, names in _TABLE for name in names.split()}
+_declared: dict[str, frozenset[str]] = {}  # by type of operation
 
 
 def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
@@ -65,7 +66,9 @@ def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
     """
     if operation.type == "Const":
         return None
-    declared = {each.name for each in operation.op_def.attr}
+    declared = _declared.get(operation.type)
+    if declared is None:
+        declared = _declared[operation.type] = frozenset(each.name for each in operation.op_def.attr)
     result = set(_keeping((key, value) for key, value in definition.attr.items() if key not in declared))
     if operation.type in tf_compat.CALLS:
         result.update(_keeping(tf_compat.called_attributes(operation).items()))

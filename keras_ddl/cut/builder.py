@@ -11,8 +11,9 @@ is summed in buckets.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from keras_ddl.compat.tensorflow import tf
@@ -22,7 +23,9 @@ from keras_ddl.cut.collectives import COMBINED_DTYPES
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import if_certain
 from keras_ddl.cut.extents import Dims
+from keras_ddl.cut.factors import spec_of
 from keras_ddl.cut.placements import (
+    PARTIAL,
     REPLICATED,
     FlatShard,
     Partial,
@@ -34,6 +37,7 @@ from keras_ddl.cut.placements import (
     Sharded,
 )
 from keras_ddl.cut.program import SHAPE_OPS, Node, Value
+from keras_ddl.cut.propagation import is_accumulated
 from keras_ddl.cut.registry import rule_of
 from keras_ddl.cut.replicated_updates import ReplicatedUpdates
 from keras_ddl.cut.schedule import Schedule
@@ -93,6 +97,7 @@ class Builder(Context):
             if not schedule.is_waiting and not missing and self._sharding.finish():
                 return
             self._request_ahead(missing)
+            self._request_beside(schedule.postponed())
             if self.waits_outside and not self.requests:
                 raise Pending
             self.make_requested(rounds)
@@ -109,13 +114,43 @@ class Builder(Context):
             if self.is_placed(value) and isinstance(self.placement(value), Partial) and placement == REPLICATED:
                 self.request(value, placement)
 
+    def _request_beside(self, postponed: Iterable[Node]) -> None:
+        """Requests parts to which an addition will add replicated tensors, those that postponed nodes are to give: they
+        travel with the sums that these nodes wait for.
+        """
+        if self.in_loop:
+            return
+        for node in postponed:
+            if not all(map(self._will_be_replicated, node.inputs)):
+                continue
+            for reader in {each: None for value in node.outputs for each in self.program.readers(value)}:
+                if isinstance(reader, Node) and spec_of(reader).linear.adds:
+                    self._request_summands(reader)
+
+    def _request_summands(self, addition: Node) -> None:
+        parts = [each for each in addition.inputs if self.is_placed(each) and self.placement(each) == PARTIAL]
+        if any(is_accumulated(self, each) for each in parts):
+            return
+        self.node = addition
+        for each in parts:
+            self.request(each, REPLICATED)
+        self.node = None
+
+    def _will_be_replicated(self, value: Value) -> bool:
+        """Whether a value is replicated, or a sum that is requested."""
+        if not self.is_placed(value):
+            return False
+        placement = self.placement(value)
+        is_requested = isinstance(placement, Partial) and self.requests.has(placement.op, self.origin(value))
+        return is_requested or isinstance(placement, Replicated)
+
     def _try(self, node: Node) -> bool:
         self.node, self._last = node, []
         self.before = before = [each for one in node.after for each in self._done[one]]
         if self.writes is not None:
             before += self.writes.before(node)
         try:
-            with tf.control_dependencies(before):
+            with tf.control_dependencies(before) if before else contextlib.nullcontext():
                 made = self._apply(node)
         except Pending:
             return False
@@ -140,6 +175,8 @@ class Builder(Context):
             self.extents.set_dims(value, (*dims[:axis], self.extent(placement), *dims[axis + 1 :]))
 
     def _apply(self, node: Node) -> PlacedOutputs:
+        if node.type == "Const":
+            return self.make_replicated(node)
         kind = self.earlier_kind(node)
         if kind is not None:
             return earlier_axis.make(self, node, kind)

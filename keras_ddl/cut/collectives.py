@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from keras_ddl import ops
 from keras_ddl.communicator import Communicator
@@ -20,6 +20,13 @@ COMBINED_DTYPES = frozenset(
 )
 
 
+class Depths(NamedTuple):
+    """Of the nodes that give the tensors of a collective (`Node.depth`): the least and the greatest."""
+
+    least: int
+    greatest: int
+
+
 class Collectives(Protocol):
     """Puts collectives into the graph; `name` is the same on all ranks and used once in a step."""
 
@@ -29,8 +36,16 @@ class Collectives(Protocol):
     def kind_of(self, node: Node) -> str | None:
         """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
-        """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
+    def reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        name: str,
+        *,
+        depths: Depths | None = None,
+        compressed: bool = False,
+    ) -> list[tf.Tensor]:
+        """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks. depths: None: unknown."""
 
     def compresses(self, value: Value, op: str) -> bool:
         """Whether `value` is to be reduced with `compressed`: rounded between hosts."""
@@ -51,10 +66,11 @@ class Collectives(Protocol):
 class StepCollectives:
     """Collectives of the job's ranks (keras_ddl.ops), for the step that the current graph is.
 
-    Sums that run whenever the step does make up its plan, in the order in which they are in the graph: none needs a
-    later one. Ranks then run them in that order, without asking rank 0 (native/core/src/engine/plan_lane.h). Those
-    inside of branches may not run, and are matched by name. On a mesh each axis has a plan of its own: of the
-    collectives of all axes that have not run, the first in the graph can always run.
+    Sums that run whenever the step does make up its plan, in an order in which none needs a later one: about that in
+    which they become ready (`_by_depth`). Ranks then run them in that order, without asking rank 0
+    (native/core/src/engine/plan_lane.h). Those inside of branches may not run, and are matched by name. On a mesh each
+    axis has a plan of its own, in the order of the graph: of the collectives of all axes that have not run, the first
+    in the graph can always run.
 
     Args:
         scope: begins every name.
@@ -89,13 +105,22 @@ class StepCollectives:
         self._compressed = 0
         self._graph = tf.compat.v1.get_default_graph()
         self._begins_with: tf.Operation | None = None
+        self._depths: dict[str, Depths] = {}  # by the names of operations
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
+    def reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        name: str,
+        *,
+        depths: Depths | None = None,
+        compressed: bool = False,
+    ) -> list[tf.Tensor]:
         compression = feedback = None
         if compressed:
             compression, feedback = self._compression, f"{self._feedback}/{self._compressed}"
             self._compressed += 1
-        return ops.all_reduce_n(
+        reduced = ops.all_reduce_n(
             tensors,
             op=op,
             name=f"{self._scope}/{name}",
@@ -103,6 +128,10 @@ class StepCollectives:
             feedback=feedback,
             comm=self._comm,
         )
+        # On a mesh the plans of all axes follow one order, that of the graph.
+        if depths is not None and self._comm is None:
+            self._depths[reduced[0].op.name] = depths
+        return reduced
 
     def kind_of(self, node: Node) -> str | None:
         if node.type == "DdlAllReduceN":
@@ -134,12 +163,30 @@ class StepCollectives:
 
     def follow_plan(self) -> None:
         """Gives the collectives their places in the plan, when all are made."""
-        sums = [each for each in self._graph.get_operations() if self._is_planned(each)]
+        sums = self._by_depth([each for each in self._graph.get_operations() if self._is_planned(each)])
         planned = sums if self._begins_with is None else [self._begins_with, *sums]
         listed = "\n".join(_agreed(each) for each in planned)
         plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
         for index, operation in enumerate(planned):
             set_numbers(operation, plan=plan, plan_index=index, plan_size=len(planned))
+
+    def _by_depth(self, sums: Sequence[tf.Operation]) -> list[tf.Operation]:
+        """Moves sums, which are in an order in which they can run, before those that they cannot need.
+
+        The buckets of gradients are made last. In that place they would wait for the last statistic of
+        BatchNormalization, and all be sent when the backward pass is over. What needs the result of a sum is deeper
+        than what is summed.
+        """
+        order: list[tf.Operation] = []
+        for each in sums:
+            place, depths = len(order), self._depths.get(each.name)
+            while depths is not None and place > 0:
+                before = self._depths.get(order[place - 1].name)
+                if before is None or before.least <= depths.greatest:
+                    break
+                place -= 1
+            order.insert(place, each)
+        return order
 
     def _is_planned(self, operation: tf.Operation) -> bool:
         if operation.type != "DdlAllReduceN":

@@ -16,7 +16,7 @@ from keras_ddl.cut.dims import Dim, certain, if_certain
 from keras_ddl.cut.extents import merged
 from keras_ddl.cut.local_shapes import no_dependencies
 from keras_ddl.cut.placed_values import PlacedValues
-from keras_ddl.cut.placements import REPLICATED, PlacedTensor
+from keras_ddl.cut.placements import REPLICATED, PlacedTensor, Replicated
 from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.variable_ops import MARKED
@@ -63,6 +63,7 @@ class Context(PlacedValues):
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._made: dict[Hashable, _Made] = {}  # by what equal operations have in common
         self.built_from: dict[str, tf.Operation] = {}
+        self._linear: set[Node] = set()
         self._read_before: dict[tuple[Node, Value], Value] = {}
         self._last: list[tf.Operation] = []  # what the node being built consists of
 
@@ -182,6 +183,26 @@ class Context(PlacedValues):
             if value.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
                 tensor.set_shape(value.shape)
         return [PlacedTensor(tensor, REPLICATED) for tensor in outputs]
+
+    def mark_linear(self, node: Node) -> None:
+        """Marks a node as built from parts of a sum, so that its results are parts of what it gives of the sum."""
+        self._linear.add(node)
+
+    def _replicate(self, value: Value) -> tf.Tensor:
+        """Also of what follows from a sum that was made since: it is built again, and needs no sum of its own."""
+        node = value.node
+        if not self._follows_from_sum(value):
+            return super()._replicate(value)
+        with no_dependencies():
+            made = self.make_replicated(node)
+        self._replace(dict(zip(node.outputs, made)))
+        return made[value.index].tensor
+
+    def _follows_from_sum(self, value: Value) -> bool:
+        node = value.node
+        if node not in self._linear or value.index < 0 or node.after or not node.is_pure:
+            return False
+        return all(isinstance(self.placement(each), Replicated) or self._follows_from_sum(each) for each in node.inputs)
 
     def _constant(self, node: Node) -> tf.Tensor:
         """Builds a constant; small ones, which a program repeats at every use, once each."""

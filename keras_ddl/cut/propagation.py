@@ -188,6 +188,7 @@ def of_parts(b: Context, node: Node) -> PlacedOutputs | None:
         made = b.make(node, tensors)
     else:
         made = spec.make(b, node, LocalOperands(tensors, _factors(b, node, spec), None))
+    b.mark_linear(node)
     return [(tensor, placements[parts[0]]) for tensor in made]
 
 
@@ -212,14 +213,14 @@ def _gives_parts(b: Context, node: Node, linear: Linear, placements: Sequence[Pl
 
 def _continues_partial(b: Context, node: Node, placements: Sequence[Placement]) -> bool:
     """Whether the sum stays partial, to be made when the loop is over, or with what is accumulated."""
-    if not b.in_loop and not any(_is_accumulated(b, each) for each in node.inputs):
+    if not b.in_loop and not any(is_accumulated(b, each) for each in node.inputs):
         return False
     return all(isinstance(each, Replicated) or each == PARTIAL for each in placements) and not _is_repeated(
         b, node, range(len(placements))
     )
 
 
-def _is_accumulated(b: Context, value: Value) -> bool:
+def is_accumulated(b: Context, value: Value) -> bool:
     """Whether a value is read from a variable of which each rank holds a part."""
     return value.node.type == READ and b.placement(value) == PARTIAL
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import flat_shards
-from keras_ddl.cut.collectives import Collectives
+from keras_ddl.cut.collectives import Collectives, Depths
 from keras_ddl.cut.placements import FLAT_SHARD, REPLICATED, PlacedTensor
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.report import Report
@@ -83,8 +83,9 @@ class Requests:
             values = [value for value in order if kinds[value] == (op, compressed)]
             for bucket in self._buckets(values, [_bytes(value) for value in values]):
                 parts = [_numeric(requests[value].tensor) for value in bucket]
-                options = {"compressed": True} if compressed else {}
-                result = self._collectives.reduce(parts, op, self._name(prefix, op), **options)
+                nodes = [value.node.depth for value in bucket]
+                name, depths = self._name(prefix, op), Depths(min(nodes), max(nodes))
+                result = self._collectives.reduce(parts, op, name, depths=depths, compressed=compressed)
                 for value, tensor in zip(bucket, result):
                     tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
                     tensor.set_shape(requests[value].tensor.shape)

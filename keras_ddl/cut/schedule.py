@@ -46,6 +46,10 @@ class Schedule:
         """Marks a node as needing more than other nodes: it is tried again after `retry`."""
         self._postponed.append(node.position)
 
+    def postponed(self) -> list[Node]:
+        """Returns the nodes that need more than other nodes."""
+        return [self._nodes[each] for each in self._postponed]
+
     def retry(self) -> None:
         """What was postponed can be tried again."""
         self._ready, self._postponed = self._postponed, []

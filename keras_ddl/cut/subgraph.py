@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
+from keras_ddl.cut.collectives import Depths
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Unknown, if_certain
@@ -23,7 +24,7 @@ from keras_ddl.cut.placements import (
     Sharded,
     TensorList,
 )
-from keras_ddl.cut.program import Node, Return, Value
+from keras_ddl.cut.program import BRANCHES, LOOPS, Node, Return, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.variable_ops import READ
 
@@ -53,7 +54,15 @@ class NoCollectives:
     def kind_of(self, node: Node) -> str | None:
         return None
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, *, compressed: bool = False) -> list[tf.Tensor]:
+    def reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        name: str,
+        *,
+        depths: Depths | None = None,
+        compressed: bool = False,
+    ) -> list[tf.Tensor]:
         raise CollectiveInLoop(name)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -120,7 +129,7 @@ class SubgraphBuilder(Builder):
         self.is_trial = is_trial or parent.is_trial
         self._outside_graph = outside
         self._lent: dict[Value, Value] = {}
-        self._carried: set[Value] = set()
+        self._carried: dict[Value, Callable[[TensorList], None]] = {}
         self._promoted: dict[Value, TensorList] = {}  # requested by nodes that could not be built without it
 
     def lend(self, value: Value, outer: Value, *, replicated: bool = False) -> None:
@@ -136,9 +145,12 @@ class SubgraphBuilder(Builder):
         if value.dtype.is_integer:
             self.extents.set_numbers(value, if_certain(self.parent.extents.numbers, outer))
 
-    def carry(self, value: Value, tensor: tf.Tensor, known: AbstractValue) -> None:
-        """Lets a placeholder stand for what a loop carries from round to round."""
-        self._carried.add(value)
+    def carry(self, value: Value, tensor: tf.Tensor, known: AbstractValue, shard: Callable[[TensorList], None]) -> None:
+        """Lets a placeholder stand for what a loop carries from round to round.
+
+        shard: has a list begin in another placement, as long as nothing of the round reads it.
+        """
+        self._carried[value] = shard
         self._place(value, tensor, known)
 
     def _place(self, value: Value, tensor: tf.Tensor, known: AbstractValue) -> None:
@@ -167,8 +179,19 @@ class SubgraphBuilder(Builder):
             with self._outside():
                 return self.parent.redistributed(lender, placement)
         if value in self._carried and isinstance(placement, TensorList) and isinstance(source, Replicated):
-            raise ShardLists({value: placement})
+            self._shard_carried(value, placement)
+            return self.local(value)
         return super()._redistribute(value, placement)
+
+    def _shard_carried(self, value: Value, placement: TensorList) -> None:
+        """Has a list that the loop carries be sharded. Raises: ShardLists: it has been read as a replicated one."""
+        node = self.node
+        # What is inside of an operation has its own record of where the list is.
+        is_read = any(each in self._done for each in self.program.readers(value))
+        if node is None or node.type in (*BRANCHES, *LOOPS) or is_read:
+            raise ShardLists({value: placement})
+        self._carried[value](placement)
+        self._place(value, self.local(value), replace(self.abstract(value), placement=placement))
 
     def _is_built_outside(self, lender: Value, source: Placement, placement: Placement) -> bool:
         """Whether a value of the parent is redistributed in the parent's graph."""
@@ -229,7 +252,7 @@ class SubgraphBuilder(Builder):
 
 
 def operation_behind(tensor: tf.Tensor) -> tf.Operation:
-    """Returns the If, Case or While that gives a tensor of tf.cond, tf.switch_case or tf.while_loop."""
+    """Returns the If or Case that gives a tensor of tf.cond or tf.switch_case."""
     operation = tensor.op
     while operation.type == "Identity":
         operation = operation.inputs[0].op

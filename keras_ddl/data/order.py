@@ -72,9 +72,13 @@ def _notes() -> _Notes:
 def numbered(dataset: tf.data.Dataset, number: int) -> tf.data.Dataset:
     """Returns a dataset of (key, element) whose keys tell the dataset, the pass over it, and the batch."""
     begin = pass_of(number, dataset.element_spec)
-    # Converted, lambdas would be parsed and compiled for 0.1 s.
-    keys = tf.data.Dataset.range(1).map(do_not_convert(lambda _: begin()))
-    keys = keys.flat_map(do_not_convert(lambda key: tf.data.Dataset.range(key, key + _MANY)))
+
+    @do_not_convert  # it would be parsed and compiled for 0.1 s
+    def of_a_pass(_: tf.Tensor) -> tf.data.Dataset:
+        key = begin()
+        return tf.data.Dataset.range(key, key + _MANY)
+
+    keys = tf.data.Dataset.range(1).flat_map(of_a_pass)
     setattr(keys, KEYS, True)
     length = dataset.cardinality()
     both = tf.data.Dataset.zip((keys, dataset))

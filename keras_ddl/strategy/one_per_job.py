@@ -47,9 +47,15 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     for each in reversed(_made):
         if type(each) is not cls or each.topology is not place:
             continue
-        if settings.items() <= vars(each.job.settings).items():
+        has = vars(each.job.settings)
+        if all(name in has and _are_the_same(value, has[name]) for name, value in settings.items()):
             return each
     return None
+
+
+def _are_the_same(one: object, other: object) -> bool:
+    """Whether two settings are equal. True is not 1: what is wrong in the first Strategy is wrong in another one."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def differences(one: StrategyInterface, other: StrategyInterface) -> str:

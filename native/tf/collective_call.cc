@@ -18,7 +18,7 @@ constexpr size_t kDetailBytes = 1023;
 
 // What a TensorFlow thread runs itself, and how long it waits for the other ranks.
 constexpr uint64_t kInlineBytes = 64 * 1024;
-constexpr uint32_t kInlinePatienceUs = 100;
+constexpr uint32_t kInlinePatienceUs = 1000;
 
 // Stands for the data of tensors without elements, for which TensorFlow may give nullptr.
 char empty_buffer[1];

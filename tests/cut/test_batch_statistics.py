@@ -174,7 +174,8 @@ def moved(training: Training, **options: Any) -> list[Any]:
 )
 def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
     training = Training(build, keras_layer)
-    assert len(moved(training, static=static, statistics="global")) > 2 * 4
+    # Of each layer the mean, the variance, and in the backward pass one sum; then the gradients of layers before it.
+    assert len(moved(training, static=static, statistics="global")) in (2 * 3, 2 * 3 + 1)
     entries = moved(training, static=static)
     moments = 2 * 2
     assert [len(each.values) for each in entries] == [1 + len(training.model.trainable_variables) + moments]

@@ -74,6 +74,21 @@ def test_graphs_made_do_not_double_with_each_level(kinds: str, static: bool, mon
     assert four <= 4 * two and eight <= 4 * four, (two, four, eight)  # at most with the square of the depth
 
 
+def recurrent(x: Any) -> Any:
+    """As a recurrent layer: its state begins whole and becomes rows, and so do the elements of its list."""
+    states = tf.TensorArray(x.dtype, size=3, element_shape=[None, 3])
+
+    def body(i: Any, state: Any, states: Any) -> list[Any]:
+        state = tf.tanh(state + x)
+        return [i + 1, state, states.write(i, state)]
+
+    return tf.while_loop(lambda i, *_: i < 3, body, [0, tf.zeros([6, 3], x.dtype), states])[2].stack()
+
+
+def test_round_of_a_recurrent_layer_is_built_twice(monkeypatch: Any) -> None:
+    assert graphs_made(recurrent, monkeypatch, static=True) == 3  # and the condition
+
+
 def time_over_trace(step: Any) -> float:
     trace = tf.function(step, autograph=False)
     begin = process_time()

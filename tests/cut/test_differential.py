@@ -34,14 +34,13 @@ def _all_agree(disagrees: Callable[[int], str | None], seeds: range) -> None:
     assert len(without) <= 1 + len(seeds) // 8, f"{len(without)} of {len(seeds)} programs said nothing: {without}"
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(10, 100, 10))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (20, 40, 60, 80))])
 def test_random_programs_equal_one_process(first: int) -> None:
-    _all_agree(_plain, range(first, first + 10))
+    _all_agree(_plain, range(first, first + 20))
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.long)])
-def test_random_programs_with_branches_and_loops_equal_one_process(first: int) -> None:
-    _all_agree(_nested, range(first, first + 5))
+def test_random_programs_with_branches_and_loops_equal_one_process() -> None:
+    _all_agree(_nested, range(10))
 
 
 @pytest.mark.long

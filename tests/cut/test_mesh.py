@@ -36,7 +36,7 @@ def transformer_on(shape: Position, rules: Rules = TRANSFORMER, *, blocks: int =
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        ((1, 2), {}),
+        pytest.param((1, 2), {}, marks=pytest.mark.long),
         ((2, 2), {"counts": [4, 3]}),
         pytest.param((2, 4), {"counts": [7, 0]}, marks=pytest.mark.long),
         pytest.param((3, 2), {"static": False}, marks=pytest.mark.long),
@@ -49,15 +49,15 @@ def test_a_transformer_on_a_mesh_equals_one_process(shape, options):
 
 
 def test_a_block_has_two_sums_forward_and_two_backward():
-    one, three = (transformer_on((1, 2), blocks=n).moved()["model"] for n in (1, 3))
-    assert {kind for kind, _ in three} == {"sum"}  # no activation is gathered
-    assert len(three) - len(one) == 2 * 4
+    one, two = (transformer_on((1, 2), blocks=n).moved()["model"] for n in (1, 2))
+    assert {kind for kind, _ in two} == {"sum"}  # no activation is gathered
+    assert len(two) - len(one) == 4
 
 
 VOCABULARY: Rules = {**TRANSFORMER, "table": 0, "head/kernel": 1, "head/bias": 0}
 
 
-@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("static", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_vocabulary_is_cut_without_gathering_rows_or_logits(static):
     mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3], static=static).check(*tokens(), steps=2)
     kinds = [kind for kind, _ in mesh.moved()["model"]]

@@ -35,10 +35,10 @@ def test_report_counts_every_collective_and_names_functions_of_the_host(monkeypa
     for kind in ("gather", "reduce"):
         original = getattr(SimulatedCollectives, kind)
 
-        def counted(self: Any, *args: Any, original: Any = original, kind: str = kind) -> Any:
+        def counted(self: Any, *args: Any, original: Any = original, kind: str = kind, **options: Any) -> Any:
             if args[-1:] != ("commit",):  # of which the report speaks apart
                 made.append((self.rank, kind))
-            return original(self, *args)
+            return original(self, *args, **options)
 
         monkeypatch.setattr(SimulatedCollectives, kind, counted)
 

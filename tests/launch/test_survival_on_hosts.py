@@ -108,8 +108,11 @@ def test_rank_0_is_killed_with_what_has_started_it_and_the_others_go_on(agent: s
 def test_on_one_host_what_has_started_the_ranks_ends_the_job_with_it(agent: str, tmp_path: Path) -> None:
     command = ["run", "-np", "4", *arguments(tmp_path, 2, {}, NOTING)[3:]]
     ended = kill_rank_0_and_its_starters(command, agent, tmp_path)
-    assert ended.status == 1 and ended.out == "", ended
-    assert "failed first, and the job was ended: lost without a report" in ended.err, ended
+    assert ended.out == "", ended
+    # Whether the end of the rank is seen first, or that of what has started it.
+    first = "failed first, and the job was ended: lost without a report" in ended.err
+    other = "host_ranks ended (killed by SIGKILL) before the ranks had finished." in ended.err
+    assert (ended.status == 1 and first) or (ended.status == 137 and other), ended
 
 
 @pytest.mark.long

@@ -127,7 +127,7 @@ def unread_replies(server: Running) -> None:
     with connected(server.grpc_port, 10) as readers, connected(server.rest_port, 40) as clients:
         for reader in readers:
             send(reader, _PREFACE + frame(_SETTINGS, 0, 0))
-        for stream in range(1, 80, 2):
+        for stream in range(1, 40, 2):
             for reader in readers:
                 send(reader, headers(f"{SERVICE}/Predict", stream) + frame(_DATA, _END_STREAM, stream, data))
             time.sleep(0.1)

@@ -183,6 +183,7 @@ def test_model_parallel_is_refused_beside_a_layout_or_where_it_is_no_number_of_r
         keras_ddl.Strategy(compression="float16", model_parallel=2)
     with pytest.raises(ConfigError, match="with model_parallel, shard_optimizer must be False"):
         keras_ddl.Strategy(shard_optimizer=True, model_parallel=2)
+    keras_ddl.Strategy()  # whose model_parallel is 1, and so equals True
     for wrong in (0, 2.0, True, "2"):
         with pytest.raises(ConfigError, match="model_parallel must be a number of ranks"):
             keras_ddl.Strategy(model_parallel=wrong)

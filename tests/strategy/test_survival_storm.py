@@ -26,8 +26,7 @@ def storm(folder: Path, model: str, data: str, seed: int) -> None:
     check(folder, model, data, "moment", f"{first}:{moment}", later)
 
 
-@pytest.mark.long  # in `make test`: simulated, in test_survival_model.py
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
 def test_ten_random_deaths(seed: int, tmp_path: Path) -> None:
     storm(tmp_path, "mlp", "arrays", seed)
 

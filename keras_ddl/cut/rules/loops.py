@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.loops import LoopGraph, copy_element_kind, while_op
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import opaque
 from keras_ddl.cut.contents import AbstractValue
@@ -23,7 +25,7 @@ from keras_ddl.cut.placements import (
 )
 from keras_ddl.cut.program import LOOPS, Node, Value
 from keras_ddl.cut.registry import rule
-from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder, operation_behind
+from keras_ddl.cut.subgraph import CollectiveInLoop, ShardLists, SubgraphBuilder
 
 MOST_TRIES = 50
 
@@ -119,37 +121,47 @@ class _Loop:
         self._has_assumed_sharded = False
 
     def make(self) -> PlacedOutputs:
+        """Builds the loop if a round keeps what is assumed. Raises: _Changed; ShardLists; CollectiveInLoop; Pending."""
         b, node = self.b, self.node
-        placements = {i: each.placement for i, each in self.assumed.items()}
-        outside = tf.compat.v1.get_default_graph()
-        shapes = [b.static_local_shape(self.starts[i].shape, placements[i]) for i in self.carried]
-        starts = [_of_shape(self._start(i), shape) for i, shape in zip(self.carried, shapes)]
-        inners: dict[str, SubgraphBuilder] = {}
-
-        def condition(*carried: tf.Tensor) -> tf.Tensor:
-            inner = inners["condition"] = self._inner("condition", carried, outside)
-            predicate = inner.program.outputs[0]
-            inner.build({predicate: REPLICATED})
-            return tf.identity(inner.replicated(predicate))
-
-        def body(*carried: tf.Tensor) -> list[tf.Tensor]:
-            inner = inners["body"] = self._inner("body", carried, outside)
-            inner.build({})
-            self._compare(inner)
-            ends = [(inner.program.outputs[i], placements[i]) for i in self.carried]
-            tensors = [tf.identity(inner.redistributed(value, placement)) for value, placement in ends]
-            for tensor, shape in zip(tensors, shapes):
-                tensor.set_shape(shape)
-            return tensors
-
+        body = self._graph("body", [self._start(i) for i in self.carried])
+        with body.building():
+            inners = [self._inner("body", body)]
+            inners[0].build({})
+            self._compare(inners[0])
+            placements = {i: each.placement for i, each in self.assumed.items()}
+            ends = [inners[0].redistributed(inners[0].program.outputs[i], placements[i]) for i in self.carried]
+            body.end(ends)
+        shapes = self._shapes()
+        for tensor, shape in zip(body.graph.outputs, shapes):
+            tensor.set_shape(shape)
+        starts = [self._start(i) for i in self.carried]
+        condition = self._graph("condition", starts)
+        condition.share_captures(body)
+        with condition.building():
+            inners.append(self._inner("condition", condition))
+            predicate = inners[1].program.outputs[0]
+            inners[1].build({predicate: REPLICATED})
+            condition.end([inners[1].replicated(predicate)])
         # Rounds that overlap would draw in another order on each rank.
         at_once = 1 if opaque.draws_numbers(node) else node.attr("parallel_iterations", int)
-        results = list(tf.while_loop(condition, body, starts, shape_invariants=shapes, parallel_iterations=at_once))
-        b.ran(operation_behind(results[0]))
-        for inner in inners.values():
+        starts = [_of_shape(start, shape) for start, shape in zip(starts, shapes)]
+        loop = while_op(condition, body, starts, shapes, at_once)
+        b.ran(loop)
+        for inner in inners:
             b.report.add(inner.report)
-        by_position = dict(zip(self.carried, results))
+        by_position = dict(zip(self.carried, loop.outputs))
         return [self._output(i, by_position.get(i)) for i in range(len(node.outputs))]
+
+    def _graph(self, label: str, starts: Sequence[tf.Tensor]) -> LoopGraph:
+        has_effects = any(map(tf_compat.is_stateful, self.graphs[label].get_operations()))
+        result = LoopGraph(label, has_effects=has_effects)
+        with result.graph.as_default():
+            result.carry(starts, self._shapes())
+        return result
+
+    def _shapes(self) -> list[tf.TensorShape]:
+        """Returns what is known of the shapes of what this rank carries."""
+        return [self.b.static_local_shape(self.starts[i].shape, self.assumed[i].placement) for i in self.carried]
 
     def _output(self, i: int, result: tf.Tensor | None) -> tuple[tf.Tensor, Placement]:
         b, value = self.b, self.node.inputs[i]
@@ -168,17 +180,23 @@ class _Loop:
         except Uncertain:
             raise CollectiveInLoop(value) from None
 
-    def _inner(self, label: str, carried: Sequence[tf.Tensor], outside: tf.Graph) -> SubgraphBuilder:
-        inner = SubgraphBuilder(self.b, self.node, self.graphs[label], label, outside, is_loop=True)
+    def _inner(self, label: str, graph: LoopGraph) -> SubgraphBuilder:
+        inner = SubgraphBuilder(self.b, self.node, self.graphs[label], label, graph.graph.outer_graph, is_loop=True)
         values = inner.program.placeholders
-        for i, tensor in zip(self.carried, carried):
-            inner.carry(values[i], tensor, self.assumed[i])
+        for i, tensor in zip(self.carried, graph.carried):
+            inner.carry(values[i], tensor, self.assumed[i], functools.partial(self._shard, i, graph, tensor))
         for i, value in enumerate(values):
             if i not in self.assumed:
                 is_handle = value.dtype == tf.resource
                 inner.lend(value, self.node.inputs[i], replicated=self._is_replicated and not is_handle)
         self._positions = {value: i for i, value in enumerate(values)}
         return inner
+
+    def _shard(self, i: int, graph: LoopGraph, tensor: tf.Tensor, placement: TensorList) -> None:
+        """Assumes that a list is sharded; `tensor`: its placeholder, which nothing reads yet."""
+        self.assumed[i] = replace(self.assumed[i], placement=placement)
+        with graph.graph.outer_graph.as_default():
+            copy_element_kind(self._start(i), tensor)
 
     def assume_sharded(self) -> bool:
         """Assumes, once, that replicated tensors of the batch's extent (a layer's first state) are sharded.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain, product
 from keras_ddl.cut.extents import MOST_VALUES, Dims, Extents, ResultExtents, ResultNumbers, extents, numbers, reshaped
@@ -13,6 +14,8 @@ from keras_ddl.cut.placements import REPLICATED, Partial, PlacedOutputs, Replica
 from keras_ddl.cut.program import SHAPE_OPS, Node, Value
 from keras_ddl.cut.propagation import sharded_only
 from keras_ddl.cut.registry import rule
+
+_INT64 = AttrValue(type=tf.int64.as_datatype_enum)
 
 
 @rule(*SHAPE_OPS)
@@ -47,6 +50,7 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
     if not isinstance(b.placement(shape_operand), Replicated):
         return None
     if isinstance(placement, Partial):
+        b.mark_linear(node)
         return [(b.make(node, [b.local(value), b.replicated(shape_operand)])[0], placement)]
     if not isinstance(placement, Sharded):
         return None
@@ -57,7 +61,9 @@ def reshape(b: Context, node: Node) -> PlacedOutputs | None:
         return None
     shape = _global_shape(b, before, after, node)
     shape[result.axis] = b.local_extent(result)
-    return [(tf.reshape(b.local(value), b.vector(shape)), result)]
+    made = b.make(node, [b.local(value), b.vector(shape, tf.int64)], Tshape=_INT64)[0]
+    made.set_shape([each if isinstance(each, int) else None for each in shape])
+    return [(made, result)]
 
 
 def _global_shape(b: Context, before: Dims, after: Dims, node: Node) -> list[Scalar]:

@@ -2,11 +2,9 @@
 
 Such an import makes a million objects that stay. Python takes them for a reason to look at all of them again and again,
 in vain: 0.8 s of the 2.9 that `import keras` takes, on every rank at once.
-
-An older Python, of another program that the rank starts, must be able to run this, too.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # a program may start other, older Pythons
 
 import gc
 import importlib.machinery

@@ -212,7 +212,7 @@ class CallbackList(_KerasList):
         agreement.check_same_model(model)
         _agree_on_steps(self)
         agreement.agree_on_initial_epoch(model)
-        agreement.broadcast_variables(agreement.all_variables(model))
+        agreement.broadcast_variables(agreement.all_variables(model), may_be_equal=True)
         _agree_on_global_seed(model)
         self._drift = DriftCheck(model, strategy.job)
         self._is_beginning = False

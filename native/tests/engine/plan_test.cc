@@ -254,6 +254,26 @@ TEST(PlanOfRanksTest, SmallOnesAreRunInlineOrInTheirTurn) {
   EXPECT_GT(ran_inline, 0u);
 }
 
+// The other rank would wait for nothing: this one's plan ends before its calling thread comes to a rendezvous.
+TEST(PlanOfRanksTest, NobodyWaitsAtARendezvousForSmallDataThatIsInAPlan) {
+  RunOptions options = WithLane();
+  options.warn_after_s = 0;
+  RunRanks(
+      {0, 0},
+      [&](ddl_comm* comm, int rank) {
+        std::vector<std::unique_ptr<PlannedSum>> buckets;
+        for (uint32_t i = 0; i < kBuckets; ++i) buckets.push_back(std::make_unique<PlannedSum>(1, 1, i, rank, 100));
+        if (rank == 0) {
+          const auto start = std::chrono::steady_clock::now();
+          EXPECT_EQ(buckets[0]->call.TryRun(comm, 20'000'000), 0);
+          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));  // a lane's patience: 2 s
+        }
+        for (auto& bucket : buckets) bucket->work = bucket->call.Start(comm);
+        for (auto& bucket : buckets) bucket->Check(2);
+      },
+      options);
+}
+
 TEST(PlanOfRanksTest, WhatRepeatsOutsideOfPlansIsAnnouncedInThirteenBytes) {
   RunRanks({0, 0, 2}, [&](ddl_comm* comm, int rank) {
     const auto run = [&] {

@@ -31,6 +31,8 @@ constexpr size_t kEagerBytes = 64 * 1024;
 struct EngineBlock {
   // Requests of this rank that were submitted and have not ended: while there are any, it takes part in no rendezvous.
   alignas(64) std::atomic<uint32_t> outstanding;
+  // Requests with small data that wait in this rank's plan: meanwhile it comes to no rendezvous, either.
+  std::atomic<uint32_t> small_planned;
   // In rank 0's block: set while the coordinator remembers collectives that failed without some rank, and while some
   // rank has joined. A rendezvous would never complete then.
   std::atomic<uint32_t> no_rendezvous;

@@ -141,7 +141,9 @@ bool InlinePath::Meet(uint32_t patience_us) {
     const double waited = Now() - start;
     bool elsewhere = false;
     for (int local = 0; local < memory.local_size(); ++local) {
-      elsewhere = elsewhere || BlockOf(memory, local).outstanding.load(std::memory_order_relaxed) != 0;
+      const EngineBlock& block = BlockOf(memory, local);
+      elsewhere = elsewhere || block.outstanding.load(std::memory_order_relaxed) != 0 ||
+                  block.small_planned.load(std::memory_order_relaxed) != 0;
     }
     if (waited > patience_us * 1e-6 || (elsewhere && waited > kAbsentPatienceSeconds) || submissions_.stopped()) {
       return !rendezvous_.Withdraw();

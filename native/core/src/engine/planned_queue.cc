@@ -31,7 +31,7 @@ PlannedQueue::PlannedQueue(Endpoint& endpoint, Submissions& fallback)
             [this](std::unique_ptr<Request> request) { FallBack(std::move(request)); }) {}
 
 void PlannedQueue::Submit(std::unique_ptr<Request> request) {
-  if (request->small) num_small_.fetch_add(1, std::memory_order_relaxed);
+  if (request->small) CountSmall(1);
   submissions_.Submit(std::move(request));
 }
 
@@ -67,12 +67,17 @@ void PlannedQueue::FallBack(std::unique_ptr<Request> request) {
   const bool small = request->small;
   submissions_.CountEnded();
   fallback_.Submit(std::move(request));
-  if (small) num_small_.fetch_sub(1, std::memory_order_relaxed);
+  if (small) CountSmall(-1);
 }
 
 void PlannedQueue::Finish(const Request& request, const Status& status) {
-  if (request.small) num_small_.fetch_sub(1, std::memory_order_relaxed);
+  if (request.small) CountSmall(-1);
   Queue::Finish(request, status);
+}
+
+void PlannedQueue::CountSmall(int change) {
+  num_small_.fetch_add(change, std::memory_order_relaxed);
+  fallback_.CountSmallPlanned(change);
 }
 
 void PlannedQueue::Handle(int peer, const std::string& bytes) {

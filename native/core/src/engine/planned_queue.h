@@ -50,6 +50,7 @@ class PlannedQueue : public Queue {
   void Finish(const Request& request, const Status& status) override;
 
  private:
+  void CountSmall(int change);
   void FallBack(std::unique_ptr<Request> request);
   // Some rank has left: what is submitted from now on falls back.
   void Close(const std::string& reason);

@@ -70,6 +70,11 @@ bool Submissions::Take(std::vector<std::unique_ptr<Request>>* requests, Status* 
 
 void Submissions::CountEnded() { OwnBlock(memory_).outstanding.fetch_sub(1, std::memory_order_release); }
 
+void Submissions::CountSmallPlanned(int change) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!stop_) OwnBlock(memory_).small_planned.fetch_add(static_cast<uint32_t>(change), std::memory_order_relaxed);
+}
+
 bool Submissions::IsInside() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return inside_;

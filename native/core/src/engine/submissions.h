@@ -46,6 +46,8 @@ class Submissions {
   // A request that was submitted here has ended, or goes to another queue. Call it before its `done`: the thread that
   // waits for the request may enter at once.
   void CountEnded();
+  // Tells the other ranks how many more requests with small data wait in this rank's plan. Any thread.
+  void CountSmallPlanned(int change);
   bool IsInside();
   // From now on no calling thread enters.
   void Refuse() { usable_ = false; }
