@@ -74,6 +74,7 @@ class Builder(Context):
     def hold_weight(self, handle: Value) -> None:
         """Has a variable in flat shards, which is placed, gathered for a while wherever all of it is needed."""
         self._sharding.hold_weight(handle)
+        self.requests.follow_program = False  # gathers wait for what has used other weights, whatever needs it
 
     def is_weight(self, handle: Value) -> bool:
         """Whether a variable is held so."""
@@ -160,6 +161,7 @@ class Builder(Context):
             self._keep(value, tensor, placement)
             self.extents.follow(value)
         self._done[node] = self._last or before
+        self._last = []  # what is built between two nodes is part of neither: nothing waits for it
         return True
 
     def _keep(self, value: Value, tensor: tf.Tensor, placement: Placement) -> None:

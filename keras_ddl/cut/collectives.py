@@ -129,8 +129,9 @@ class StepCollectives:
             comm=self._comm,
         )
         # On a mesh the plans of all axes follow one order, that of the graph.
-        if depths is not None and self._comm is None:
-            self._depths[reduced[0].op.name] = depths
+        operation = reduced[0].op
+        if depths is not None and self._comm is None and operation.graph is self._graph:
+            self._depths[operation.name] = depths
         return reduced
 
     def kind_of(self, node: Node) -> str | None:

@@ -190,19 +190,35 @@ class Context(PlacedValues):
 
     def _replicate(self, value: Value) -> tf.Tensor:
         """Also of what follows from a sum that was made since: it is built again, and needs no sum of its own."""
-        node = value.node
-        if not self._follows_from_sum(value):
+        nodes = self._nodes_after_sums(value)
+        if not nodes:
             return super()._replicate(value)
+        made: dict[Value, PlacedTensor] = {}
         with no_dependencies():
-            made = self.make_replicated(node)
-        self._replace(dict(zip(node.outputs, made)))
-        return made[value.index].tensor
+            for node in nodes:
+                made.update(zip(node.outputs, self.make_replicated(node)))
+                self._placed.update((each, made[each]) for each in node.outputs)
+        self._replace(made)
+        return made[value].tensor
 
-    def _follows_from_sum(self, value: Value) -> bool:
-        node = value.node
-        if node not in self._linear or value.index < 0 or node.after or not node.is_pure:
-            return False
-        return all(isinstance(self.placement(each), Replicated) or self._follows_from_sum(each) for each in node.inputs)
+    def _shard_flat(self, value: Value) -> tf.Tensor:
+        if self._nodes_after_sums(value):
+            self.replicated(value)
+        return super()._shard_flat(value)
+
+    def _nodes_after_sums(self, value: Value) -> list[Node]:
+        """Returns the nodes that give a value of sums that were made, in an order in which they can run; else none."""
+        # Not by recursion: a sum of many terms is a chain longer than Python's stack is deep.
+        values, nodes = [value], dict[Node, None]()
+        for each in values:
+            node = each.node
+            if isinstance(self.placement(each), Replicated) or node in nodes:
+                continue
+            if node not in self._linear or each.index < 0 or not node.is_pure:
+                return []
+            nodes[node] = None
+            values += node.inputs
+        return sorted(nodes, key=lambda node: node.position)
 
     def _constant(self, node: Node) -> tf.Tensor:
         """Builds a constant; small ones, which a program repeats at every use, once each."""

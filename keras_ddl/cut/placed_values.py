@@ -204,8 +204,9 @@ class PlacedValues(LocalShapes):
         """
         placed, gathered = self.requests.make(rounds)
         for value, (_, placement) in placed.items():
-            if isinstance(placement, FlatShard):
-                self._redistributed[value, PARTIAL] = self._placed[value].tensor
+            before = self._placed[value]
+            if isinstance(placement, FlatShard) and before.placement == PARTIAL:
+                self._redistributed[value, PARTIAL] = before.tensor
         self._replace(placed)
         self._redistributed.update({(value, REPLICATED): tensor for value, tensor in gathered.items()})
 
@@ -353,8 +354,10 @@ class PlacedValues(LocalShapes):
 
     def keep_replicated(self, value: Value) -> None:
         """Replicates a value that was in flat shards from now on. Raises: Pending."""
-        tensor, chunk, origin = self.replicated(value), self.local(value), self.origin(value)
-        self._redistributed[origin, FLAT_SHARD] = chunk
+        tensor, origin = self.replicated(value), self.origin(value)
+        if isinstance(self.placement(value), Replicated):  # built again of sums, rather than gathered
+            return
+        self._redistributed[origin, FLAT_SHARD] = self.local(value)
         self._replace({each: PlacedTensor(tensor, REPLICATED) for each in (value, origin)})
 
     def sum_over_ranks(self, node: Node, part: Callable[[], tf.Tensor]) -> tf.Tensor:

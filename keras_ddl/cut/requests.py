@@ -26,10 +26,14 @@ class _Request(NamedTuple):
 
 
 class Requests:
-    """What is requested for the values of one program."""
+    """What is requested for the values of one program.
+
+    Attributes: follow_program: whether sums wait for no others but those that the program shows: they have depths.
+    """
 
     def __init__(self, collectives: Collectives, report: Report, scope: str = "") -> None:
         self._collectives, self._report, self._scope = collectives, report, scope
+        self.follow_program = True
         self._by_kind: dict[str, dict[Value, _Request]] = {}
         self._count = 0
 
@@ -84,7 +88,8 @@ class Requests:
             for bucket in self._buckets(values, [_bytes(value) for value in values]):
                 parts = [_numeric(requests[value].tensor) for value in bucket]
                 nodes = [value.node.depth for value in bucket]
-                name, depths = self._name(prefix, op), Depths(min(nodes), max(nodes))
+                depths = Depths(min(nodes), max(nodes)) if self.follow_program else None
+                name = self._name(prefix, op)
                 result = self._collectives.reduce(parts, op, name, depths=depths, compressed=compressed)
                 for value, tensor in zip(bucket, result):
                     tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor

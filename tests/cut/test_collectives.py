@@ -52,6 +52,16 @@ def test_collectives_take_a_sum_once_for_all_its_readers():
     assert len(check(step)) == 1
 
 
+def test_collectives_take_a_sum_once_for_a_long_chain_of_parts_that_is_needed_later():
+    def step(x):
+        total = part = tf.reduce_sum(x, axis=0)
+        for _ in range(600):  # twice as many calls would be deeper than Python's stack
+            part = -part
+        return tf.concat([part, tf.exp(total)], 0), tf.tanh(total)
+
+    assert [(each.kind, len(each.values)) for each in check(step)] == [("sum", 1)]
+
+
 def test_collectives_sum_before_a_part_is_repeated():
     def step(x):
         mean = tf.reduce_mean(x, axis=0)

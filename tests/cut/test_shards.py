@@ -401,3 +401,19 @@ def test_parts_are_added_and_widened_before_they_are_scattered():
     simulation = both(step, [slot, narrow, wide], [slot, narrow, wide], tolerance=1e-5)
     assert moves_of(simulation) == [("reduce_scatter", 3)]
     assert "float32" not in simulation.reports[0].text()
+
+
+def test_a_part_that_was_scattered_is_built_again_of_the_sum_it_follows_from():
+    slots = [tf.Variable(np.zeros(5)) for _ in range(2)]
+
+    def step(x):
+        total = tf.reduce_sum(tf.cast(x, tf.float32), 0)
+        part = tf.cast(total, tf.float64)
+        slots[0].assign_add(part)  # scattered
+        product = tf.cast(tf.math.cumprod(total), tf.float64)
+        with tf.control_dependencies([product]):  # all of it is needed when all of the total is there
+            result = tf.math.cumprod(part) * product
+        slots[1].assign_add(part * tf.reduce_sum(tf.tanh(x * result), 0))
+        return result
+
+    both(step, slots, slots, tolerance=1e-3)  # up to 55, of float32

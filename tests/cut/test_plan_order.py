@@ -1,0 +1,106 @@
+"""The plan of a step's sums is an order in which they can run: none comes before one that it needs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cut.simulated import SimulatedCollectives, Simulation
+
+from keras_ddl import ops
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.cut.collectives import Depths, StepCollectives
+
+X = np.random.default_rng(0).normal(size=(6, 4))
+
+
+def deep(x):
+    for _ in range(12):
+        x = tf.tanh(x)
+    return x
+
+
+def needed(tensors):
+    """Returns the operations that tensors wait for. Simulated collectives are ordered, which those of ranks are not."""
+    stack, seen = [each.op for each in tensors], set()
+    while stack:
+        each = stack.pop()
+        if each not in seen:
+            seen.add(each)
+            stack += [tensor.op for tensor in each.inputs]
+            if each.type != "PyFunc":
+                stack += [before for before in each.control_inputs if before.type != "PyFunc"]
+    return seen
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """The sums of rank 0: names, depths, tensors, operations."""
+    found, reduce = [], SimulatedCollectives.reduce
+
+    def recorded(self, tensors, op, name, *, depths=None, compressed=False):
+        results = reduce(self, tensors, op, name, depths=depths, compressed=compressed)
+        if self.rank == 0:
+            found.append(SimpleNamespace(name=name, depths=depths, tensors=tensors, made={each.op for each in results}))
+        return results
+
+    monkeypatch.setattr(SimulatedCollectives, "reduce", recorded)
+    return found
+
+
+def check(step, sums, variables=(), **options):
+    """Checks results and the plan. Returns: the numbers of sums, as they are in the graph, in the order of the plan."""
+    simulation = Simulation(step, [X], 2, variables=variables, **options)
+    expected = simulation.expected(X)
+    for outputs in simulation(X):
+        for mine, one in zip(outputs, expected):
+            np.testing.assert_allclose(mine, one, rtol=1e-12)
+    collectives = SimpleNamespace(_depths={each.name: each.depths for each in sums if each.depths is not None})
+    plan = StepCollectives._by_depth(collectives, sums)
+    for place, each in enumerate(plan):
+        before = needed(each.tensors)
+        late = [other.name for other in plan[place + 1 :] if before & other.made]
+        assert not late, f"{each.name} needs {late}"
+    return [sums.index(each) for each in plan]
+
+
+def test_plan_sends_what_is_ready_first(sums):
+    def step(x):
+        low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
+        return tf.exp(high), tf.exp(tf.reduce_sum(tf.tanh(x * tf.exp(low)), 0))
+
+    assert check(step, sums) == [0, 2, 1, 3]
+
+
+def test_plan_waits_with_gathers_of_weights_that_wait_for_other_sums(sums):
+    weights = [tf.Variable(np.full([4, 4], number)) for number in (0.3, 0.2)]
+
+    def step(x):
+        low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
+        first = high[tf.newaxis] @ weights[0]
+        return first, tf.exp(tf.reduce_sum((x * tf.exp(low)) @ weights[1], 0))  # gathered when the first was used
+
+    options = {"sharded": weights, "weights": [each.handle for each in weights], "gathered_bytes": 1}
+    assert check(step, sums, weights, **options) == [0, 1, 2, 3]
+
+
+def test_plan_is_not_changed_by_what_is_built_between_two_nodes(sums):
+    def step(x):
+        low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
+        part = high * 3.0 / 2.0
+        late, total = tf.exp(low * 2.0), tf.exp(tf.reduce_sum(tf.tanh(x * tf.exp(low)), 0))
+        with tf.control_dependencies([late]):
+            after = tf.identity(total)
+        # When `late` was built, `part` is built again of `high`, to be added.
+        return part + total, tf.exp(high), tf.exp(tf.reduce_sum(tf.tanh(x * after), 0))
+
+    assert check(step, sums) == [0, 2, 3, 1, 4]
+
+
+def test_plan_takes_the_depths_of_its_own_graph(monkeypatch):
+    monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, name, **_: [tf.identity(tensors[0], name="sum")])
+    with tf.Graph().as_default():
+        collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
+        first, second = (collectives.reduce([tf.ones([])], "sum", "", depths=Depths(n, n))[0].op for n in (1, 2))
+        with tf.Graph().as_default():  # of a branch
+            collectives.reduce([tf.ones([])], "sum", "", depths=Depths(9, 9))
+        assert collectives._by_depth([first, second]) == [first, second]
