@@ -164,7 +164,10 @@ class StepCollectives:
 
     def follow_plan(self) -> None:
         """Gives the collectives their places in the plan, when all are made."""
-        sums = self._by_depth([each for each in self._graph.get_operations() if self._is_planned(each)])
+        in_graph = [each for each in self._graph.get_operations() if self._is_planned(each)]
+        sums = self._by_depth(in_graph)
+        if sums != in_graph and not can_run(sums):
+            sums = in_graph
         planned = sums if self._begins_with is None else [self._begins_with, *sums]
         listed = "\n".join(_agreed(each) for each in planned)
         plan = int.from_bytes(blake2b(listed.encode(), digest_size=8).digest(), "little", signed=True)
@@ -195,6 +198,24 @@ class StepCollectives:
         communicator, name = (operation.get_attr(each) for each in ("communicator", "tensor_name"))
         is_of_these = communicator == (0 if self._comm is None else self._comm.id)
         return is_of_these and bool(name.decode().startswith(self._prefix))
+
+
+def can_run(order: Sequence[tf.Operation]) -> bool:
+    """Whether operations of one graph can run in this order: whether none needs a later one.
+
+    Depths show what a program's own nodes need. This also sees what a cut has put between them.
+    """
+    places = {each: place for place, each in enumerate(order)}
+    last: dict[tf.Operation, int] = {}  # the greatest place among those that an operation is or needs; -1: none
+    for operation in order[0].graph.get_operations():
+        needed = {*operation.control_inputs, *(each.op for each in operation.inputs)}
+        if not needed <= last.keys():
+            return False  # not made in an order in which they can run
+        after, place = max((last[each] for each in needed), default=-1), places.get(operation, -1)
+        if operation in places and place < after:
+            return False
+        last[operation] = max(place, after)
+    return True
 
 
 def _agreed(operation: tf.Operation) -> str:

@@ -8,7 +8,7 @@ from cut.simulated import SimulatedCollectives, Simulation
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import Depths, StepCollectives
+from keras_ddl.cut.collectives import Depths, StepCollectives, can_run
 
 X = np.random.default_rng(0).normal(size=(6, 4))
 
@@ -104,3 +104,14 @@ def test_plan_takes_the_depths_of_its_own_graph(monkeypatch):
         with tf.Graph().as_default():  # of a branch
             collectives.reduce([tf.ones([])], "sum", "", depths=Depths(9, 9))
         assert collectives._by_depth([first, second]) == [first, second]
+
+
+def test_plan_keeps_the_order_of_the_graph_if_another_cannot_run():
+    with tf.Graph().as_default():
+        first = tf.add(1.0, 2.0).op
+        second = tf.exp(first.outputs[0]).op
+        with tf.control_dependencies([tf.negative(second.outputs[0])]):
+            third = tf.add(3.0, 4.0).op
+        other = tf.add(5.0, 6.0).op
+    assert can_run([first, second, third, other]) and can_run([other, first, second, third])
+    assert not can_run([second, first]) and not can_run([third, other, first])
