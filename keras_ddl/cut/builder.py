@@ -130,7 +130,7 @@ class Builder(Context):
 
     def _request_summands(self, addition: Node) -> None:
         parts = [each for each in addition.inputs if self.is_placed(each) and self.placement(each) == PARTIAL]
-        if any(is_accumulated(self, each) for each in parts):
+        if any(is_accumulated(self, each) or self._sharding.is_towards(each) for each in parts):
             return
         self.node = addition
         for each in parts:

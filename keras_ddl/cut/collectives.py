@@ -106,6 +106,7 @@ class StepCollectives:
         self._graph = tf.compat.v1.get_default_graph()
         self._begins_with: tf.Operation | None = None
         self._depths: dict[str, Depths] = {}  # by the names of operations
+        self._is_in_branches = False  # some collectives are
 
     def reduce(
         self,
@@ -123,7 +124,7 @@ class StepCollectives:
         reduced = ops.all_reduce_n(
             tensors,
             op=op,
-            name=f"{self._scope}/{name}",
+            name=self._key(name),
             compression=compression,
             feedback=feedback,
             comm=self._comm,
@@ -134,6 +135,10 @@ class StepCollectives:
             self._depths[operation.name] = depths
         return reduced
 
+    def _key(self, name: str) -> str:
+        self._is_in_branches |= tf.compat.v1.get_default_graph() is not self._graph
+        return f"{self._scope}/{name}"
+
     def kind_of(self, node: Node) -> str | None:
         if node.type == "DdlAllReduceN":
             return node.attr("reduction", bytes).decode()
@@ -143,15 +148,15 @@ class StepCollectives:
         return self._compression is not None and op == "sum" and is_weight_gradient(value, self._weights)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return ops.all_gather(tensor, name=f"{self._scope}/{name}", comm=self._comm)
+        return ops.all_gather(tensor, name=self._key(name), comm=self._comm)
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return ops.reduce_scatter(tensor, name=f"{self._scope}/{name}", comm=self._comm)
+        return ops.reduce_scatter(tensor, name=self._key(name), comm=self._comm)
 
     def shift(self, tensor: tf.Tensor, offset: int, name: str) -> tf.Tensor:
         target, rows = (self.rank + offset) % self.size, tf.shape(tensor, tf.int64)[0]
         splits = tf.one_hot(target, self.size, rows, tf.zeros_like(rows), dtype=tf.int64)
-        return ops.all_to_all(tensor, splits, name=f"{self._scope}/{name}", comm=self._comm)[0]
+        return ops.all_to_all(tensor, splits, name=self._key(name), comm=self._comm)[0]
 
     def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
         return self._plan(sizes, dtypes)
@@ -179,8 +184,11 @@ class StepCollectives:
 
         The buckets of gradients are made last. In that place they would wait for the last statistic of
         BatchNormalization, and all be sent when the backward pass is over. What needs the result of a sum is deeper
-        than what is summed.
+        than what is summed. Not where branches have collectives: TensorFlow then runs these branches in the order in
+        which they are made, whatever the program says.
         """
+        if self._is_in_branches:
+            return list(sums)
         order: list[tf.Operation] = []
         for each in sums:
             place, depths = len(order), self._depths.get(each.name)

@@ -67,6 +67,10 @@ class Sharding:
         """Whether there is such a variable."""
         return bool(self._handles)
 
+    def is_towards(self, value: Value) -> bool:
+        """Whether a value leads to such a variable, entry by entry: parts of it are scattered rather than summed."""
+        return self.is_on and value in self.plan.towards
+
     @property
     def plan(self) -> Plan:
         if self._plan is None:

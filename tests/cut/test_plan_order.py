@@ -47,15 +47,15 @@ def sums(monkeypatch):
     return found
 
 
-def check(step, sums, variables=(), **options):
+def check(step, sums, variables=(), *, in_branches=False, **options):
     """Checks results and the plan. Returns: the numbers of sums, as they are in the graph, in the order of the plan."""
     simulation = Simulation(step, [X], 2, variables=variables, **options)
     expected = simulation.expected(X)
     for outputs in simulation(X):
         for mine, one in zip(outputs, expected):
             np.testing.assert_allclose(mine, one, rtol=1e-12)
-    collectives = SimpleNamespace(_depths={each.name: each.depths for each in sums if each.depths is not None})
-    plan = StepCollectives._by_depth(collectives, sums)
+    depths = {each.name: each.depths for each in sums if each.depths is not None}
+    plan = StepCollectives._by_depth(SimpleNamespace(_depths=depths, _is_in_branches=in_branches), sums)
     for place, each in enumerate(plan):
         before = needed(each.tensors)
         late = [other.name for other in plan[place + 1 :] if before & other.made]
@@ -96,6 +96,18 @@ def test_plan_is_not_changed_by_what_is_built_between_two_nodes(sums):
     assert check(step, sums) == [0, 2, 3, 1, 4]
 
 
+def test_plan_follows_the_graph_where_branches_with_collectives_wait_for_one_another(sums):
+    def step(x):
+        low, high = tf.reduce_max(x, 0), tf.reduce_sum(deep(x), 0)
+        first, second = (
+            tf.cond(chosen, lambda more=more: tf.math.cumsum(x + more)[:3], lambda: x[:3])
+            for chosen, more in ((high[0] < 1e3, 1.0), (low[0] < 1e3, 2.0))
+        )
+        return first, tf.exp(tf.reduce_sum(tf.tanh(x * second[0]), 0))
+
+    assert check(step, sums, in_branches=True) == [0, 1, 2, 3]
+
+
 def test_plan_takes_the_depths_of_its_own_graph(monkeypatch):
     monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, name, **_: [tf.identity(tensors[0], name="sum")])
     with tf.Graph().as_default():
@@ -103,7 +115,19 @@ def test_plan_takes_the_depths_of_its_own_graph(monkeypatch):
         first, second = (collectives.reduce([tf.ones([])], "sum", "", depths=Depths(n, n))[0].op for n in (1, 2))
         with tf.Graph().as_default():  # of a branch
             collectives.reduce([tf.ones([])], "sum", "", depths=Depths(9, 9))
-        assert collectives._by_depth([first, second]) == [first, second]
+        assert collectives._depths == {"sum": Depths(1, 1), "sum_1": Depths(2, 2)}
+
+
+@pytest.mark.parametrize("in_branch", [False, True])
+def test_plan_knows_whether_there_are_collectives_in_branches(monkeypatch, in_branch):
+    monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, **_: [tf.identity(tensors[0])])
+    monkeypatch.setattr(ops, "all_gather", lambda tensor, **_: tensor)
+    with tf.Graph().as_default() as graph:
+        collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
+        deep, early = (collectives.reduce([tf.ones([])], "sum", "", depths=Depths(n, n))[0].op for n in (9, 1))
+        with tf.Graph().as_default() if in_branch else graph.as_default():
+            collectives.gather(tf.ones([1]), "")
+        assert collectives._by_depth([deep, early]) == ([deep, early] if in_branch else [early, deep])
 
 
 def test_plan_keeps_the_order_of_the_graph_if_another_cannot_run():

@@ -417,3 +417,16 @@ def test_a_part_that_was_scattered_is_built_again_of_the_sum_it_follows_from():
         return result
 
     both(step, slots, slots, tolerance=1e-3)  # up to 55, of float32
+
+
+def test_a_gradient_is_scattered_also_if_what_is_added_waits_for_a_sum():
+    weight, slot = tf.Variable(RNG.normal(size=[5, 4])), tf.Variable(np.zeros([5, 4]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight)) + tf.reduce_mean(x) * tf.nn.l2_loss(weight)
+        slot.assign(0.9 * slot + tape.gradient(loss, weight))
+        weight.assign_sub(0.1 * slot)
+        return loss
+
+    assert ("reduce_scatter", 1) in moves_of(both(step, [weight, slot], [slot]))
