@@ -27,6 +27,16 @@ class Depths(NamedTuple):
     greatest: int
 
 
+class Reduction(NamedTuple):
+    """How tensors are reduced. Attributes: depths: None: unknown. compressed: rounded to 16 bits between hosts."""
+
+    depths: Depths | None = None
+    compressed: bool = False
+
+
+PLAIN = Reduction()
+
+
 class Collectives(Protocol):
     """Puts collectives into the graph; `name` is the same on all ranks and used once in a step."""
 
@@ -36,16 +46,8 @@ class Collectives(Protocol):
     def kind_of(self, node: Node) -> str | None:
         """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
-        """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks. depths: None: unknown."""
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
+        """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
 
     def compresses(self, value: Value, op: str) -> bool:
         """Whether `value` is to be reduced with `compressed`: rounded between hosts."""
@@ -108,17 +110,9 @@ class StepCollectives:
         self._depths: dict[str, Depths] = {}  # by the names of operations
         self._is_in_branches = False  # some collectives are
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         compression = feedback = None
-        if compressed:
+        if how.compressed:
             compression, feedback = self._compression, f"{self._feedback}/{self._compressed}"
             self._compressed += 1
         reduced = ops.all_reduce_n(
@@ -131,8 +125,8 @@ class StepCollectives:
         )
         # On a mesh the plans of all axes follow one order, that of the graph.
         operation = reduced[0].op
-        if depths is not None and self._comm is None and operation.graph is self._graph:
-            self._depths[operation.name] = depths
+        if how.depths is not None and self._comm is None and operation.graph is self._graph:
+            self._depths[operation.name] = how.depths
         return reduced
 
     def _key(self, name: str) -> str:

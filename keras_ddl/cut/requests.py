@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import flat_shards
-from keras_ddl.cut.collectives import Collectives, Depths
+from keras_ddl.cut.collectives import Collectives, Depths, Reduction
 from keras_ddl.cut.placements import FLAT_SHARD, REPLICATED, PlacedTensor
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.report import Report
@@ -90,7 +90,7 @@ class Requests:
                 nodes = [value.node.depth for value in bucket]
                 depths = Depths(min(nodes), max(nodes)) if self.follow_program else None
                 name = self._name(prefix, op)
-                result = self._collectives.reduce(parts, op, name, depths=depths, compressed=compressed)
+                result = self._collectives.reduce(parts, op, name, Reduction(depths, compressed))
                 for value, tensor in zip(bucket, result):
                     tensor = tf.cast(tensor, tf.bool) if value.dtype == tf.bool else tensor
                     tensor.set_shape(requests[value].tensor.shape)

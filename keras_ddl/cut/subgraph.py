@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import Depths
+from keras_ddl.cut.collectives import PLAIN, Reduction
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Unknown, if_certain
@@ -54,15 +54,7 @@ class NoCollectives:
     def kind_of(self, node: Node) -> str | None:
         return None
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         raise CollectiveInLoop(name)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from keras_ddl.compat.tensorflow import FuncGraph, UninitializedVariable, tf, variable_dtype, variable_shape
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import Depths
+from keras_ddl.cut.collectives import PLAIN, Reduction
 from keras_ddl.cut.dims import ONE, Dim, certain, if_certain
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.model_axis import Slices, argument_dims
@@ -98,15 +98,7 @@ class _NoRanks:
     def kind_of(self, node: Node) -> str | None:
         return None
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         return [tf.identity(each) for each in tensors]
 
     def compresses(self, value: Value, op: str) -> bool:

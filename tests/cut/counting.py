@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Sharded, build_step
-from keras_ddl.cut.collectives import Depths
+from keras_ddl.cut.collectives import PLAIN, Reduction
 from keras_ddl.cut.program import Node, Value
 
 RANKS = 2
@@ -18,15 +18,7 @@ class NoRanks:
 
     rank, size = 0, RANKS
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         return [tf.identity(each) for each in tensors]
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:

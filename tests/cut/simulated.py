@@ -11,7 +11,7 @@ import numpy as np
 from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Mirror, Mirrors, Program, Report, Sharded, Snapshots, build_step
-from keras_ddl.cut.collectives import GATHER, Depths
+from keras_ddl.cut.collectives import GATHER, PLAIN, Reduction
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.cut.program import Node, Value
 
@@ -72,15 +72,7 @@ class SimulatedCollectives:
         self._kinds[results[0].op.get_attr("token")] = kind
         return results
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             everyone = self.exchange.meet(name, self.rank, arrays)
             return [_COMBINE[op](list(each)) for each in zip(*everyone)]

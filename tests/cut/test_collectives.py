@@ -6,7 +6,7 @@ from cut.simulated import Simulation
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import Depths, StepCollectives
+from keras_ddl.cut.collectives import Depths, Reduction, StepCollectives
 
 X = np.random.default_rng(0).normal(size=(6, 4))
 
@@ -89,7 +89,7 @@ def test_plan_sends_a_bucket_before_the_sums_that_it_cannot_need(monkeypatch):
         collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
         depths = {"a": (1, 1), "b": (5, 5), "c": (9, 9), "commit": None, "x": (9, 9), "of c": (2, 10), "early": (1, 6)}
         sums = {
-            name: collectives.reduce([tf.ones([])], "sum", name, depths=each and Depths(*each))[0].op
+            name: collectives.reduce([tf.ones([])], "sum", name, Reduction(each and Depths(*each)))[0].op
             for name, each in depths.items()
         }
         names = {operation: name for name, operation in sums.items()}

@@ -8,7 +8,7 @@ from cut.simulated import SimulatedCollectives, Simulation
 
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import Depths, StepCollectives, can_run
+from keras_ddl.cut.collectives import PLAIN, Depths, Reduction, StepCollectives, can_run
 
 X = np.random.default_rng(0).normal(size=(6, 4))
 
@@ -35,16 +35,18 @@ def needed(tensors):
 @pytest.fixture
 def sums(monkeypatch):
     """The sums of rank 0: names, depths, tensors, operations."""
-    found, reduce = [], SimulatedCollectives.reduce
+    records, reduce = [], SimulatedCollectives.reduce
 
-    def recorded(self, tensors, op, name, *, depths=None, compressed=False):
-        results = reduce(self, tensors, op, name, depths=depths, compressed=compressed)
+    def recorded(self, tensors, op, name, how=PLAIN):
+        results = reduce(self, tensors, op, name, how)
         if self.rank == 0:
-            found.append(SimpleNamespace(name=name, depths=depths, tensors=tensors, made={each.op for each in results}))
+            records.append(
+                SimpleNamespace(name=name, depths=how.depths, tensors=tensors, made={each.op for each in results})
+            )
         return results
 
     monkeypatch.setattr(SimulatedCollectives, "reduce", recorded)
-    return found
+    return records
 
 
 def check(step, sums, variables=(), *, in_branches=False, **options):
@@ -112,9 +114,9 @@ def test_plan_takes_the_depths_of_its_own_graph(monkeypatch):
     monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, name, **_: [tf.identity(tensors[0], name="sum")])
     with tf.Graph().as_default():
         collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
-        first, second = (collectives.reduce([tf.ones([])], "sum", "", depths=Depths(n, n))[0].op for n in (1, 2))
+        first, second = (collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(n, n)))[0].op for n in (1, 2))
         with tf.Graph().as_default():  # of a branch
-            collectives.reduce([tf.ones([])], "sum", "", depths=Depths(9, 9))
+            collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(9, 9)))
         assert collectives._depths == {"sum": Depths(1, 1), "sum_1": Depths(2, 2)}
 
 
@@ -124,7 +126,7 @@ def test_plan_knows_whether_there_are_collectives_in_branches(monkeypatch, in_br
     monkeypatch.setattr(ops, "all_gather", lambda tensor, **_: tensor)
     with tf.Graph().as_default() as graph:
         collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
-        deep, early = (collectives.reduce([tf.ones([])], "sum", "", depths=Depths(n, n))[0].op for n in (9, 1))
+        deep, early = (collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(n, n)))[0].op for n in (9, 1))
         with tf.Graph().as_default() if in_branch else graph.as_default():
             collectives.gather(tf.ones([1]), "")
         assert collectives._by_depth([deep, early]) == ([deep, early] if in_branch else [early, deep])

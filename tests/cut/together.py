@@ -15,7 +15,7 @@ from cut.simulated import chunks
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
-from keras_ddl.cut.collectives import Depths
+from keras_ddl.cut.collectives import PLAIN, Reduction
 from keras_ddl.cut.placements import REPLICATED, Sharded
 from keras_ddl.cut.program import Value
 
@@ -73,15 +73,7 @@ class Collectives:
     def __init__(self, turns: Turns, rank: int) -> None:
         self._turns, self.rank, self.size = turns, rank, turns.size
 
-    def reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        name: str,
-        *,
-        depths: Depths | None = None,
-        compressed: bool = False,
-    ) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         def combine(given: list[Any]) -> list[Any]:
             return [_COMBINE[op](list(each)) for each in zip(*given)]
 
