@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 _NAMES = "KEY|TOKEN|SECRET|PASSW|CREDENTIAL"
 _SECRET = re.compile(_NAMES, re.IGNORECASE)
-_ASSIGNED = re.compile(rf"([\w.-]*(?:{_NAMES})[\w.-]*=).+", re.IGNORECASE | re.DOTALL)
+_NAME = rf"[\w.-]*(?:{_NAMES})[\w.-]*"
+_OPTION = re.compile(rf"-{_NAME}", re.IGNORECASE)
+# In one word, which may be the command line of a shell: NAME= or --NAME, and what follows to its end.
+_IN_WORD = re.compile(rf"({_NAME}=|(?<!\S)-{_NAME}\s+(?!-)).+", re.IGNORECASE | re.DOTALL)
 HIDDEN = "***"
 
 
@@ -18,8 +21,15 @@ def is_secret(name: str) -> bool:
 
 
 def hidden(words: Sequence[str]) -> list[str]:
-    """Returns `words` with what follows `NAME=` hidden, to the end of the word, where NAME is secret."""
-    return [_ASSIGNED.sub(rf"\1{HIDDEN}", word) for word in words]
+    """Returns `words` with what follows a secret NAME hidden: `NAME=value`, `--NAME value`.
+
+    In a word with spaces, as of `sh -c`, all is hidden from there to its end. What begins with `-` is the next option.
+    """
+    without = [_IN_WORD.sub(rf"\1{HIDDEN}", word) for word in words]
+    for place, (option, value) in enumerate(zip(words, words[1:]), start=1):
+        if _OPTION.fullmatch(option) and not value.startswith("-"):
+            without[place] = HIDDEN
+    return without
 
 
 def shown(command: Sequence[str]) -> str:

@@ -86,15 +86,17 @@ def test_hosts_of_the_command_line_take_the_place_of_those_in_the_file(folder: P
 
 
 def test_secrets_are_not_shown() -> None:
-    words = ["--password=p1", "-x", "API_TOKEN=p2", "sh -c 'export SECRET_ID=\"p3 p3\"'", "--lr=0.1", "--key", "shown"]
+    words = ["--password=p1", "-x", "API_TOKEN=p2", "sh -c 'export SECRET_ID=\"p3 p3\"'", "--lr=0.1"]
+    words += ["--api-key", "p7", "sh -c 'train --token p8 p8'", "--key", "--lr", "shown"]
     mpi = ["-np", "2", "--mpirun", "mpirun", "--mpi-arg", "-x PASSWORD=p4", "-x", "MY_KEY=p5"]
     comments, line = dry_run(*mpi, "--", "python", "train.py", *words)
     assert not re.search(r"p\d", comments + line), comments + line
     for text in (comments.partition("\n")[0], line):
-        assert "'--password=***' -x 'API_TOKEN=***'" in text and text.endswith("--lr=0.1 --key shown")
+        assert "'--password=***' -x 'API_TOKEN=***'" in text and "--lr=0.1 --api-key '***' 'sh" in text and text.endswith("--key --lr shown")
     Path("hosts.sh").write_text("#!/bin/sh\necho localhost:1\n")
     Path("hosts.sh").chmod(0o755)
-    assert "p6" not in dry_run("--host-discovery-script", "./hosts.sh --token=p6", "--", "train.py")[0]
+    for option in ("--token=p6", "--token p6"):
+        assert "p6" not in dry_run("--host-discovery-script", f"./hosts.sh {option}", "--", "train.py")[0]
     assert "-x 'PASSWORD=***'" in line and "\n  MY_KEY=***" in comments
 
 
