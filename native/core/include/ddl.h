@@ -234,9 +234,9 @@ DDL_EXPORT uint32_t ddl_abi_version(void);
 DDL_EXPORT ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options, char* error,
                                 size_t error_bytes);
 
-// Tells the other ranks that this one leaves (their pending and later requests fail with DDL_UNAVAILABLE), fails what
-// is pending here, joins the communication thread and frees the transport. What is submitted later fails with
-// DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
+// Tells the other ranks that this one leaves (their pending and later requests fail with DDL_UNAVAILABLE), joins the
+// communication thread and frees the transport. What is pending here, runs for two seconds more or is submitted later
+// fails with DDL_FAILED_PRECONDITION. Closing again changes nothing. By the creator only; not from a callback.
 DDL_EXPORT void ddl_close(ddl_comm* comm);
 // A communicator's memory lives until its creator and all holders (ddl_hold, ddl_find) have released it, so that a
 // request submitted while its communicator shuts down fails cleanly. Not from a callback.

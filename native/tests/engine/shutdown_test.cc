@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -86,6 +87,57 @@ TEST(ShutdownTest, OfAHeldCommunicatorIsAnErrorToWhatComesLater) {
   ddl_close(held);
   ddl_release(held);
 }
+
+// Rank 0 closes its communicator while a gather runs, in which rank 1 stands still.
+class CloseInTheMiddle : public testing::TestWithParam<bool> {};
+
+TEST_P(CloseInTheMiddle, IsNoLossToTheRankThatClosesAndOneToTheOthers) {
+  const bool by_caller = GetParam();
+  std::atomic<bool> inside{false}, ended{false};
+  const auto wait_for = [](const std::atomic<bool>& flag) {
+    while (!flag) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  RunRanks(by_caller ? AllTogether(2) : AllApart(2), [&](ddl_comm* comm, int rank) {
+    struct Result {
+      std::function<void()> stand_still;
+      char rows[2];
+    } result{[] {}, {}};
+    if (rank == 1) {
+      result.stand_still = [&] {
+        inside = true;
+        wait_for(ended);
+      };
+    }
+    const char mine = 'a';
+    Call call(DDL_ALL_GATHER, "gather");
+    call.Dtype(DDL_UINT8).Rows(1, 1).Buffer(&mine, nullptr, 1);
+    call.request.user = &result;
+    call.request.allocate = [](void* user, const uint64_t*, int) -> void* {
+      static_cast<Result*>(user)->stand_still();
+      return static_cast<Result*>(user)->rows;
+    };
+    const auto run = [&] { return by_caller && call.TryRun(comm, 10'000'000) != 0 ? Outcome() : call.Run(comm); };
+    if (rank == 1) {
+      (void)run();  // all that it needs of rank 0 may be there
+      Call next(DDL_BARRIER, "next");
+      const Outcome outcome = next.Run(comm);
+      EXPECT_EQ(outcome.code, DDL_UNAVAILABLE) << outcome.message;
+      EXPECT_EQ(outcome.message.find("rank 0 has left"), 0u) << outcome.message;
+      return;
+    }
+    std::thread closer([&] {
+      wait_for(inside);
+      ddl_close(comm);
+    });
+    const Outcome outcome = run();
+    ended = true;
+    EXPECT_EQ(outcome.code, DDL_FAILED_PRECONDITION) << outcome.message;
+    EXPECT_EQ(outcome.message.find("the communicator has been shut down"), 0u) << outcome.message;
+    closer.join();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shutdown, CloseInTheMiddle, testing::Bool());
 
 // Forks while threads of the parent are nearly always in the middle of `parent`: a lock that one of them holds stays
 // locked in the child. `child` returns its exit status.

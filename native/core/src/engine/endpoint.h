@@ -77,7 +77,7 @@ class Endpoint {
   Status CheckPeers() { return peer_watch_.Check(); }
   // While a calling thread is inside it waits with this `health`, and is named by `running` in warnings.
   void OnCallingThread(std::function<Status()> health, std::function<std::string()> running);
-  // DDL_UNAVAILABLE when this communicator was stopped a while ago and a collective still runs. Any thread.
+  // DDL_FAILED_PRECONDITION when this communicator was stopped a while ago and a collective still runs. Any thread.
   Status CheckStopped() const;
 
   // Once not OK, every request fails with it.
@@ -108,6 +108,8 @@ class Endpoint {
   Endpoint(const ddl_transport& transport, const ddl_options& options, std::unique_ptr<GroupMemory> memory,
            RankLocations locations, const std::vector<int>& group);
   bool HasLeft(int rank);
+  // As the other ranks see it: one that was stopped is lost to them.
+  Status ForOthers(const Status& status) const;
   double WarnStalled(const std::string& waits_for, double seconds);
   template <typename Execute>
   Status RunAs(const Announcement& announcement, Execute execute);

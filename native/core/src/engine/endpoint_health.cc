@@ -50,6 +50,11 @@ void Endpoint::OnCallingThread(std::function<Status()> health, std::function<std
 
 Status Endpoint::CheckStopped() const {
   if (submissions_.seconds_stopped() <= kStopGraceSeconds) return {};
+  return {DDL_FAILED_PRECONDITION, "the communicator has been shut down in the middle of it"};
+}
+
+Status Endpoint::ForOthers(const Status& status) const {
+  if (status.code() != DDL_FAILED_PRECONDITION) return status;
   return {DDL_UNAVAILABLE, "rank " + std::to_string(transport_.rank) +
                                " has left during a collective (its process ended or called shutdown)"};
 }
@@ -58,13 +63,13 @@ void Endpoint::Break(const Status& status) {
   if (!broken_.ok()) return;
   broken_ = status;
   PublishBroken(status);
-  channel_.SendAbort(EncodeText(MessageType::kAbort, EncodeReason(status)));
+  channel_.SendAbort(EncodeText(MessageType::kAbort, EncodeReason(ForOthers(status))));
   on_broken_(status);
 }
 
 void Endpoint::PublishBroken(const Status& status) {
   RankBlock& own = memory_->own();
-  const std::string reason = Truncate(EncodeReason(status), sizeof own.reason - 1);
+  const std::string reason = Truncate(EncodeReason(ForOthers(status)), sizeof own.reason - 1);
   std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
   own.state.store(kBroken, std::memory_order_release);
   for (int local = 0; local < memory_->local_size(); ++local) {

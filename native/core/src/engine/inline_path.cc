@@ -201,10 +201,10 @@ Status InlinePath::RunEager(const ddl_request& request) {
 }
 
 Status InlinePath::Health() {
+  // The communication thread, which ends, waits for this thread. Before what it has published, which is for the others.
+  DDL_RETURN_IF_ERROR(endpoint_.CheckStopped());
   const RankBlock& own = endpoint_.memory().own();
   if (own.state.load(std::memory_order_acquire) == kBroken) return DecodeReason(own.reason);
-  // The communication thread, which ends, waits for this thread.
-  DDL_RETURN_IF_ERROR(endpoint_.CheckStopped());
   return CheckInterrupted();
 }
 
