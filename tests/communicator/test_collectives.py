@@ -27,10 +27,11 @@ test_of_four_over_both = rank_tests(checks("communicator", "contract", "split", 
 test_of_four_over_mpi = rank_tests(checks("split"), [(4, "x:1x4")])
 test_of_two_without_mpi = rank_tests(checks("communicator", "contract", "split"), [2], mpi=False)
 test_of_four_without_mpi = rank_tests(checks("contract", "split"), [(4, "x:2x2")], mpi=False)
-test_of_more = pytest.mark.long(
+test_of_more = pytest.mark.long(rank_tests(checks("communicator", "contract", "split"), [3, 4, 8]))
+test_of_more_in_boxes = pytest.mark.long(
     rank_tests(
         checks("communicator", "contract", "split", "hierarchy"),
-        [3, 4, 8, (2, "x:1x2"), (4, "x:1x4"), (4, "x:1x2x2"), (8, "x:2x4"), (8, "x:2x2x2")],
+        [(2, "x:1x2"), (4, "x:1x4"), (4, "x:1x2x2"), (8, "x:2x4"), (8, "x:2x2x2")],
     )
 )
 

@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[int | tuple[int, ...], Callable[[], object]]] = {
     "sigkill_rank_0": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "sigkill_goes_on": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "sigkill_too_few": ((1, 2), lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "sigkill_rank_0_min_np": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "sigkill_rank_0_goes_on": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "sigstop_goes_on": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
     "callback_min_np": (1, raise_in_callback),
     "sigstop": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),

@@ -85,7 +85,7 @@ CASES = {
         None,
         options=_MIN_NP,
     ),
-    "sigkill_rank_0_min_np": Case(
+    "sigkill_rank_0_goes_on": Case(
         "SIGKILL of rank 0, with `--min-np 2`: the next one writes",
         r"rank 0 was lost \(killed by SIGKILL\); 2 go on",
         0,
@@ -169,7 +169,13 @@ CASES = {
         env={"OMPI_MCA_btl": "self,tcp"},
     ),
     "launcher_killed": Case("`keras-ddl run` gets SIGKILL", r"", -9, None),
-    "mpirun_killed": Case("mpirun gets SIGKILL", r"mpirun ended \(killed by SIGKILL\)", 137, None),
+    "mpirun_killed": Case(
+        "mpirun gets SIGKILL, with `--mpirun mpirun`",
+        r"mpirun ended \(killed by SIGKILL\)",
+        137,
+        None,
+        options=("--mpirun", "mpirun"),
+    ),
 }
 
 
