@@ -27,6 +27,7 @@ __all__ = [
     "build_optimizers",
     "golden_file",
     "is_seed",
+    "keys_in_parts",
     "match",
     "named",
     "optimizers_to_build",
@@ -159,10 +160,21 @@ def take(
     )
 
 
-def take_parts(model: Any) -> Snapshot:
-    """Returns what this rank writes of a checkpoint of which rank 0 takes the rest: `take(in_parts=True)`."""
+def take_parts(model: Any, stored_as: Sequence[str] = ()) -> Snapshot:
+    """Returns what this rank writes of a checkpoint of which rank 0 takes the rest: `take(in_parts=True)`.
+
+    stored_as: the `keys_in_parts` of rank 0, to write under; Keras's numbers in names may differ between ranks.
+    """
     slots = _slots_of(_built_optimizers(model))
-    return Snapshot({}, {WEIGHTS: _parts_of(weights_of(model)), OPTIMIZER: _parts_of(slots)})
+    parts = {WEIGHTS: _parts_of(weights_of(model)), OPTIMIZER: _parts_of(slots)}
+    renamed = dict(zip(keys_in_parts(model), stored_as, strict=True)) if stored_as else {}
+    return Snapshot({}, parts, stored_as=renamed)
+
+
+def keys_in_parts(model: Any) -> list[str]:
+    """Returns the keys of the variables that ranks store in parts; those of all ranks have the same order."""
+    slots = _slots_of(_built_optimizers(model))
+    return [key for key, variable in {**weights_of(model), **slots}.items() if slot_in_parts(variable) is not None]
 
 
 def slot_in_parts(variable: Any) -> ShardedVariable | None:

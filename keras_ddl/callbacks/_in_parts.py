@@ -42,6 +42,13 @@ class _Report(NamedTuple):
     problem: str | None = None
 
 
+class Place(NamedTuple):
+    """The name of the directory for the parts of a checkpoint, and the keys that these have there."""
+
+    folder: str
+    keys: list[str]
+
+
 class InParts:
     """Writes checkpoints in parts.
 
@@ -77,11 +84,11 @@ class InParts:
         if on_first_rank(lambda: self._epoch != communicator.epoch(), "Checkpoint/ranks"):
             self.at_train_begin(model)
 
-    def take(self, model: Any, **options: Any) -> Snapshot:
-        """Returns what this rank writes. `options`: of `model_state.take`, on rank 0."""
+    def take(self, model: Any, keys: Sequence[str] = (), **options: Any) -> Snapshot:
+        """Returns what this rank writes. `options`: of `model_state.take`, on rank 0. `keys`: of a Place, on others."""
         if is_first_rank():
             return model_state.take(model, in_parts=self.is_on, **options)
-        return model_state.take_parts(model) if self.is_on else Snapshot({})
+        return model_state.take_parts(model, keys) if self.is_on else Snapshot({})
 
     def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which rank 0 can read what is not written in parts. COLLECTIVE when it begins."""
@@ -90,10 +97,10 @@ class InParts:
             slots = [each for each in slots if model_state.slot_in_parts(each) is None]
         return gathered_slots.gathered(slots, on_rank=0)
 
-    def make_folder(self) -> str:
-        """On rank 0: returns the name of the directory for the parts of a checkpoint. Raises: CheckpointError."""
+    def make_place(self, model: Any) -> Place:
+        """On rank 0: returns where the parts of a checkpoint are to be written. Raises: CheckpointError."""
         try:
-            return durable.make_staging(self._dir).name
+            return Place(durable.make_staging(self._dir).name, model_state.keys_in_parts(model))
         except OSError as error:
             raise CheckpointError(durable.explain(error, "A checkpoint", self._dir)) from error
 

@@ -18,7 +18,7 @@ from keras_ddl import config
 from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
-from keras_ddl.callbacks._in_parts import Fill, InParts
+from keras_ddl.callbacks._in_parts import Fill, InParts, Place
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._notice import Notice
 from keras_ddl.callbacks._publisher import Publisher, wait_for
@@ -398,11 +398,11 @@ class Checkpoint(keras.callbacks.Callback):
                 "stopped_of": stopped_of,
             }
             start = functools.partial(self._start_writing, step, epoch, logs, record, arrays, extra)
-            folder = on_first_rank(start, "Checkpoint/taken")
-        if folder is not None:
+            place = on_first_rank(start, "Checkpoint/taken")
+        if place is not None:
             self._in_parts.awaited = step
             if not is_first_rank():
-                self._in_parts.start(step, folder, self._in_parts.take(self.model))
+                self._in_parts.start(step, place.folder, self._in_parts.take(self.model, place.keys))
 
     def _start_writing(
         self,
@@ -412,9 +412,9 @@ class Checkpoint(keras.callbacks.Callback):
         record: Mapping[str, Any],
         arrays: Mapping[str, Any],
         extra: Mapping[str, Any],
-    ) -> str | None:
-        """On rank 0: takes the state of the model, and writes it in a thread. Returns the directory for the other
-        ranks' parts, or None.
+    ) -> Place | None:
+        """On rank 0: takes the state of the model, and writes it in a thread. Returns the place for the other ranks'
+        parts, or None.
         """
         if self._begun is None:  # another rank may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
@@ -450,9 +450,9 @@ class Checkpoint(keras.callbacks.Callback):
         if not self._in_parts.is_on:
             self._writer.start(lambda: snapshot.copy_into(self._buffers), lambda: write(None, snapshot.fill))
             return None
-        folder = self._in_parts.make_folder()
-        self._in_parts.start(step, folder, snapshot, write)
-        return folder
+        place = self._in_parts.make_place(self.model)
+        self._in_parts.start(step, place.folder, snapshot, write)
+        return place
 
     def _warn_without_monitor(self, metrics: Mapping[str, float], has_logs: bool) -> None:
         if has_logs and self.save_best and self.monitor not in metrics and not self._warned:

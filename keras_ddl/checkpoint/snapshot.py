@@ -75,6 +75,7 @@ class Snapshot:
     Attributes:
         bundles: bundle name -> key -> value. parts: bundle name -> key -> part of a tensor.
         archives: .npz file -> name -> array. texts: file -> text. record: entries of state.json.
+        stored_as: key of a part -> key in the files, where it is another.
     """
 
     bundles: dict[str, dict[str, Any]]
@@ -82,6 +83,7 @@ class Snapshot:
     archives: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    stored_as: dict[str, str] = field(default_factory=dict)
 
     def copy_into(self, buffers: Buffers) -> None:
         """Replaces the tensors that share memory with variables by copies, one after the other."""
@@ -105,7 +107,8 @@ class Snapshot:
         names = [name for name in {**self.bundles, **self.parts} if self.bundles.get(name) or self.parts.get(name)]
         for name in names:
             path = str(folder / _name_of(name, writer))
-            bundle.write(path, self.bundles.get(name, {}), self.parts.get(name))
+            parts = {self.stored_as.get(key, key): part for key, part in self.parts.get(name, {}).items()}
+            bundle.write(path, self.bundles.get(name, {}), parts)
         return names
 
     def write_files(self, folder: Path) -> dict[str, Any]:

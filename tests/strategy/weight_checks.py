@@ -172,6 +172,18 @@ def check_a_training_is_resumed_with_or_without_weights_in_shards():
         assert_equal(model, fitted(None, epochs=3))
 
 
+def check_a_training_is_resumed_though_layers_have_other_names_on_rank_0():
+    if RANK == 0:  # as after a model that it alone has made
+        keras.layers.Dense(1)
+    with shared_folder() as path:
+        for epochs in (1, 2):
+            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
+            model = fitted(STRATEGY, epochs=epochs, callbacks=[save])
+        paths = keras_ddl.all_gather_object(model.weights[0].path)
+        assert paths[0] != paths[1] == paths[-1], paths
+        assert_equal(model, fitted(None, epochs=2))
+
+
 @long
 def check_a_model_is_saved_complete_and_loaded():
     model, one = fitted(STRATEGY, epochs=1), fitted(None, epochs=1)
