@@ -161,9 +161,9 @@ def take(
 
 
 def take_parts(model: Any, stored_as: Sequence[str] = ()) -> Snapshot:
-    """Returns what this rank writes of a checkpoint of which rank 0 takes the rest: `take(in_parts=True)`.
+    """Returns this rank's parts of a checkpoint; rank 0 takes its own and the rest, by `take(in_parts=True)`.
 
-    stored_as: the `keys_in_parts` of rank 0, to write under; Keras's numbers in names may differ between ranks.
+    stored_as: the `keys_in_parts` of rank 0, to write under: Keras's numbers in names may differ between ranks.
     """
     slots = _slots_of(_built_optimizers(model))
     parts = {WEIGHTS: _parts_of(weights_of(model)), OPTIMIZER: _parts_of(slots)}

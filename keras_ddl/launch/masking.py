@@ -23,7 +23,7 @@ def is_secret(name: str) -> bool:
 def hidden(words: Sequence[str]) -> list[str]:
     """Returns `words` with what follows a secret NAME hidden: `NAME=value`, `--NAME value`.
 
-    In a word with spaces, as of `sh -c`, all is hidden from there to its end. What begins with `-` is the next option.
+    In a word with spaces, as after `sh -c`, all from there on is hidden. What begins with `-` is the next option.
     """
     without = [_IN_WORD.sub(rf"\1{HIDDEN}", word) for word in words]
     for place, (option, value) in enumerate(zip(words, words[1:]), start=1):
