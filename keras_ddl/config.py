@@ -280,11 +280,11 @@ _TABLE = (
         "spares), and the directory of the sockets of this host's ranks.",
     ),
     Variable(
-        "HOST_FOLDER",
+        "JOB_ID",
         "text",
         None,
-        "Set by the launcher for what starts ranks on several hosts without mpirun: the directory of their sockets, in "
-        "that for temporary files of each host.",
+        "Set by the launcher for what starts ranks on several hosts without mpirun: of it each host makes the name of "
+        "the job's directory there, so it is a secret of the job.",
     ),
     Variable(
         "SSH",

@@ -7,6 +7,9 @@ One rank of each host writes to the host's own disk, so that a lost host's commi
 under a hidden name and renamed: a writer killed at any moment leaves the previous commit or the new one. Commits are
 numbered from 1, equally on all ranks; the newest intact one on any rank is the state of the job. docs/launch.md says
 where the directory is.
+
+A commit is a pickle, which can run anything when it is read. So a commit is read and written only in directories that
+belong to this user and that nobody else may write to, wherever the directory of the commits is.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from keras_ddl import communicator, config
-from keras_ddl.errors import CheckpointError
-from keras_ddl.files import durable
+from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.files import durable, private
 
 _WHAT = "A commit"
 _NAME = re.compile(r"^commit-(\d+)$")
 _END = struct.Struct("!8sIQ")  # mark, CRC-32 and length of the preceding bytes
 _MARK = b"kddl-com"
+_LEVELS = 3  # of directories that must be this user's: of all commits, of one state, of a rank
 _KEPT = 2  # after a power cut the newest may be torn on disk
 
 
@@ -47,11 +51,13 @@ class Commits:
     synced: bool = False
 
     def write(self, number: int, content: Any) -> None:
-        """Writes a commit of this rank, and removes old ones. Raises: CheckpointError: not writable; disk full."""
+        """Writes a commit of this rank, and removes old ones.
+
+        Raises: CheckpointError: not writable; disk full. ConfigError: others may write to the directory.
+        """
         folder = self.directory / f"rank-{communicator.rank()}"
         try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True)
+            private.own_directory(folder, _LEVELS)
             durable.write_whole(folder / f"commit-{number}", lambda part: _write(part, content), synced=self.synced)
             for old, path in _in_folder(folder)[_KEPT:]:
                 if old < number:
@@ -102,8 +108,11 @@ def of_job(name: str) -> Commits | None:
 
 
 def read(path: Path) -> Any:
-    """Returns the content of a commit. Raises: TornCommit: it is truncated or altered; what unpickling raises."""
-    data = memoryview(path.read_bytes())
+    """Returns the content of a commit.
+
+    Raises: TornCommit: it is truncated or altered. ConfigError: others may have written it. What unpickling raises.
+    """
+    data = memoryview(private.read_own(path, _LEVELS))
     if len(data) < _END.size:
         raise TornCommit(f"{path} ends early")
     content, end = data[: -_END.size], data[-_END.size :]
@@ -116,7 +125,7 @@ def read(path: Path) -> Any:
 def newest(commits: Commits) -> tuple[int, int, Any] | None:
     """Returns (number, rank that read it, content on that rank) of the newest intact commit; None: none. COLLECTIVE.
 
-    Raises: what unpickling raises, on the rank that reads.
+    Raises: ConfigError: others may have written it, on all ranks. What unpickling raises, on the rank that reads.
     """
     left = commits.found()
     while True:
@@ -125,13 +134,18 @@ def newest(commits: Commits) -> tuple[int, int, Any] | None:
         if number == 0:
             return None
         root = numbers.index(number)
-        content, problem = None, ""
+        content, problem, refusal = None, "", ""
         if communicator.rank() == root:
             try:
                 content = read(left.pop(0)[1])
             except (TornCommit, OSError) as error:
                 problem = str(error)
-        if not communicator.broadcast_object(problem, root, name="keras_ddl/commits/read"):
+            except ConfigError as error:
+                refusal = str(error)
+        problem, refusal = communicator.broadcast_object((problem, refusal), root, name="keras_ddl/commits/read")
+        if refusal:
+            raise ConfigError(refusal)
+        if not problem:
             return number, root, content
 
 

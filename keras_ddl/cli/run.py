@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,28 @@ _COUNT = click.IntRange(min=1)
 def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Has the shell complete file names: for a program and its arguments."""
     return [CompletionItem(incomplete, type="file")]
+
+
+def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --env and --env-file, which `parse_env` reads."""
+    by_file = click.option(
+        "--env-file",
+        "env_files",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False),
+        help="Variables for the program from a file of lines NAME=VALUE; may be repeated.",
+        metavar="FILE",
+    )
+    by_name = click.option(
+        "-x",
+        "--env",
+        "env",
+        multiple=True,
+        help="Variable for the program; may be repeated. Everybody on this host can read NAME=VALUE (ps): for secrets "
+        "give the NAME alone of a variable that is set here, or --env-file.",
+        metavar="NAME[=VALUE]",
+    )
+    return by_name(by_file(command))
 
 
 @click.command(
@@ -65,7 +87,7 @@ def complete_files(context: click.Context, parameter: click.Parameter, incomplet
 @click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
 @click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
-@click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
+@environment_options
 @click.option("--as-horovod", is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod.")
 @click.option("--explain-step", is_flag=True, help="List each collective of a step and why (KERAS_DDL_EXPLAIN_STEP).")
 @click.option(
@@ -130,6 +152,7 @@ def command(
     mpirun: str | None,
     mpi_args: tuple[str, ...],
     env: tuple[str, ...],
+    env_files: tuple[str, ...],
     as_horovod: bool,
     explain_step: bool,
     restarts: int,
@@ -176,7 +199,8 @@ def command(
             f"--metrics-address needs --metrics-port. Received: --metrics-address {metrics_address} alone. Add "
             "--metrics-port 9464, or 0 for any free port."
         )
-    variables = parse_env(env)
+    own = parse_env(env, env_files)
+    variables = dict(own)
     if explain_step:
         variables["KERAS_DDL_EXPLAIN_STEP"] = "1"
     if hostfile is not None:
@@ -222,7 +246,7 @@ def command(
             job = dataclasses.replace(job, num_ranks=ranks, hosts=available)
         from keras_ddl.launch import plan_text
 
-        click.echo(plan_text.plan(job, parse_env(env), restarts=restarts, placement=placement))
+        click.echo(plan_text.plan(job, own, restarts=restarts, placement=placement))
         return 0
     if job.why_it_ends is not None:
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
@@ -361,17 +385,35 @@ def horovod_environment(env: dict[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": installation.python_path(env.get("PYTHONPATH", python_path()))}
 
 
-def parse_env(settings: tuple[str, ...]) -> dict[str, str]:
+def parse_env(settings: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[str, str]:
     """Returns the variables of NAME=VALUE settings; a NAME alone takes its value from the environment.
 
-    Raises: ConfigError: a setting without a name, or a NAME alone that is not set.
+    Args:
+        files: with a setting in each line, as it is, or a comment (#); `settings` win.
+    Raises: ConfigError: a setting without a name, or a NAME alone that is not set; a file that cannot be read.
     """
     result = {}
-    for setting in settings:
+    for origin, number, setting in [*_lines(files), *(("--env", 0, each) for each in settings)]:
         name, equals, value = setting.partition("=")
-        if not name or (not equals and name not in os.environ):
+        if not name or any(map(str.isspace, name)) or "\0" in setting or (not equals and name not in os.environ):
+            # Not the line itself, which may be a secret.
+            received = repr(setting) if not number else f"line {number} of {origin}, which is not"
             raise ConfigError(
-                f"--env must be NAME=VALUE, or the NAME of a variable that is set. Received: {setting!r}."
+                f"{'--env-file' if number else '--env'} must be NAME=VALUE, or the NAME of a variable that is set. "
+                f"Received: {received}."
             )
         result[name] = value if equals else os.environ[name]
     return result
+
+
+def _lines(files: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
+    for file in files:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--env-file must be a file of text that this user may read. Received: {file}: {error}."
+            ) from None
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield file, number, line

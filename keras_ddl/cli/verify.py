@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from keras_ddl.cli.run import complete_files, parse_env, resolve_program
+from keras_ddl.cli.run import complete_files, environment_options, parse_env, resolve_program
 from keras_ddl.errors import ConfigError
 
 _PRECISIONS = {"both": ("", "float64"), "own": ("",), "float64": ("float64",)}
@@ -75,7 +75,7 @@ class _Command(click.Command):
     "--json", "json_file", type=click.Path(dir_okay=False), help="Write the certificate here.", metavar="FILE"
 )
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep recordings and output here.", metavar="DIR")
-@click.option("-x", "--env", "env", multiple=True, help="Variable for the program; may be repeated.", metavar="K=V")
+@environment_options
 @click.option("--verbose", "-v", is_flag=True, help="Show the program's output.")
 @click.argument(
     "program",
@@ -94,6 +94,7 @@ def command(
     json_file: str | None,
     keep: str | None,
     env: tuple[str, ...],
+    env_files: tuple[str, ...],
     verbose: bool,
     program: tuple[str, ...],
 ) -> int:
@@ -124,7 +125,7 @@ def command(
             f"--keep takes a directory that is empty or does not exist, because recordings of two verifications would "
             f"be mixed. Received: {keep}, which contains {some[0]}. Remove what is in it, or name another one."
         )
-    described = Program(command_line, parse_env(env), timeout, epoch_steps, verbose)
+    described = Program(command_line, parse_env(env, env_files), timeout, epoch_steps, verbose)
 
     def say(text: str) -> None:
         click.echo(f"keras-ddl verify: {text}", err=True)

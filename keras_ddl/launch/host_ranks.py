@@ -12,15 +12,15 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from keras_ddl import config
+from keras_ddl.errors import KerasDdlError
+from keras_ddl.launch import job_folder
 from keras_ddl.launch.control import Address
-from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.processes import signal_quietly
 from keras_ddl.launch.rank_process import run_wrapper
 
@@ -54,10 +54,14 @@ def main(argv: list[str]) -> int:
     Returns the first nonzero status, or 0.
     """
     if argv[0] == "--from-stdin":
-        part = _read_part(sys.stdin.buffer.readline())
+        try:
+            part = _read_part(sys.stdin.buffer.readline())
+        except KerasDdlError as error:
+            print(f"keras-ddl: {type(error).__name__}: {error}", flush=True)
+            return 1
         os.write(1, READY)
         status = _run(part)
-        remove_job_folder(part.directory.parent, 0.0)  # where no wrapper has reached the launcher
+        job_folder.remove_job_folder(part.directory.parent, 0.0)  # where no wrapper has reached the launcher
         return status
     end = argv.index("--")
     numbers = dict(zip(argv[:end:2], map(int, argv[1:end:2])))
@@ -69,9 +73,8 @@ def main(argv: list[str]) -> int:
 def _read_part(line: bytes) -> Part:
     message = json.loads(line)
     os.environ[config.VARIABLES["LAUNCHER"].environment_name] = message["launcher"]
-    directory = Path(tempfile.gettempdir()) / message["folder"]
-    for folder in (directory.parent, directory):
-        folder.mkdir(mode=0o700, exist_ok=True)
+    folder = job_folder.on_this_host(message["job"])
+    directory = job_folder.make(folder, folder / job_folder.SOCKETS)
     parts = {name: message[name] for name in ("first", "local_ranks", "local_size", "size", "hosts", "program")}
     return Part(**parts, directory=directory)
 

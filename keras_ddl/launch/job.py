@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO
 
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
+from keras_ddl.launch import job_folder
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, resume_hint, status_text
@@ -25,7 +25,7 @@ TIMEOUT_STATUS = 124  # that of timeout(1)
 
 
 def new_id() -> str:
-    """Returns an unguessable name for directories."""
+    """Returns what nobody can guess, to make names of directories of (job_folder.py)."""
     return secrets.token_hex(16)
 
 
@@ -47,8 +47,8 @@ class Job:
         spares: processes that take the place of lost ranks; they are numbered after the ranks.
         hostfile: names `hosts`, and is followed while the job runs; None: they stay. max_ranks: as many there may be
             then; None: as many as it has room for.
-        kept: name of the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
-        id: names the job's directory on every host; unguessable, because everybody can write to /tmp.
+        kept: as `id`, for the directory that survives restarts, which ranks see as KERAS_DDL_JOB_DIR; None for none.
+        id: of it the name of the job's directory on each host is made (job_folder.py). Nobody else may know it.
     """
 
     program: tuple[str, ...]
@@ -62,14 +62,14 @@ class Job:
     call: bytes | None = field(default=None, repr=False)
     output_dir: Path | None = None
     seconds_spent: float = 0.0
-    kept: str | None = None
+    kept: str | None = field(default=None, repr=False)
     min_ranks: int | None = None
     spares: int = 0
     hostfile: HostFile | None = None
     max_ranks: int | None = None
     verbose: bool = False
     directory: str = field(default_factory=os.getcwd)
-    id: str = field(default_factory=new_id)
+    id: str = field(default_factory=new_id, repr=False)
 
     @property
     def several_hosts(self) -> bool:
@@ -144,12 +144,7 @@ class Job:
     @property
     def folder(self) -> Path:
         """The directory for the temporary files of the job on this host."""
-        return Path(tempfile.gettempdir()) / f"keras_ddl-{self.id}"
-
-    @property
-    def sockets(self) -> Path:
-        """The directory in `folder` for sockets of the job's processes on this host."""
-        return self.folder / "keras_ddl-sockets"
+        return job_folder.on_this_host(self.id)
 
     def log_file(self, rank: int) -> IO[bytes] | None:
         """Opens the file in `output_dir` for the output of a rank."""
@@ -166,7 +161,7 @@ class Job:
             result = mpirun_module.ONE_HOST | result
         result["KERAS_DDL_LAUNCHER"] = launcher
         if self.mpirun is None and self.hosts:
-            result["KERAS_DDL_HOST_FOLDER"] = str(self.sockets.relative_to(self.folder.parent))
+            result["KERAS_DDL_JOB_ID"] = self.id
         # Open MPI's files on this host go into the job's folder, which is removed even if mpirun had to be killed.
         result["PRTE_MCA_prte_local_tmpdir_base"] = str(self.folder)
         result["PYTHONPATH"] = python_path()

@@ -1,11 +1,62 @@
-"""The directory of a job on one host, which the last of its ranks removes."""
+"""The directories of a job on one host. The last of its ranks there removes them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
+import socket
+import tempfile
 import time
 from pathlib import Path
+
+from keras_ddl.errors import LaunchError
+from keras_ddl.files.private import private_directory
+
+_TRIES = 20  # ranks of this host that have ended remove what they take for empty
+PREFIX = "keras_ddl-"
+SOCKETS = f"{PREFIX}sockets"  # in the job's directory, of all its ranks on the host
+
+
+def on_this_host(secret: str) -> Path:
+    """Returns the path of a job's directory, for files.private to make.
+
+    Each host has another name for it: who lists the directory for temporary files on one host, or sees the command
+    lines and sockets there, cannot know what will be made on another.
+
+    Args:
+        secret: Job.id or Job.kept, which the job's own processes get by their launcher's connections alone.
+    """
+    name = hashlib.blake2b(socket.gethostname().encode(), key=secret.encode(), digest_size=16).hexdigest()
+    return Path(tempfile.gettempdir()) / f"{PREFIX}{name}"
+
+
+def make(*folders: Path, is_new: bool = False) -> Path:
+    """Makes directories, each in a shared directory or in the one before, or takes them; returns the last one's path.
+
+    Args:
+        is_new: the last one must not be there yet.
+    Raises: ConfigError: one is not this user's alone. LaunchError: one cannot be made.
+    """
+    made = folders[-1]
+    for tries in range(1, _TRIES + 1):
+        try:
+            for folder in folders:
+                made = private_directory(folder, is_new=is_new and folder == folders[-1])
+            break
+        except FileNotFoundError as error:
+            if tries == _TRIES:
+                raise _cannot_be_made(folders[-1], error) from None
+        except OSError as error:
+            raise _cannot_be_made(folders[-1], error) from None
+    return made
+
+
+def _cannot_be_made(folder: Path, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"A job needs a directory for its temporary files on each host. Received: {folder}, host "
+        f"{socket.gethostname()}: {error.strerror}. Set TMPDIR to a directory on a local disk that you can write to."
+    )
 
 
 def remove_job_folder(folder: Path, patience: float) -> None:
@@ -23,7 +74,7 @@ def remove_job_folder(folder: Path, patience: float) -> None:
         if any(name.startswith("rank-") for name in names):
             return
         for name in names:
-            if name.startswith("keras_ddl-"):  # other files belong to mpirun, which still runs
+            if name.startswith(PREFIX):  # other files belong to mpirun, which still runs
                 shutil.rmtree(folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from keras_ddl import config
+from keras_ddl.files.private import is_own_peer
 from keras_ddl.launch.control import RECORD_HEADER_BYTES, Kind, short_path
 
 _MESSAGE_BYTES = 1 << 16
@@ -79,8 +80,12 @@ class MembershipSocket:
     def _read(self, fd: int) -> dict[str, Any] | None:
         try:
             if fd == self._listener.fileno():
+                arrived, _ = self._listener.accept()
+                if not is_own_peer(arrived):
+                    arrived.close()
+                    return None
                 self._hang_up()
-                self._program, _ = self._listener.accept()
+                self._program = arrived
                 self._program.setblocking(False)
                 return None
             if self._program is not None and (message := self._program.recv(_MESSAGE_BYTES)):

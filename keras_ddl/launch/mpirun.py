@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,8 @@ _OUTER_JOB = re.compile(
 )
 # For a job on one host: otherwise Open MPI's ranks listen on all interfaces, although no other host connects.
 ONE_HOST = {"OMPI_MCA_btl": "^tcp"}
+# Debian's home of nobody. Not a directory that others may write to: Open MPI and Python load code from HOME.
+_NO_HOME = "/nonexistent"
 ALLOCATIONS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 
@@ -150,7 +151,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
         try:
             result["HOME"] = str(Path.home())
         except RuntimeError:  # a user without an entry
-            result["HOME"] = tempfile.gettempdir()
+            result["HOME"] = _NO_HOME
     return result
 
 

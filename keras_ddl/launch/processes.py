@@ -39,6 +39,8 @@ def dying_with_parent(command: list[str]) -> list[str]:
 
 def marked(marker: str) -> list[int]:
     """Returns the processes of this host (never this one) whose environment contains the string `marker`."""
+    if not marker:
+        raise ValueError("An empty marker is in every environment: all processes of the user would be killed.")
     wanted = os.fsencode(marker)
     pids = []
     for entry in Path("/proc").iterdir():

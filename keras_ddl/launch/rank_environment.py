@@ -23,7 +23,7 @@ _NO_MPI = "this rank was started without MPI; use keras-ddl run --mpirun mpirun"
 _HUGE_PAGES, _ARENAS = "glibc.malloc.hugetlb", "glibc.malloc.arena_max"
 _THREADS_PER_ARENA = 4  # cores per rank up to which one malloc arena is enough
 # For the wrapper itself, not for the program.
-_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_HOST_FOLDER", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
+_OF_THE_WRAPPER = ("KERAS_DDL_LAUNCHER", "KERAS_DDL_JOB_ID", "PYTHONPATH", "PRTE_MCA_prte_local_tmpdir_base")
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:

@@ -19,7 +19,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 from keras_ddl import config
 from keras_ddl.errors import KerasDdlError, LaunchError
 from keras_ddl.files import last_checkpoint
-from keras_ddl.launch import host_facts, rank_environment, startup_notes
+from keras_ddl.launch import host_facts, job_folder, rank_environment, startup_notes
 from keras_ddl.launch.control import (
     CALL_FILE,
     FILE_CHUNK_BYTES,
@@ -42,7 +41,6 @@ from keras_ddl.launch.control import (
     sign,
     verify,
 )
-from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.membership_socket import MembershipSocket
 from keras_ddl.launch.processes import die_with_parent, kill_marked, signal_quietly
 from keras_ddl.launch.rank_news import LOOK_SECONDS, RankNews
@@ -109,11 +107,12 @@ class RankProcess:
             if self._program is not None:
                 status = self._watch(self._program)
         finally:
-            if self._welcome:
+            if self._mark:  # the directory is there
                 kill_marked(self._mark)
                 shutil.rmtree(self._run_dir, ignore_errors=True)
                 # If the launcher is gone, nobody else removes it: then wait for mpirun, which is about to end.
-                remove_job_folder(self._run_dir.parent, _MPIRUN_SECONDS if self._stopped_by == _LOSS else 0.0)
+                patience = _MPIRUN_SECONDS if self._stopped_by == _LOSS else 0.0
+                job_folder.remove_job_folder(self._run_dir.parent, patience)
                 # A launcher that is gone does not restart the job; one that cannot be reached may.
                 if self._job_dir is not None and not (self._keep_job_dir or self._channel.timed_out):
                     shutil.rmtree(self._job_dir, ignore_errors=True)
@@ -243,16 +242,13 @@ class RankProcess:
             raise LaunchError("The launcher must prove that it knows the job's token. The proof received is wrong.")
         self._channel.mark_authenticated()
         self._welcome = welcome
-        job_dir = Path(tempfile.gettempdir()) / f"keras_ddl-{welcome['job']}"
-        job_dir.mkdir(mode=0o700, exist_ok=True)
-        self._run_dir = job_dir / f"rank-{self.rank}"
-        self._run_dir.mkdir(mode=0o700)
-        if (joined := config.get("HOST_RANK")) is not None:  # the last rank before may just have removed it
-            Path(joined[2]).mkdir(mode=0o700, exist_ok=True)
+        folder = job_folder.on_this_host(welcome["job"])
+        self._run_dir = job_folder.make(folder, folder / f"rank-{self.rank}", is_new=True)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
+        if (joined := config.get("HOST_RANK")) is not None:  # the last rank before may just have removed it
+            job_folder.make(Path(joined[2]))
         if welcome["kept"]:
-            self._job_dir = Path(tempfile.gettempdir()) / welcome["kept"]
-            self._job_dir.mkdir(mode=0o700, exist_ok=True)
+            self._job_dir = job_folder.make(job_folder.on_this_host(welcome["kept"]))
         if welcome.get("clock"):
             (self._run_dir / host_facts.CLOCK_FILE).write_text(json.dumps(welcome["clock"]))
         if welcome["regroups"]:

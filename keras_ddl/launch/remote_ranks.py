@@ -78,7 +78,7 @@ class _Running:
         self.status = 0  # the first one other than 0 of host_ranks on a host that has not been lost
         self._common = {
             "launcher": os.environ[config.VARIABLES["LAUNCHER"].environment_name],
-            "folder": config.get("HOST_FOLDER"),
+            "job": config.get("JOB_ID"),
             "size": size,
             "hosts": num_hosts,
             "program": list(program),

@@ -11,13 +11,11 @@ import dataclasses
 import select
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import masking
+from keras_ddl.launch import job_folder, masking
 from keras_ddl.launch.host_watch import HostWatch
 from keras_ddl.launch.interrupts import Interrupts
 from keras_ddl.launch.job import Job, JobResult, new_id
@@ -87,13 +85,13 @@ class RestartLoop:
         """
         if self._limit == 0 and self._placement.discovery is None:
             return self._attempt(self._job, signals)
-        kept = f"keras_ddl-job-{new_id()}"
+        kept = new_id()
         self._job = dataclasses.replace(self._job, kept=kept)
         try:
             with Interrupts(signals, lambda: None) as self._interrupts:
                 return self._run(signals)
         finally:
-            shutil.rmtree(Path(tempfile.gettempdir()) / kept, ignore_errors=True)
+            shutil.rmtree(job_folder.on_this_host(kept), ignore_errors=True)
 
     def _run(self, signals: tuple[signal.Signals, ...]) -> JobResult:
         result = JobResult([])

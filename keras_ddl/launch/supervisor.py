@@ -20,7 +20,7 @@ from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import LaunchError
-from keras_ddl.launch import control, masking, processes, terminal
+from keras_ddl.launch import control, job_folder, masking, processes, terminal
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.changing_hosts import ChangingHosts
 from keras_ddl.launch.host_plan import HostPlan
@@ -106,10 +106,10 @@ class Supervisor:
         """
         job = self._job
         began = time.monotonic()
-        job.folder.mkdir(mode=0o700)
-        job.sockets.mkdir(mode=0o700)
+        self._folder = job_folder.make(job.folder, is_new=True)
+        sockets = job_folder.make(self._folder / job_folder.SOCKETS, is_new=True)
         self._result.starter = job.starter
-        listener, self._address = control.listen(None if job.several_hosts else job.sockets / "launcher")
+        listener, self._address = control.listen(None if job.several_hosts else sockets / "launcher")
         lost_after = control.LOST_AFTER_SECONDS
         if self._regrouping is not None:  # the others wait for the launcher to know of a lost host
             lost_after = min(lost_after, config.get("LOST_AFTER_SECONDS", job.environment) or lost_after)
@@ -388,7 +388,7 @@ class Supervisor:
         """Kills all processes at the second Ctrl-C, inside the signal handler: the loop may be blocked."""
         self._killed = True
         # Programs first: their wrappers must collect their results.
-        processes.kill_marked(f"/keras_ddl-{self._job.id}/", timeout=1.0)
+        processes.kill_marked(f"/{self._folder.name}/", timeout=1.0)
         processes.kill_marked(self._address.token, timeout=1.0)
 
     def _clean_up(self) -> None:
@@ -401,9 +401,9 @@ class Supervisor:
                 processes.wait_for_marked(self._address.token, timeout=_DAEMON_SECONDS)
             self._process.signal(signal.SIGKILL)
             self._process.wait()
-        processes.kill_marked(f"/keras_ddl-{self._job.id}/")
+        processes.kill_marked(f"/{self._folder.name}/")
         processes.kill_marked(self._address.token)
-        shutil.rmtree(self._job.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._screen.finish()
 
     def say(self, text: str) -> None:

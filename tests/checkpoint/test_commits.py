@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import stat
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ import pytest
 
 import keras_ddl
 from keras_ddl.checkpoint import commits
-from keras_ddl.errors import CheckpointError
+from keras_ddl.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
 
 def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("a file")
-    with pytest.raises(CheckpointError, match="A commit needs a directory. Received: .*a file is in the way"):
+    with pytest.raises(ConfigError, match="rank-0, which is no directory"):
         commits.Commits(tmp_path).write(1, "one")
 
 
@@ -86,3 +88,80 @@ def test_killed_writer_leaves_the_last_commit_or_the_next(tmp_path: Path) -> Non
     after.write(before + 1, "after")  # removes what the last writer came not to remove
     names = sorted(path.name for path in (tmp_path / "rank-0").iterdir())
     assert names == sorted(f"commit-{number}" for number in (before, before + 1)), names
+
+
+class Evil:
+    """What runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch made",)
+
+
+def commit_of_a_stranger(folder: Path) -> Path:
+    """Writes a commit that is intact, and newer than all others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    commits._write(str(folder / "commit-999"), Evil())
+    return folder / "commit-999"
+
+
+def give_away(path: Path, top: Path) -> None:
+    for each in (path, *path.parents):
+        if each == top:
+            return
+        os.chown(each, 65534, 65534)
+
+
+PLANTS = ["link", "hard link", "FIFO", "for all", "in a directory for all", "in a linked directory"]
+
+
+@pytest.mark.parametrize("kind", [*PLANTS, *(["by another user", "all by another user"] if os.geteuid() == 0 else [])])
+def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    configured = tmp_path / "configured"
+    configured.mkdir()
+    configured.chmod(0o1777)
+    monkeypatch.setenv("KERAS_DDL_COMMIT_DIR", str(configured))
+    mine = commits.of_job("state")
+    if kind != "all by another user":
+        mine.write(1, "one")
+        assert commits.newest(mine) == (1, 0, "one")
+    rank = mine.directory / "rank-7"
+    elsewhere = tmp_path / "elsewhere"
+    match kind:
+        case "link":
+            rank.mkdir(mode=0o700)
+            (rank / "commit-999").symlink_to(commit_of_a_stranger(elsewhere))
+        case "hard link":
+            rank.mkdir(mode=0o700)
+            (rank / "commit-999").hardlink_to(commit_of_a_stranger(elsewhere))
+        case "FIFO":
+            rank.mkdir(mode=0o700)
+            os.mkfifo(rank / "commit-999")
+        case "for all":
+            commit_of_a_stranger(rank).chmod(0o666)
+        case "in a directory for all":
+            commit_of_a_stranger(rank)
+            rank.chmod(0o777)
+        case "in a linked directory":
+            commit_of_a_stranger(elsewhere)
+            rank.symlink_to(elsewhere)
+        case "by another user":
+            give_away(commit_of_a_stranger(rank), mine.directory)
+        case "all by another user":
+            give_away(commit_of_a_stranger(rank), configured)
+    with pytest.raises(ConfigError, match="must be of its user alone"):
+        commits.newest(mine)
+    assert not (tmp_path / "made").exists()
+    if kind == "all by another user":
+        with pytest.raises(ConfigError, match="must be of its user alone"):
+            mine.write(1, "one")
+
+
+def test_commits_are_written_for_this_user_alone(tmp_path: Path) -> None:
+    mine = commits.Commits(tmp_path / "commits" / "state")
+    mine.write(1, "one")
+    for folder in (tmp_path / "commits", mine.directory, mine.directory / "rank-0"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    mine.directory.chmod(0o770)
+    with pytest.raises(ConfigError, match="which others may write to .mode 0770"):
+        mine.write(2, "two")

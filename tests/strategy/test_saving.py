@@ -80,7 +80,7 @@ def test_records_are_kept_in_no_directory_of_a_stranger(kind: str, tmp_path: Pat
             records.folder.symlink_to(tmp_path)
         case "file":
             records.folder.touch()
-    with time_limit(60), pytest.raises(ConfigError, match="Set TMPDIR"), records.claim(f"{tmp_path}/model", "call"):
+    with time_limit(60), pytest.raises(ConfigError, match="set TMPDIR"), records.claim(f"{tmp_path}/model", "call"):
         pass
 
 

@@ -12,7 +12,8 @@ from harness.source_modules import MODULES, ROOT, imports_of
 
 # A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
 LINE = [
-    ("errors", "files", "packages"),
+    ("errors",),
+    ("files", "packages"),
     ("config",),
     ("topology", "cost_model"),
     ("communicator",),

@@ -25,8 +25,9 @@ from typing import IO
 
 from keras_ddl import config
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, DeadlineError
+from keras_ddl.errors import DeadlineError
 from keras_ddl.files.durable import remove_unless_read
+from keras_ddl.files.private import private_directory
 
 _POLL_SECONDS = 0.01
 _PREFIX = "keras_ddl-saves-"
@@ -104,15 +105,8 @@ class SaveRecords:
     def _hold(self) -> None:
         """Makes the folder, and holds it until this process ends."""
         while self._held is None:
-            with contextlib.suppress(FileExistsError):
-                self.folder.mkdir(mode=0o700)
             with contextlib.suppress(FileNotFoundError):  # another job has taken it for abandoned in between
-                if not _is_own_directory(self.folder.lstat()):
-                    raise ConfigError(
-                        "The ranks' record of what they have saved needs a directory of their own. Received: "
-                        f"{self.folder}, which is somebody else's or no directory (rank {self.rank}, user id "
-                        f"{os.geteuid()}). Set TMPDIR to a directory that only you can write to."
-                    )
+                private_directory(self.folder)
                 descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 if self.folder.exists() and os.path.samestat(os.fstat(descriptor), self.folder.stat()):

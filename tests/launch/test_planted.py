@@ -1,0 +1,369 @@
+"""Other users who make directories and files ahead of a job, under every name that they can see or guess."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError
+from keras_ddl.files import private
+from keras_ddl.launch import control, host_ranks, job_folder
+from keras_ddl.launch.control import Channel, Kind
+from keras_ddl.launch.membership_socket import MembershipSocket
+from launch.launching import LIMIT_SECONDS, Started, environment, run, write_program
+from launch.test_connection import wait_for_frame
+from launch.test_run_hosts import can_make_hosts
+
+pytestmark = pytest.mark.parallel
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+# In place of ssh: hosts of their own names and directories for temporary files, of which the second is slow.
+AGENT = """#!/bin/bash
+host=$1; shift
+export TMPDIR="${TMPDIR%/*}/$host"
+[ "$host" = h1 ] && sleep 1.5
+exec unshare --uts bash -c 'hostname "$0"; exec bash -c "$*"' "$host" "$@"
+"""
+# Makes on one host whatever it sees on the other, or on a command line, as directories for all.
+STRANGER = """
+import os, re, socket, sys, time
+os.umask(0)
+hosts, seen = sys.argv[1:], set()
+def names():
+    for host in hosts:
+        yield from os.listdir(host)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = open(f"/proc/{pid}/cmdline", errors="replace").read()
+        except OSError:
+            continue
+        yield from re.findall(r"keras_ddl-[\\w-]+", line)
+        yield from (f"keras_ddl-{word}" for word in re.findall(r"[0-9a-f]{16,}", line))
+    for line in open("/proc/net/unix"):
+        yield from re.findall(r"keras_ddl-[\\w-]+", line)
+print("ready", flush=True)
+while True:
+    for name in set(names()) - seen:
+        seen.add(name)
+        for host in hosts:
+            try:
+                for folder in (name, f"{name}/keras_ddl-sockets"):
+                    os.mkdir(f"{host}/{folder}", 0o777)
+                print("made", f"{host}/{name}", flush=True)
+            except OSError:
+                pass
+    time.sleep(0.005)
+"""
+LOOKS = """
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+for name in ("KERAS_DDL_RUN_DIR", "KERAS_DDL_JOB_DIR"):
+    path = Path(os.environ[name])
+    for folder in ((path, path.parent) if "RUN" in name else (path,)):
+        assert folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o077, folder
+print("fine", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def as_stranger(program: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """Runs Python as another user; begins when it has said something."""
+    command = [*AS_NOBODY, sys.executable, "-I", "-S", "-c", program, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
+        try:
+            assert stranger.stdout.readline()
+            yield stranger
+        finally:
+            stranger.kill()
+
+
+def shared(folder: Path) -> Path:
+    """A new directory that is open for all, as /tmp is."""
+    for above in [each for each in folder.parents if each.stat().st_uid == os.geteuid() and each != Path("/")]:
+        above.chmod(above.stat().st_mode | 0o055)
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def on_hosts(starter: str, tmp_path: Path, *more: str) -> tuple[list[str], dict[str, str], list[Path]]:
+    """The command line of a job on two hosts, up to its program; its variables; the hosts' directories."""
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    hosts = [shared(tmp_path / name) for name in ("tmp", "h0", "h1")]
+    options = ["--min-np", "2"] if starter == "remote_ranks" else ["--mpi-arg", f"--prtemca plm_ssh_agent {agent}"]
+    return ["run", "--hosts", "h0:1,h1:1", *options, *more, "python"], {"KERAS_DDL_SSH": str(agent)}, hosts
+
+
+on_two_hosts = pytest.mark.parametrize("starter", ["remote_ranks", "mpirun"])
+
+
+@needs_root
+@pytest.mark.skipif(not can_make_hosts(), reason="needs namespaces")
+@on_two_hosts
+def test_who_copies_the_names_of_one_host_finds_none_of_another(starter: str, tmp_path: Path) -> None:
+    command, env, hosts = on_hosts(starter, tmp_path, "--restarts", "1")
+    with as_stranger(STRANGER, *hosts) as stranger:
+        job = Started([*command, write_program(tmp_path, LOOKS)], tmp_path, env=env)
+        job.may_leave = ("keras_ddl-", "prted.")  # of the stranger
+        ended = job.finish()
+        stranger.kill()
+        made = stranger.stdout.read().splitlines()
+    assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended
+    assert made, "the stranger saw nothing"
+    assert not [line for line in ended.err.splitlines() if "user" in line], ended
+
+
+# Keeps every command line of the machine, and every word of files that others may read in the hosts' directories.
+READER = """
+import os, sys, time
+print("ready", flush=True)
+seen = set()
+while True:
+    texts = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("cmdline", "environ"):
+            try:
+                texts.append(open(f"/proc/{pid}/{name}", errors="replace").read())
+            except OSError:
+                pass
+    for host in sys.argv[2:]:
+        for folder, _, names in os.walk(host):
+            for name in names:
+                try:
+                    if os.path.isfile(f"{folder}/{name}"):
+                        texts.append(open(f"{folder}/{name}", errors="replace").read(1 << 20))
+                except OSError:
+                    pass
+    with open(sys.argv[1], "a") as file:
+        for text in set(texts) - seen:
+            seen.add(text)
+            print(repr(text), file=file)
+    time.sleep(0.005)
+"""
+TELLS = """
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+Path(f"environment-{RANK}").write_text(repr(dict(os.environ)))
+wrapper = Path(f"/proc/{os.getppid()}/environ").read_text().split(chr(0))
+Path(f"wrapper-{RANK}").write_text(next(each for each in wrapper if each.startswith("KERAS_DDL_LAUNCHER=")))
+time.sleep(0.3)
+"""
+
+
+@needs_root
+@pytest.mark.skipif(not can_make_hosts(), reason="needs namespaces")
+@on_two_hosts
+def test_no_secret_is_on_a_command_line_or_in_a_file_for_all(starter: str, tmp_path: Path) -> None:
+    given = {"BY_NAME": "secret-1b7c", "BY_FILE": "secret-88fe", "INHERITED": "secret-d00d"}
+    secrets = tmp_path / "secrets"
+    secrets.touch(mode=0o600)
+    secrets.write_text(f"BY_FILE={given['BY_FILE']}\n")
+    command, env, hosts = on_hosts(starter, tmp_path, "--env", "BY_NAME", "--env-file", str(secrets))
+    env |= {name: given[name] for name in ("BY_NAME", "INHERITED")}
+    seen = shared(tmp_path / "seen") / "texts"
+    with as_stranger(READER, seen, *hosts):
+        ended = run([*command, write_program(tmp_path, TELLS)], tmp_path, env=env)
+    assert ended.status == 0, ended
+    for rank in range(2):
+        environment_of_rank = ast.literal_eval((tmp_path / f"environment-{rank}").read_text())
+        assert given.items() <= environment_of_rank.items()
+    text = seen.read_text()
+    assert "keras_ddl.launch" in text, "the reader saw nothing"
+    token = (tmp_path / "wrapper-1").read_text().partition("=")[2].partition("@")[0]
+    assert len(token) == 64
+    assert [each for each in (*given.values(), token) if each in text] == []
+
+
+def plant(kind: str, path: Path, elsewhere: Path) -> None:
+    """Makes something in place of the directory `path`."""
+    elsewhere.mkdir(mode=0o700, exist_ok=True)
+    match kind:
+        case "directory for all":
+            path.mkdir()
+            path.chmod(0o777)
+        case "directory that others may enter":
+            path.mkdir(mode=0o711)
+        case "link":
+            path.symlink_to(elsewhere)
+        case "link to nothing":
+            path.symlink_to(elsewhere / "not there")
+        case "file":
+            path.touch()
+        case "FIFO":
+            os.mkfifo(path)
+        case "socket":
+            socket.socket(socket.AF_UNIX).bind(str(path))
+        case "directory of another user":
+            path.mkdir(mode=0o700)
+            os.chown(path, 65534, 65534)
+        case "device":
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+
+
+KINDS = ["directory for all", "directory that others may enter", "link", "link to nothing", "file", "FIFO", "socket"]
+PLANTED = [*KINDS, *(pytest.param(each, marks=needs_root) for each in ("directory of another user", "device"))]
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_planted_is_not_taken(kind: str, tmp_path: Path) -> None:
+    place, elsewhere = shared(tmp_path / "tmp"), tmp_path / "elsewhere"
+    plant(kind, place / "name", elsewhere)
+    before = (place / "name").lstat()
+    for is_new in (False, True):
+        with pytest.raises((ConfigError, FileExistsError) if is_new else ConfigError):
+            private.private_directory(place / "name", is_new=is_new)
+    assert (place / "name").lstat() == before and list(elsewhere.iterdir()) == []
+
+
+def test_a_private_directory_is_made_once_and_taken_again(tmp_path: Path) -> None:
+    place = shared(tmp_path / "tmp")
+    (tmp_path / "link").symlink_to(place)
+    path = private.private_directory(tmp_path / "link" / "name")
+    assert path == place / "name" and stat.S_IMODE(path.stat().st_mode) == 0o700
+    (path / "file").touch()
+    assert private.private_directory(path) == path and (path / "file").exists()
+    with pytest.raises(FileExistsError):
+        private.private_directory(path, is_new=True)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("mode", "owner", "is_safe"),
+    [(0o1777, 0, True), (0o755, 0, True), (0o777, 0, False), (0o757, 0, False)]
+    + [pytest.param(*each, marks=needs_root) for each in [(0o700, 65534, False), (0o1777, 65534, False)]],
+)
+def test_a_directory_above_must_not_let_others_rename(
+    mode: int, owner: int, is_safe: bool, depth: int, tmp_path: Path
+) -> None:
+    above = tmp_path / "above"
+    below = above.joinpath(*["below"] * (depth - 1))
+    below.mkdir(parents=True)
+    above.chmod(mode)
+    if owner:
+        os.chown(above, owner, owner)
+    if is_safe:
+        assert private.private_directory(below / "name").is_dir()
+    else:
+        with pytest.raises(ConfigError, match="can rename what is in it"):
+            private.private_directory(below / "name")
+        assert not (below / "name").exists()
+
+
+@needs_root
+def test_a_group_that_may_rename_is_no_stranger_only_if_it_is_the_users_own(tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(0o775)
+    private.private_directory(above / "one")
+    os.chown(above, -1, 65534)
+    with pytest.raises(ConfigError, match="without the sticky bit"):
+        private.private_directory(above / "two")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Path]:
+    """The working directory of a job, which must be as it is in the end."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "thesis").write_text("everything")
+    yield folder
+    assert (folder / "thesis").read_text() == "everything" and [each.name for each in folder.iterdir()] == ["thesis"]
+
+
+@pytest.mark.parametrize("kind", ["directory for all", "link", "file"])
+@pytest.mark.parametrize("which", ["job", "kept"])
+def test_a_wrapper_whose_directory_is_planted_touches_nothing(
+    kind: str, which: str, work: Path, tmp_path: Path
+) -> None:
+    place = shared(tmp_path / "tmp")
+    secrets_of_job = {"job": "1" * 32, "kept": "2" * 32}
+    path = place / job_folder.on_this_host(secrets_of_job[which]).name
+    plant(kind, path, tmp_path / "elsewhere")
+    listener, address = control.listen(None)
+    bystander = subprocess.Popen(["sleep", "600"], cwd=work)
+    wrapper = subprocess.Popen(
+        # In a room of its own: a wrapper that confuses its directories may not end other processes.
+        ["unshare", "--pid", "--fork", "--mount-proc"] * can_make_hosts()
+        + [sys.executable, "-m", "keras_ddl.launch.rank_process", "--", "touch", "made"],
+        cwd=work,
+        env=environment("-", place, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        listener.settimeout(LIMIT_SECONDS)
+        channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+        nonce = os.urandom(control.NONCE_BYTES)
+        channel.send(Kind.NONCE, nonce)
+        hello = control.verify(address.token, "rank", nonce, wait_for_frame(channel)[1])
+        welcome = {"host": "", "environment": {}, "directory": str(work), "terminal": {}, "stdin": False}
+        welcome |= {"sends_file": False, "regroups": False, "watched": None, **secrets_of_job}
+        channel.send(Kind.WELCOME, control.sign(address.token, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+        channel.send(Kind.START)
+        said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        wrapper.kill()
+        listener.close()
+    assert wrapper.returncode == 1 and str(path) in said and "Traceback" not in said, said
+    assert [each.name for each in place.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", ["directory for all", "link", "file"])
+@pytest.mark.parametrize("which", ["", job_folder.SOCKETS])
+def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, work: Path, tmp_path: Path) -> None:
+    place = shared(tmp_path / "tmp")
+    folder = place / job_folder.on_this_host("1" * 32).name
+    if which:
+        folder.mkdir(mode=0o700)
+    plant(kind, folder / which, tmp_path / "elsewhere")
+    message = {"launcher": "0@h@127.0.0.1:1", "job": "1" * 32, "first": 0, "local_ranks": [0], "local_size": 1}
+    message |= {"size": 1, "hosts": 2, "program": ["touch", "made"]}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "keras_ddl.launch.host_ranks", "--from-stdin"],
+        input=json.dumps(message) + "\n",
+        cwd=work,
+        env=environment("-", place, None),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 1 and "keras-ddl: ConfigError: " in done.stdout and not done.stderr, done
+    assert host_ranks.READY.decode() not in done.stdout
+
+
+@needs_root
+def test_a_membership_socket_hears_no_other_user(tmp_path: Path) -> None:
+    for above in (tmp_path, *list(tmp_path.parents)[:2]):
+        above.chmod(above.stat().st_mode | 0o055)
+    membership = MembershipSocket(tmp_path, has_board=False)
+    path = tmp_path / config.MEMBERSHIP_SOCKET
+    path.chmod(0o777)
+    (listener,) = membership.fds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
+        own.connect(str(path))
+        assert list(membership.serve(listener)) == [] and len(membership.fds) == 2
+        says = f"import socket; s = socket.socket(1, 5); s.connect({str(path)!r}); s.send(b'{{}}'); print('sent', flush=True)"
+        with as_stranger(f"{says}; s.recv(1)"):
+            assert list(membership.serve(listener)) == []
+        own.send(b'{"start": true}')
+        (_, fd) = membership.fds
+        assert [question for _, question in membership.serve(fd)] == [{"start": True}]
