@@ -18,10 +18,12 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
     BaseOptimizer,
+    TFLayer,
     TFOptimizer,
     TFTrainer,
     TFVariable,
     Trainer,
+    cloning,
     io_utils,
     keras,
     legacy_h5_format,
@@ -29,7 +31,7 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import callbacks, compiling, reading, saving, trainer, variables
+from keras_ddl.strategy.keras_patches import adopting, callbacks, compiling, reading, saving, trainer, variables
 
 _lock = threading.Lock()
 
@@ -86,6 +88,9 @@ def _patched(original: Callable[..., Any], patch: Callable[..., Any]) -> Callabl
 def _table() -> list[tuple[Any, str, Any]]:
     """Returns (owner, attribute, patch) for every patch."""
     return [
+        (TFLayer, "__init__", adopting.init_layer),
+        (cloning, "_clone_functional_model", adopting.clone),
+        (cloning, "_clone_sequential_model", adopting.clone),
         (Trainer, "compile", compiling.compile_model),
         (TFTrainer, "fit", trainer.fit),
         (TFTrainer, "evaluate", functools.partial(trainer.evaluate_or_predict, "evaluate")),
