@@ -32,6 +32,7 @@ from keras_ddl.compat.keras import (
 )
 from keras_ddl.errors import DependencyError
 from keras_ddl.strategy.keras_patches import adopting, callbacks, compiling, reading, saving, trainer, variables
+from keras_ddl.strategy.shards import kept_weights
 
 _lock = threading.Lock()
 
@@ -117,4 +118,6 @@ def _table_of_shards() -> list[tuple[Any, str, Any]]:
         (TFVariable, "_initialize_with_initializer", variables.initialize_with_initializer),
         (TFOptimizer, "add_variable_from_reference", variables.add_variable_from_reference),
         (BaseOptimizer, "finalize_variable_values", variables.finalize_variable_values),
+        (keras.Layer, "get_weights", kept_weights.get_weights),
+        (keras.Layer, "set_weights", kept_weights.set_weights),
     ]

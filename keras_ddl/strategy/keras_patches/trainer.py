@@ -16,6 +16,7 @@ from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strateg
 from keras_ddl.strategy.keras_patches import adopting, compiling, reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction, name_of_step
+from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
 
 
@@ -64,6 +65,8 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
 
 
 def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if gathered_slots.spread_in(model.variables):
+        adopting.adopt_model(model)  # no rank could call it alone
     compiling.check_scope(model, strategy_of(model))
     strategy = strategy_of_ranks(model)
     if strategy is None:
