@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from keras_ddl.compat import tensorflow_packages
+from keras_ddl.compat import strategies, tensorflow_packages
 from keras_ddl.compat.tensorflow import tf
 
 # ruff: noqa: E402  (before Keras is imported: with another backend that fails for a reason nobody would understand)
@@ -46,6 +46,8 @@ with tensorflow_packages.private_imports("keras", "3.13 to 3.15"):
     TFVariable = _defining(keras.Variable, "_initialize")
     Trainer = _defining(keras.Model, "compile")
     TFTrainer = _defining(keras.Model, "make_train_function")
+    TFLayer = _defining(keras.Layer, "_set_save_spec")
+    cloning = sys.modules[keras.models.clone_model.__module__]
     _seed_generator = sys.modules[keras.random.SeedGenerator.__module__]
     _global_state, _GLOBAL_SEED_GENERATOR = _seed_generator.global_state, _seed_generator.GLOBAL_SEED_GENERATOR
 
@@ -74,6 +76,18 @@ def strategy_of(owner: Any) -> Any:
     """Returns the keras_ddl.Strategy that a model (or optimizer) was made under, or None."""
     strategy = getattr(owner, "_distribute_strategy", None) or getattr(owner, "_distribution_strategy", None)
     return strategy if is_ddl_strategy(strategy) else None
+
+
+def other_strategy_of(owner: Any) -> Any:
+    """Returns the strategy of somebody else that a model or an optimizer was made under, or None."""
+    strategy = getattr(owner, "_distribute_strategy", None) or getattr(owner, "_distribution_strategy", None)
+    return None if is_ddl_strategy(strategy) or strategies.is_none(strategy) else strategy
+
+
+def give_strategy(owner: Any, strategy: Any) -> None:
+    """Has a model, or an optimizer, be of a keras_ddl.Strategy that it was not made under."""
+    name = "_distribution_strategy" if isinstance(owner, keras.optimizers.Optimizer) else "_distribute_strategy"
+    setattr(owner, name, strategy)
 
 
 def scope_strategy() -> Any:

@@ -107,6 +107,11 @@ def replace_inner_variable(variable: Any, value: Any) -> None:
     variable._value = value
 
 
+def forget_functions(model: Any) -> None:
+    """Has a model make the functions of its steps anew, as `compile` does."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
 def unwrapped(optimizer: Any) -> Any:
     """Returns the optimizer inside a LossScaleOptimizer; any other as it is."""
     return getattr(optimizer, "inner_optimizer", optimizer)

@@ -40,6 +40,11 @@ def _default_replica_context() -> Any:
     return contexts[0]
 
 
+def is_none(strategy: Any) -> bool:
+    """Whether a tf.distribute strategy is what there is outside of all scopes."""
+    return strategy is None or strategy is _default_replica_context().strategy
+
+
 def container_strategy(extended: Any) -> Any:
     """Returns the strategy that a tf.distribute.StrategyExtended belongs to."""
     return extended._container_strategy()

@@ -22,8 +22,9 @@ from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import KerasDdlError
+from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.strategy import fits
+from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
 RECORD = "progress.json"
 ARRAYS = "progress.npz"
@@ -56,12 +57,11 @@ def capture(
         "seed": generator.state.numpy().tolist() if generator is not None else None,
         "callbacks": {name: _memory_of(one) for name, one in _named(others).items()},
     }
-    arrays: dict[str, Any] = {}
-    for name, one in _named(others).items():
-        for number, array in enumerate(getattr(one, "best_weights", None) or ()):
-            # No copy: EarlyStopping replaces these arrays and never writes into them. NumPy's files lack bfloat16.
-            exact = array.astype(np.float32) if array.dtype.kind == "V" else array
-            arrays[f"callbacks/{name}/{number}"] = exact
+    # No copies: EarlyStopping replaces these arrays and never writes into them. NumPy's files lack bfloat16.
+    arrays = {
+        key: array.astype(np.float32) if array.dtype.kind == "V" else array
+        for key, array in _best_weights(model, others).items()
+    }
     if batches:
         # A train_step of the program's own may return the dict that Keras's compiled metrics are.
         leaves = {key: tf.nest.flatten(value) for key, value in (logs or {}).items()}
@@ -118,7 +118,9 @@ class Restoration:
                 _remember(one, attribute, value)
             weights = self._under(f"callbacks/{name}/")
             if weights:
-                one.best_weights = weights
+                of_model = self._model.weights
+                is_for_it = len(of_model) == len(weights)
+                one.best_weights = list(map(kept_weights.part_of, of_model, weights)) if is_for_it else weights
         logs = self._record.get("logs")
         if logs is not None:
             fit = fits.of(self._model)
@@ -193,6 +195,34 @@ def _named(others: Sequence[Any]) -> dict[str, Any]:
             name = type(one).__name__
             callbacks[name if name not in callbacks else f"{name} {len(callbacks)}"] = one
     return callbacks
+
+
+def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
+    """Returns key -> array of the weights that callbacks keep, complete on rank 0. COLLECTIVE where the model has
+    weights that are spread over the ranks: those are gathered, one after the other.
+    """
+    best = {
+        f"callbacks/{name}/{number}": value
+        for name, one in _named(others).items()
+        for number, value in enumerate(getattr(one, "best_weights", None) or ())
+    }
+    if others and gathered_slots.spread_in(model.variables):
+        parts = [key for key, value in best.items() if isinstance(value, kept_weights.KeptWeight)]
+        everyone = communicator.all_gather_object(parts, name="Checkpoint/best_weights")
+        for key in dict.fromkeys(key for keys in everyone for key in keys):
+            value = kept_weights.complete(best.get(key), f"Checkpoint/{key}")
+            if value is None:
+                raise ConfigError(
+                    "A callback that keeps weights which are spread over the ranks must be in the list of every rank. "
+                    f"Received: {key.split('/')[1]} has kept some on rank(s) "
+                    f"{[rank for rank, keys in enumerate(everyone) if key in keys]} alone (rank "
+                    f"{communicator.rank()}). Pass it to fit on all ranks."
+                )
+            if is_first_rank():
+                best[key] = value
+            else:
+                best.pop(key)
+    return best
 
 
 def _memory_of(one: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy.shards import gathered_slots
 
 # The oracle is a model outside of the scope, on purpose.
 warnings.filterwarnings("ignore", message=".*was made outside the scope.*")
@@ -79,6 +80,23 @@ def shared_folder() -> Iterator[Path]:
 def own_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+@contextlib.contextmanager
+def gathers() -> Iterator[list[str]]:
+    """Yields the names of variables that were gathered on this rank meanwhile."""
+    names: list[str] = []
+    original = gathered_slots._gather
+
+    def gather(slot: Any) -> Any:
+        names.append(slot.name)
+        return original(slot)
+
+    gathered_slots._gather = gather
+    try:
+        yield names
+    finally:
+        gathered_slots._gather = original
 
 
 def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None = None) -> None:

@@ -114,14 +114,14 @@ def check_model_made_outside_the_scope():
     assert any("trains it alone" in str(w.message) for w in caught)
 
 
-def check_optimizer_made_outside_the_scope():
-    optimizer = SGD(0.1, name="outsider")
+def check_optimizer_made_under_another_strategy():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        optimizer = SGD(0.1, name="mirrored")
     with STRATEGY.scope():
         model = dense_model()
-    outside = "An optimizer.*must be made inside.*'outsider'"
+    outside = "An optimizer.*must be made inside.*'mirrored'"
     refuses(ConfigError, outside, lambda: model.compile(optimizer, "mse"))
-    with STRATEGY.scope():
-        wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
+    wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
     refuses(ConfigError, outside, lambda: model.compile(wrapper, "mse"))
 
 

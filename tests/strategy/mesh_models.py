@@ -1,7 +1,6 @@
 """Models on a mesh of 2 x 2 ranks, and what compares them with one process: for mesh_*checks.py."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,8 +10,7 @@ import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.cut import after_commit, requests
-from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import RANK, SIZE, of_one_process, set_precision
+from strategy.common import RANK, SIZE, gathers, of_one_process, set_precision
 
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
@@ -63,23 +61,6 @@ def assert_equal(model: keras.Model, one: keras.Model | None) -> None:
     theirs = of_one_process(lambda: [each.numpy() for each in [*one.variables, *one.optimizer.variables]])
     for value, expected in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
-
-
-@contextlib.contextmanager
-def gathers() -> Iterator[list[str]]:
-    """Yields the names of variables that were gathered on this rank meanwhile."""
-    names: list[str] = []
-    original = gathered_slots._gather
-
-    def gather(slot: Any) -> Any:
-        names.append(slot.name)
-        return original(slot)
-
-    gathered_slots._gather = gather
-    try:
-        yield names
-    finally:
-        gathered_slots._gather = original
 
 
 def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> None:

@@ -16,7 +16,8 @@ from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.errors import CheckpointError
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import RANK, X, Y, shared_folder
+from strategy import kept_weights
+from strategy.common import RANK, X, Y, gathers, shared_folder
 from strategy.mesh_models import (
     STRATEGY,
     alone,
@@ -24,7 +25,6 @@ from strategy.mesh_models import (
     assert_saved_in_slices,
     compiled,
     fit_both,
-    gathers,
 )
 
 
@@ -49,6 +49,15 @@ def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
         with np.load(saved.path / "golden.npz") as golden:
             (answers,) = (golden[name] for name in golden.files if name.startswith("answers:"))
         np.testing.assert_allclose(answers, one.predict(X[:3], verbose=0), rtol=0, atol=1e-12)
+
+
+def check_callbacks_keep_slices_of_weights_and_set_them():
+    kept_weights.check_equal_one_process(compiled, STRATEGY, assert_equal, gathers)
+
+
+@long
+def check_a_resumed_run_has_the_best_weights_of_the_first():
+    kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
 
 
 @long

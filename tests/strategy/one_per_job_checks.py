@@ -85,7 +85,11 @@ def check_other_settings_are_kept_apart():
         mine.build([variable])
     text = refusal(lambda: FIRST.run(lambda: mine.apply([tf.ones([1])], [variable])))
     assert "bucket_bytes=5242880 instead of 3145728" in text, text
-    assert "inside its scope" in refusal(lambda: model_of(FIRST).compile(keras.optimizers.SGD(), "mse"))
+    with FIRST.scope():
+        shared = keras.layers.Dense(2)
+    of_both = keras.Sequential([keras.Input((6,)), shared, *model_of(other).layers])
+    text = refusal(lambda: of_both.compile("sgd", "mse"))
+    assert "bucket_bytes=5242880 instead of 3145728" in text, text
 
 
 def check_a_seed_counts_again():

@@ -14,6 +14,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
+from strategy import kept_weights
 from strategy.common import (
     RANK,
     SIZE,
@@ -21,6 +22,7 @@ from strategy.common import (
     Y,
     dense_model,
     everyone,
+    gathers,
     of_one_process,
     set_precision,
     shared_folder,
@@ -212,6 +214,14 @@ def check_a_model_is_saved_complete_and_loaded():
                 np.testing.assert_array_equal(mine, expected)
 
 
+def check_callbacks_keep_parts_of_weights_and_set_them():
+    kept_weights.check_equal_one_process(compiled, STRATEGY, assert_equal, gathers)
+
+
+def check_a_resumed_run_has_the_best_weights_of_the_first():
+    kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
+
+
 @long
 def check_a_step_of_the_program_equals_one_process():
     model, one = compiled(STRATEGY), compiled(None)
@@ -227,7 +237,7 @@ def check_a_weight_in_shards_is_refused_outside_of_steps():
     model = compiled(STRATEGY)
     kernel = model.trainable_variables[0]
     refused = [
-        lambda: model.get_weights(),
+        lambda: kernel.numpy(),
         lambda: model(X[:2]),
         lambda: tf.function(lambda: kernel.value * 2.0, autograph=False)(),
         lambda: STRATEGY.run(lambda: kernel.value * 2.0),

@@ -18,10 +18,12 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.compat.keras import (
     TESTED,
     BaseOptimizer,
+    TFLayer,
     TFOptimizer,
     TFTrainer,
     TFVariable,
     Trainer,
+    cloning,
     io_utils,
     keras,
     legacy_h5_format,
@@ -29,7 +31,8 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import callbacks, compiling, reading, saving, trainer, variables
+from keras_ddl.strategy.keras_patches import adopting, callbacks, compiling, reading, saving, trainer, variables
+from keras_ddl.strategy.shards import kept_weights
 
 _lock = threading.Lock()
 
@@ -86,6 +89,9 @@ def _patched(original: Callable[..., Any], patch: Callable[..., Any]) -> Callabl
 def _table() -> list[tuple[Any, str, Any]]:
     """Returns (owner, attribute, patch) for every patch."""
     return [
+        (TFLayer, "__init__", adopting.init_layer),
+        (cloning, "_clone_functional_model", adopting.clone),
+        (cloning, "_clone_sequential_model", adopting.clone),
         (Trainer, "compile", compiling.compile_model),
         (TFTrainer, "fit", trainer.fit),
         (TFTrainer, "evaluate", functools.partial(trainer.evaluate_or_predict, "evaluate")),
@@ -112,4 +118,6 @@ def _table_of_shards() -> list[tuple[Any, str, Any]]:
         (TFVariable, "_initialize_with_initializer", variables.initialize_with_initializer),
         (TFOptimizer, "add_variable_from_reference", variables.add_variable_from_reference),
         (BaseOptimizer, "finalize_variable_values", variables.finalize_variable_values),
+        (keras.Layer, "get_weights", kept_weights.get_weights),
+        (keras.Layer, "set_weights", kept_weights.set_weights),
     ]

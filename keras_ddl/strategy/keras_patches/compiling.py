@@ -17,6 +17,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions
 from keras_ddl.strategy import one_per_job
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of
+from keras_ddl.strategy.keras_patches import adopting
 from keras_ddl.strategy.one_per_job import outside_message
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
@@ -25,8 +26,8 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()  # models that train alone
 def compile_model(
     original: Callable[..., Any], model: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any
 ) -> Any:
-    """Compiles inside the scope, so that compile("adam") may stand outside it; refuses what would go wrong later."""
-    strategy = strategy_of(model)
+    """Compiles inside the scope, wherever `compile` stands; refuses what would go wrong later."""
+    strategy = adopting.adopt_model(model)
     check_scope(model, strategy)
     parts = models.optimizers_in(optimizer)
     for part in parts:
@@ -54,8 +55,7 @@ def _check_optimizer(model: Any, optimizer: Any, strategy: StrategyInterface | N
             f"{optimizer.name!r}, which reduces gradients itself (rank {strategy.rank}). Use the plain optimizer, made "
             "under the scope, or leave out the Strategy."
         )
-    if theirs is not strategy:
-        raise ConfigError(outside_message("An optimizer", optimizer.name, strategy, theirs))
+    adopting.adopt_optimizer(optimizer, strategy)
 
 
 def _without_xla(original: Callable[..., Any], model: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:

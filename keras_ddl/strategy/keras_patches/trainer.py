@@ -13,9 +13,10 @@ from keras_ddl import communicator
 from keras_ddl.data import order
 from keras_ddl.strategy import fits, observing, replayed_calls, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import compiling, reading
+from keras_ddl.strategy.keras_patches import adopting, compiling, reading
 from keras_ddl.strategy.keras_patches.callbacks import adopted
 from keras_ddl.strategy.keras_patches.step_functions import IteratorFunction, PredictFunction, name_of_step
+from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
 
 
@@ -34,6 +35,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         if strategy is None:
             compiling.warn_if_alone(model)
             return original(model, *args, **kwargs)
+        adopting.adopt_optimizers(model, strategy)
         bound = _bind(original, model, args, kwargs, strategy)
         observer = observing.observer()
         if observer is not None:
@@ -63,6 +65,8 @@ def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *
 
 
 def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if gathered_slots.spread_in(model.variables):
+        adopting.adopt_model(model)  # no rank could call it alone
     compiling.check_scope(model, strategy_of(model))
     strategy = strategy_of_ranks(model)
     if strategy is None:

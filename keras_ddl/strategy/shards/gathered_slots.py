@@ -19,7 +19,8 @@ from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
 _is_inference: ContextVar[bool] = ContextVar("keras_ddl_inference", default=False)
-_gathered: list[Sequence[ShardedVariable]] = []  # of the open contexts of `gathered`, on all ranks alike
+# Of the open contexts of `gathered`, on all ranks alike: their slots, and on which rank they can be read; None: on all.
+_gathered: list[tuple[Sequence[ShardedVariable], int | None]] = []
 
 
 def slots_in(variables: Iterable[Any]) -> list[ShardedVariable]:
@@ -49,7 +50,7 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
     Cost: one all_gather of each; the memory of all of them where they are read.
     """
     before = [each.gathered for each in slots]
-    _gathered.append(slots)
+    _gathered.append((slots, on_rank))
     try:
         for each in slots:
             value = _gather(each)
@@ -60,7 +61,24 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
     finally:
         _gathered.pop()
         for each, values in zip(slots, before):
-            each.gathered = values
+            if values is None:  # else what was assigned meanwhile can be read in the outer context, too
+                each.gathered = None
+
+
+def are_readable_everywhere(slots: Iterable[ShardedVariable]) -> bool:
+    """Whether these slots are gathered on all ranks: the same on all."""
+    everywhere = {id(each) for some, on_rank in _gathered if on_rank is None for each in some}
+    return all(id(each) in everywhere for each in slots)
+
+
+def gather_again(slot: ShardedVariable) -> None:
+    """After ranks have set their chunks of a slot: where it is gathered, its new values can be read. COLLECTIVE there,
+    of one all_gather.
+    """
+    if any(each is slot for some, _ in _gathered for each in some):
+        value = _gather(slot)
+        if slot.gathered is not None:
+            slot.gathered = value
 
 
 @contextlib.contextmanager
@@ -97,9 +115,9 @@ def _gather(slot: ShardedVariable) -> tf.Tensor:
 def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]) -> None:
     """Raises ConfigError, on every rank, where some of these slots are gathered, because the step would change them."""
     if (
-        any(_gathered)
+        any(some for some, _ in _gathered)
         and not _is_inference.get()
-        and {id(each) for some in _gathered for each in some} & {id(each) for each in slots()}
+        and {id(each) for some, _ in _gathered for each in some} & {id(each) for each in slots()}
     ):
         raise ConfigError(
             "A step that may change what an optimizer keeps in shards must not run inside `with "

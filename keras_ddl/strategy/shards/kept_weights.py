@@ -1,0 +1,200 @@
+"""What `get_weights` returns of a weight that is spread over ranks: this rank's part of it, for `set_weights`.
+
+Callbacks keep the best weights of a training, or an average of some, and set them later. Ranks that all do so each keep
+their part, so no rank ever needs memory for all of a weight. A part can be copied, computed with entry by entry, and
+set again; whoever wants to see its numbers reads them inside `with strategy.whole_model(model):`, where `get_weights`
+returns complete arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.shards.sharded_slots import Share, ShardedVariable, sharded_variable, slot_of
+
+_calls = itertools.count()
+
+
+class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
+    """This rank's part of the values that a weight had, and the mirror of another rank's where there is one.
+
+    Attributes:
+        shape, dtype: of all of the weight. share: as it was shared out then. parts: the entries of `share`'s variables.
+        number: of the call of get_weights, the same on all ranks that make the same calls.
+    Raises: ConfigError, when it is read as an array.
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], share: Share, parts: Sequence[np.ndarray], number: int
+    ) -> None:
+        self.name, self.shape, self.share, self.parts, self.number = name, shape, share, list(parts), number
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.parts[0].dtype
+        return dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def copy(self) -> KeptWeight:
+        return self._with([each.copy() for each in self.parts])
+
+    def __deepcopy__(self, memo: Any) -> KeptWeight:
+        return self.copy()
+
+    def astype(self, dtype: Any) -> KeptWeight:
+        return self._with([each.astype(dtype) for each in self.parts])
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        """Computes entry by entry, with numbers and with other parts that are shared out alike."""
+        for each in inputs:
+            is_part = isinstance(each, KeptWeight) and each.shape == self.shape and _are_alike(each.share, self.share)
+            if not is_part and (isinstance(each, KeptWeight) or np.ndim(each)):
+                raise self._refusal(f"{ufunc.__name__} of it and of {type(each).__name__}")
+        if method != "__call__" or ufunc.signature is not None or ufunc.nout != 1 or options:
+            raise self._refusal(f"{ufunc.__name__}.{method}")
+        computed = [
+            ufunc(*(each.parts[place] if isinstance(each, KeptWeight) else each for each in inputs))
+            for place in range(len(self.parts))
+        ]
+        if out is None:
+            return self._with(computed)
+        out[0].parts = [new.astype(old.dtype) for new, old in zip(computed, out[0].parts)]
+        return out[0]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise self._refusal("an array made of it")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<KeptWeight of {self.name!r} shape={self.shape} dtype={self.dtype}, a part on each rank>"
+
+    def set(self, variable: Any) -> None:
+        """Gives these values to a Keras variable. To be called on all ranks alike.
+
+        Raises: ConfigError: it is not spread over the ranks as the weight was.
+        """
+        slot = sharded_variable(variable)
+        if slot is None or not _are_alike(slot.share, self.share):
+            is_lost = slot_of(variable) is not None
+            raise ConfigError(
+                "Weights that each rank has kept its part of can be set where ranks have the same parts. Received: "
+                f"{self.name} of {self.share.layout.size} ranks, for {variable.path}, "
+                f"{'which is shared out otherwise by now' if is_lost else 'of which each rank has all'} (rank "
+                f"{communicator.rank()}). "
+                + (
+                    "After a rank was lost or has joined, begin with weights that were kept since, or resume from a "
+                    "checkpoint."
+                    if is_lost
+                    else "Make the model that gets them inside `with strategy.scope():`, too."
+                )
+            )
+        for mine, part in zip(_variables(slot.share), self.parts):
+            mine.assign(tf.constant(part, slot.dtype))
+        slot.note_assignment(np.array([self.number]))
+        gathered_slots.gather_again(slot)
+
+    def _with(self, parts: Sequence[np.ndarray]) -> KeptWeight:
+        return KeptWeight(self.name, self.shape, self.share, parts, self.number)
+
+    def _refusal(self, what: str) -> ConfigError:
+        return ConfigError(
+            "What get_weights returns of a weight that is spread over ranks is this rank's part of it, to be set again "
+            f"with set_weights, and computed with entry by entry. Received: {what} ({self.name}, rank "
+            f"{communicator.rank()}). Read all of it inside `with strategy.whole_model(model):`, on all ranks."
+        )
+
+
+def get_weights(original: Callable[..., list[Any]], layer: Any) -> list[Any]:
+    """Returns arrays; of each weight that is spread over ranks, and not gathered on all of them, a KeptWeight."""
+    slots = [sharded_variable(each) for each in layer.weights]
+    if gathered_slots.are_readable_everywhere(slot for slot in slots if slot is not None):
+        return original(layer)
+    number = next(_calls)
+    return [each.numpy() if slot is None else _kept(slot, number) for each, slot in zip(layer.weights, slots)]
+
+
+def set_weights(original: Callable[..., None], layer: Any, weights: Sequence[Any]) -> None:
+    """Sets what `get_weights` has returned, or arrays."""
+    if not any(isinstance(each, KeptWeight) for each in weights):
+        original(layer, weights)
+        return
+    shapes = [[tuple(each.shape) for each in some] for some in (layer.weights, weights)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"set_weights needs one value of the same shape for each weight of layer {layer.name!r}, which are of "
+            f"{shapes[0]}. Received: {shapes[1]}."
+        )
+    for variable, value in zip(layer.weights, weights):
+        if isinstance(value, KeptWeight):
+            value.set(variable)
+        else:
+            variable.assign(value)
+
+
+def _kept(slot: ShardedVariable, number: int) -> KeptWeight:
+    share, shape = slot.share, tuple(slot.shape.as_list())
+    # Copies: what is kept must not keep the buffers of a step, nor change with them.
+    return KeptWeight(slot.name, shape, share, [np.array(each.numpy()) for each in _variables(share)], number)
+
+
+def _variables(share: Share) -> list[Any]:
+    return [share.chunk] if share.mirror is None else [share.chunk, share.mirror]
+
+
+def _are_alike(one: Share, other: Share) -> bool:
+    """Whether two variables of one shape are shared out alike."""
+    axes = [getattr(each.layout, "axis", None) for each in (one, other)]
+    same_kind = type(one.layout) is type(other.layout) and axes[0] == axes[1]
+    return same_kind and one.place == other.place and one.generation == other.generation
+
+
+def part_of(variable: Any, value: np.ndarray) -> Any:
+    """Returns this rank's part of an array, as `get_weights` returns it of the variable; the array, if it is of one that
+    each rank has all of. To be called on all ranks alike.
+    """
+    slot = sharded_variable(variable)
+    if slot is None:
+        return value
+    ranks = [slot.share.rank, (slot.share.rank - slot.share.offset) % slot.layout.size]
+    parts = [np.array(slot.layout.cut(value, rank)) for rank, _ in zip(ranks, _variables(slot.share))]
+    return KeptWeight(slot.name, tuple(value.shape), slot.share, parts, next(_calls))
+
+
+def complete(kept: KeptWeight | None, name: str) -> np.ndarray | None:
+    """Returns all of a weight of which each rank has kept its part; None where a rank has none. COLLECTIVE.
+
+    name: of the collective. Cost: all parts, as Python objects, on every rank.
+    """
+    mine = None if kept is None else (kept.shape, kept.share.layout.boxes(kept.share.rank), kept.parts[0])
+    everyone = [each for each in communicator.all_gather_object(mine, name=name)]
+    if any(each is None for each in everyone):
+        return None
+    shape, _, part = everyone[0]
+    value: np.ndarray = np.empty(shape, part.dtype)
+    for _, boxes, entries in everyone:
+        flat, begin = entries.reshape(-1), 0
+        for box in boxes:
+            extents = [extent for _, extent in box]
+            count = math.prod(extents)
+            place = tuple(slice(first, first + extent) for first, extent in box)
+            value[place] = flat[begin : begin + count].reshape(extents)
+            begin += count
+    return value
