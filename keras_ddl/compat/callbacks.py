@@ -62,6 +62,31 @@ def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int
         callback._global_test_batch += by
 
 
+def set_model_in_silence(
+    callback: keras.callbacks.TensorBoard, model: Any, set_model: Callable[[Any, Any], None]
+) -> None:
+    """Has TensorBoard know the model without describing it. set_model: TensorBoard's own."""
+    described = callback.write_graph, callback.embeddings_freq
+    callback.write_graph, callback.embeddings_freq = False, 0
+    try:
+        set_model(callback, model)
+    finally:
+        callback.write_graph, callback.embeddings_freq = described
+
+
+def hush_points(is_hushed: Callable[[Any], bool]) -> None:
+    """Has TensorBoard callbacks that are hushed write points nowhere, also those of a class derived from it."""
+
+    def hushed(original: property) -> property:
+        def writer(callback: Any) -> Any:
+            return tf.summary.create_noop_writer() if is_hushed(callback) else original.__get__(callback)
+
+        return property(writer)
+
+    for name in ("_train_writer", "_val_writer"):
+        setattr(keras.callbacks.TensorBoard, name, hushed(vars(keras.callbacks.TensorBoard)[name]))
+
+
 @contextlib.contextmanager
 def keeping_batches_seen(callback: keras.callbacks.TensorBoard) -> Iterator[None]:
     """Afterwards TensorBoard has counted as many batches as before."""

@@ -35,7 +35,7 @@ from keras_ddl.strategy.joining_state import (
     number_slots,
     share_variables,
 )
-from keras_ddl.strategy.keras_patches.standby import Standby
+from keras_ddl.strategy.keras_patches.standby import standing_in
 from keras_ddl.strategy.noted import take_over, update
 from keras_ddl.strategy.progress import Restoration, build_for_data
 from keras_ddl.strategy.shards import sharded_slots
@@ -134,8 +134,8 @@ class Newcomer(Joining):
         state, callbacks = self._state_of_all, self._callbacks
         assert state is not None and callbacks is not None
         for each in callbacks.callbacks:
-            if isinstance(each, Standby):
-                each.begin_late()
+            if (standby := standing_in(each)) is not None:
+                standby.begin_late()
         take_over(callbacks.callbacks, state.callbacks)
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
             update(each, attributes)

@@ -1,6 +1,8 @@
 """Which callbacks do nothing but write: those of Keras, and of packages that are not imported for it.
 
-They decide nothing that other ranks need: what BackupAndRestore restores on rank 0 is sent to all.
+They decide nothing that other ranks need: what BackupAndRestore restores on rank 0 is sent to all. A class that a
+program derives from one of them is none: its code may change logs or decide, so it runs on all ranks, and only the
+hooks that it inherits write on rank 0 alone (keras_patches/hushed_writers.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ OF_KERAS = tuple(
     getattr(keras.callbacks, name)
     for name in ("BackupAndRestore", "CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
+)
+HOOKS = tuple(
+    f"on_{kind}_{moment}"
+    for kind in ("train", "test", "predict", "epoch", "batch", "train_batch", "test_batch", "predict_batch")
+    for moment in ("begin", "end")
 )
 _OF_OTHERS = frozenset(
     {
@@ -29,6 +36,11 @@ def is_of_others(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS
 
 
-def is_writer(callback: Any) -> bool:
-    """Whether a callback is of one of these classes, or of one derived from them."""
-    return isinstance(callback, OF_KERAS) or any(map(is_of_others, type(callback).__mro__))
+def writing_class(callback: Any) -> type | None:
+    """Returns the class of these that a callback is of, or that its class is derived from; None: there is none."""
+    return next((kind for kind in type(callback).__mro__ if kind in OF_KERAS or is_of_others(kind)), None)
+
+
+def only_writes(callback: Any) -> bool:
+    """Whether a callback does nothing but write: it is of one of these classes, and has no hooks of its own."""
+    return writing_class(callback) is type(callback) and not any(hook in vars(callback) for hook in HOOKS)

@@ -337,7 +337,7 @@ def _outputs(returned: Any) -> dict[str, np.ndarray]:
 
 def _writes_files(callback: Any) -> bool:
     return isinstance(callback, _SAVERS) or (
-        writers.is_writer(callback) and not isinstance(callback, keras.callbacks.ProgbarLogger)
+        writers.writing_class(callback) is not None and not isinstance(callback, keras.callbacks.ProgbarLogger)
     )
 
 

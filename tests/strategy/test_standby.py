@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import pytest
+from keras.src.callbacks import remote_monitor
 
 from keras_ddl.communicator import first_rank
 from keras_ddl.communicator.group import Communicator
@@ -118,6 +119,48 @@ def test_rows_of_a_csv_logger_go_on(append: bool, tmp_path: Path) -> None:
     writer.on_train_end({})
     header = b"" if append else b"epoch,loss,val_loss\r\n"
     assert path.read_bytes() == before + header + b"0,0.25,NA\r\n1,0.125,NA\r\n"
+
+
+@pytest.mark.parametrize("may_lack_last", [True, False])
+def test_a_class_derived_from_a_writer_runs_and_writes_what_is_lacking(may_lack_last: bool, tmp_path: Path) -> None:
+    class Rates(keras.callbacks.CSVLogger):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["rate"] = 0.5
+            super().on_epoch_end(epoch, logs)
+
+    class Monitor(keras.callbacks.RemoteMonitor):
+        runs = 0
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.runs += 1
+            super().on_epoch_end(epoch, logs)
+
+    finished, posted = Finished(), []
+    rates, monitor = Rates(tmp_path / "log.csv"), Monitor()
+    standby.hush(rates, keras.callbacks.CSVLogger, finished)
+    standby.hush(monitor, keras.callbacks.RemoteMonitor, finished)
+    for each in (rates, monitor):
+        each.on_train_begin({})
+        for epoch in (0, 1):
+            each.on_epoch_begin(epoch, {})
+            finished.number += 1
+            each.on_epoch_end(epoch, logs := {"loss": epoch})
+            assert each is monitor or logs == {"loss": epoch, "rate": 0.5}
+    assert not (tmp_path / "log.csv").exists() and monitor.runs == 2
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(remote_monitor.requests, "post", lambda url, sent, headers: posted.append(sent["data"]))
+        for each in (rates, monitor):
+            stand_in = standby.standing_in(each)
+            stand_in.set_params({})
+            written = standby.become_writer(stand_in, each, may_lack_last=may_lack_last, has_begun=True)
+            assert written is each and standby.standing_in(each) is None
+        assert posted == ['{"epoch": 1, "loss": 1}'] * may_lack_last and monitor.runs == 2
+        monitor.on_epoch_end(2, {"loss": 2})
+        assert posted[-1] == '{"epoch": 2, "loss": 2}'
+    rates.on_epoch_end(2, {"loss": 2})
+    rates.on_train_end()
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert rows == ["epoch,loss,rate,val_loss,val_rate", *(f"{n},{n},0.5,NA,NA" for n in range(3))]
 
 
 def test_tensorboard_counts_on(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from keras_ddl.strategy import agreement, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import fit_figures, progress
+from keras_ddl.strategy.keras_patches import fit_figures, hushed_writers, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
-from keras_ddl.strategy.keras_patches.standby import Saves, Standby, standby_of
+from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -117,6 +117,8 @@ class CallbackList(_KerasList):
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
         strategy = strategy_of_ranks(model)
+        for callback in self.callbacks:  # it may have served on another rank, or for another model
+            hushed_writers.let_write(callback)
         self._model_saves = [] if strategy is None else self._leave_writing_to_rank_0(strategy)
         for saves in self._model_saves:
             saves.share()
@@ -146,9 +148,14 @@ class CallbackList(_KerasList):
 
     def _stand_in(self, callback: Any, survival: SurvivalInterface | None) -> Any:
         """Returns what runs on a rank other than 0 in the place of a callback."""
-        if not writers.is_writer(callback):
+        kind, finished = writers.writing_class(callback), None if survival is None else survival.finished
+        if kind is None:
             return callback
-        return _Silent() if survival is None else standby_of(callback, survival.finished)
+        if writers.only_writes(callback) or isinstance(callback, progress.JobBar):
+            return _Silent() if finished is None else standby_of(callback, finished)
+        if kind is not keras.callbacks.ProgbarLogger:  # which draws nothing on this rank: `verbose` is 0
+            hush(callback, kind, finished)
+        return callback
 
     def set_params(self, params: Any) -> None:
         """Where a job goes on without a lost rank, only rank 0 and the standbys know of `verbose`."""
@@ -164,9 +171,9 @@ class CallbackList(_KerasList):
         keras_callbacks.finish_batch_hooks(self)
         with of_one_rank():
             for number, callback in enumerate(self.callbacks):
-                if isinstance(callback, Standby):
-                    self.callbacks[number] = callback.become_writer(
-                        may_lack_last=may_lack_last, has_begun=not self._is_beginning
+                if (standby := standing_in(callback)) is not None:
+                    self.callbacks[number] = become_writer(
+                        standby, callback, may_lack_last=may_lack_last, has_begun=not self._is_beginning
                     )
                 elif self.params:
                     callback.set_params(self.params)
@@ -378,15 +385,17 @@ def _warn_of_rates(gathered: list[tuple[list[float], int]], rank: int) -> None:
 def _may_stop(callbacks: Any, kind: str) -> bool:
     """Whether a callback has code of its own that runs within an epoch and might ask to stop."""
     base = keras.callbacks.Callback
-    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint, *writers.OF_KERAS)
+    never = (keras.callbacks.History, keras.callbacks.ModelCheckpoint)
     for callback in callbacks.callbacks:
         if (
             type(callback) in never
-            or writers.is_of_others(type(callback))
+            or writers.only_writes(callback)
             or getattr(callback, "never_stops_within_epoch", False)
         ):
             continue
+        kinds = (base, writers.writing_class(callback) or base)
         for hook in _BATCH_HOOKS[kind]:
-            if hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(base, hook):
+            inherited = [getattr(each, hook) for each in kinds]
+            if hook in vars(callback) or getattr(type(callback), hook, None) not in inherited:
                 return True
     return False

@@ -21,18 +21,15 @@ from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.files.durable import sweep_temporaries
+from keras_ddl.strategy import writers
+from keras_ddl.strategy.keras_patches import hushed_writers
 from keras_ddl.strategy.keras_patches.progress import JobBar
 
-_HOOKS = tuple(
-    f"on_{kind}_{moment}"
-    for kind in ("train", "test", "predict", "epoch", "batch", "train_batch", "test_batch", "predict_batch")
-    for moment in ("begin", "end")
-)
 _Call = tuple[str, tuple[Any, ...]]
 
 
 class Standby(keras.callbacks.Callback):
-    """Follows the training in the place of `writer`.
+    """Follows the training in the place of `writer`, or of what a callback inherits (hushed_writers.py).
 
     Args:
         finished: returns how many calls this rank has finished together with all others.
@@ -49,6 +46,7 @@ class Standby(keras.callbacks.Callback):
         self._last_at = 0
         self._open: dict[str, tuple[Any, ...]] = {}  # before them: the begins of what has not ended
         self._is_over = False
+        self._kind: Any = None if writers.only_writes(writer) else writers.writing_class(writer)
 
     def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
         """Returns the writer, at the moment of the training that this rank has reached.
@@ -66,7 +64,7 @@ class Standby(keras.callbacks.Callback):
         if has_begun and self._open:
             self._bring_up()
         else:
-            self.writer.set_model(self.model)
+            self._set_model()
             self._replay(self._open.items())
         self._replay(self._last)
         return self.writer
@@ -83,16 +81,19 @@ class Standby(keras.callbacks.Callback):
 
     def _bring_up(self) -> None:
         """Brings the writer to the end of the last call that all ranks have finished."""
-        self.writer.set_model(self.model)
+        self._set_model()
         self._replay(self._open.items())
+
+    def _set_model(self) -> None:
+        (self._kind or type(self.writer)).set_model(self.writer, self.model)
 
     def _follow(self, hook: str, args: tuple[Any, ...]) -> None:
         """Notes a hook that the writer on rank 0 has run."""
         if hook.endswith("_begin"):
             self._open[hook] = args
             return
-        self._open.pop(hook.removesuffix("_end") + "_begin", None)
-        self._is_over = not self._open
+        if self._open.pop(hook.removesuffix("_end") + "_begin", None) is not None:  # a hushed one hears few begins
+            self._is_over = not self._open
 
     def _settle(self) -> None:
         for hook, args in self._last:
@@ -101,20 +102,21 @@ class Standby(keras.callbacks.Callback):
 
     def _replay(self, calls: Iterable[_Call]) -> None:
         for hook, args in list(calls):
-            getattr(self.writer, hook)(*args)
+            if self._kind is None:
+                getattr(self.writer, hook)(*args)
+            else:  # the program's part of it has run
+                with hushed_writers.writing(self.writer):
+                    getattr(self._kind, hook)(self.writer, *args)
 
 
 def _hearing(hook: str) -> Callable[..., None]:
-    numbered = "epoch" in hook or "batch" in hook
-
-    def method(self: Standby, *args: Any, logs: Any = None) -> None:
-        # Keras passes the logs of batches by name.
-        self.hear(hook, args if len(args) > numbered else (*args, logs))
+    def method(self: Standby, *args: Any, **kwargs: Any) -> None:  # Keras passes the logs of batches by name
+        self.hear(hook, hushed_writers.arguments_of(hook, args, kwargs))
 
     return method
 
 
-for _hook in _HOOKS:
+for _hook in writers.HOOKS:
     setattr(Standby, _hook, _hearing(_hook))
 
 
@@ -139,7 +141,7 @@ class _OwnBackup(Standby):
     """Of a program's subclass of BackupAndRestore, of which only the hooks are known."""
 
     def _bring_up(self) -> None:
-        self.writer.set_model(self.model)
+        self._set_model()
 
 
 class _TensorBoard(Standby):
@@ -152,7 +154,7 @@ class _TensorBoard(Standby):
     def _bring_up(self) -> None:
         writer = self.writer
         writes_graph, writer.write_graph = writer.write_graph, False
-        writer.set_model(self.model)
+        self._set_model()
         writer.write_graph = writes_graph
         batches = [hook for hook in ("on_train_batch_begin", "on_test_batch_begin") if hook in self._open]
         with keras_callbacks.keeping_batches_seen(writer):
@@ -175,7 +177,7 @@ class _Rows(Standby):
             self._text = io.StringIO()
             self._begin = keras_callbacks.begin_rows(self.writer, self._text)
         elif hook == "on_epoch_end":
-            self.writer.on_epoch_end(*args)
+            self._replay([(hook, args)])
         elif hook == "on_train_end":
             self._is_over = True
 
@@ -184,12 +186,12 @@ class _Rows(Standby):
         self._begin = keras_callbacks.begin_late_rows(self.writer, self._text)
 
     def become_writer(self, *, may_lack_last: bool, has_begun: bool) -> Any:
-        self.writer.set_model(self.model)
+        self._set_model()
         if self._text is not None:
             _make_equal(self.writer.filename, self._begin, self._text.getvalue().encode())
             keras_callbacks.continue_rows(self.writer)
             if self._is_over:
-                self.writer.on_train_end()
+                self._replay([("on_train_end", (None,))])
         return self.writer
 
 
@@ -209,19 +211,6 @@ def _make_equal(path: str, begin: int, text: bytes) -> None:
         file.truncate(begin + equal)
         file.seek(begin + equal)
         file.write(text[equal:])
-
-
-class _OwnRows(Standby):
-    """Of a program's subclass of CSVLogger, of which only the hooks are known."""
-
-    def _bring_up(self) -> None:
-        writer, appends = self.writer, self.writer.append
-        path = Path(writer.filename)
-        if path.is_file():  # a line that the lost rank has begun
-            _make_equal(str(path), 0, path.read_bytes().rpartition(b"\n")[0] + b"\n")
-        writer.append = True
-        super()._bring_up()
-        writer.append = appends
 
 
 class _Bar(Standby):
@@ -249,10 +238,49 @@ class _Bar(Standby):
 
 def standby_of(writer: Any, finished: Callable[[], int]) -> Standby:
     """Returns what stands in for a callback that writes."""
-    if type(writer) in _KINDS:
+    if type(writer) in _KINDS and not (set(writers.HOOKS) & set(vars(writer))):
         return _KINDS[type(writer)](writer, finished)
     kind = next((standby for kind, standby in _KINDS_OF_OTHERS.items() if isinstance(writer, kind)), Standby)
     return kind(writer, finished)
+
+
+class _Forever(Standby):
+    """Stands in where rank 0 cannot be lost, and nobody takes its place."""
+
+    def __init__(self, writer: Any) -> None:
+        super().__init__(writer, lambda: 0)
+
+    def hear(self, hook: str, args: tuple[Any, ...]) -> None:
+        if isinstance(self.writer, keras.callbacks.TensorBoard):
+            keras_callbacks.follow_tensorboard(self.writer, hook)
+
+
+def hush(writer: Any, kind: type, finished: Callable[[], int] | None) -> None:
+    """Has a callback whose class a program derives from `kind` run the program's part only.
+
+    finished: as `standby_of` takes it; None: rank 0 cannot be lost.
+    """
+    if issubclass(kind, keras.callbacks.CSVLogger):
+        follower: Standby = _Rows(writer, finished or (lambda: 0))
+    elif finished is None:
+        follower = _Forever(writer)
+    else:
+        follower = standby_of(writer, finished)
+    hushed_writers.hush(writer, kind, follower)
+
+
+def standing_in(callback: Any) -> Standby | None:
+    """Returns what stands in for a callback, or for what it inherits, on this rank; None: nothing does."""
+    standby = callback if isinstance(callback, Standby) else hushed_writers.follower_of(callback)
+    return standby if isinstance(standby, Standby) else None
+
+
+def become_writer(standby: Standby, callback: Any, **options: bool) -> Any:
+    """Returns what writes from now on in the place of `callback`. options: as `Standby.become_writer` takes them."""
+    if callback is not standby:
+        hushed_writers.let_write(callback)
+        standby.set_model(callback.model)
+    return standby.become_writer(**options)
 
 
 # Of Keras's own classes, and of programs' subclasses of them.
@@ -263,7 +291,7 @@ _KINDS: dict[type, type[Standby]] = {
 }
 _KINDS_OF_OTHERS: dict[type, type[Standby]] = {
     keras.callbacks.BackupAndRestore: _OwnBackup,
-    keras.callbacks.CSVLogger: _OwnRows,
+    keras.callbacks.CSVLogger: _Rows,
     keras.callbacks.TensorBoard: _TensorBoard,
 }
 
