@@ -120,9 +120,11 @@ def _by_grpc(
     with startup_notes.hidden():
         import_without_keras()
     import grpc
+    import numpy as np
 
     from keras_ddl.compat.tensorflow import tf
     from keras_ddl.serving.messages import message
+    from keras_ddl.serving.tensors import cast
 
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
 
@@ -144,8 +146,14 @@ def _by_grpc(
             known = signatures.signature_def[signature].inputs
             request.model_spec.signature_name = signature
             for name, value in inputs.items():
+                value = _without_base64(value)
                 dtype = tf.as_dtype(known[name].dtype) if name in known else None
-                request.inputs[name].CopyFrom(tf.make_tensor_proto(_without_base64(value), dtype))
+                if dtype not in (None, tf.string):
+                    try:
+                        value = cast(np.asarray(value), dtype)
+                    except (ValueError, TypeError, OverflowError) as error:
+                        raise ConfigError(f"ROWS: input {name!r} takes {dtype.name}: {error}.") from None
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(value, dtype))
             answer = call("Predict", request)
         except grpc.RpcError as error:
             raise _refused(address, f"{error.code().name}: {error.details()}") from None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import click
 
 from keras_ddl import packages
 from keras_ddl.errors import ConfigError, DependencyError
+from keras_ddl.serving.background_lines import BackgroundLines
 from keras_ddl.serving.flags import FLAGS, Flag, Support
 
 _MODULES = ("grpc", "grpc_health", "aiohttp", "prometheus_client", "orjson")
@@ -45,7 +47,6 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     type=int,
     help="A port only for health probes, which requests cannot delay; 0 chooses one. Default: none.",
 )
-@click.option("--ssl-config-file", help="TLS: an SSLConfig as in TensorFlow Serving.", metavar="FILE")
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Worker threads of a model; default: one per core."
 )
@@ -115,15 +116,13 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
     config_file = options["model_config_file"]
     if config_file is not None:
         models = model_config.read_file(config_file)
-    _log_to_stderr(options["without_effect"])
     access_log = options.pop("access_log")
-    log = None if access_log is None else cast(TextIO, click.open_file(access_log, "a"))
+    log = None if access_log is None else _open_log(access_log)
     settings = server_options(options, log)
     names = ", ".join(f"{each.name} ({each.base_path})" for each in models)
 
     def started(grpc_port: int, rest_port: int, health_port: int | None) -> None:
-        scheme = "http" if settings.tls is None else "https"
-        where = f"gRPC on {settings.host}:{grpc_port}, REST on {scheme}://{settings.host}:{rest_port}"
+        where = f"gRPC on {settings.host}:{grpc_port}, REST on http://{settings.host}:{rest_port}"
         if health_port is not None:
             where += f", health on http://{settings.host}:{health_port}"
         click.echo(f"Serving {names}: {where}")
@@ -135,7 +134,15 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
             )
         sys.stdout.flush()
 
-    if not Server(models, settings).run(started):
+    stderr = BackgroundLines(sys.stderr.fileno())
+    _log_to(stderr, options["without_effect"])
+    try:
+        all_done = Server(models, settings).run(started)
+    finally:
+        for each in (log, stderr):
+            if each is not None:
+                each.close()
+    if not all_done:
         drain = settings.drain_seconds
         click.echo(f"keras-ddl serve: requests that took longer than {drain:g} s are abandoned.", err=True)
 
@@ -174,9 +181,30 @@ def _check_module(module: str) -> None:
         raise ConfigError(f"--import must name a Python module that is installed. Received: {module!r}.")
 
 
-def _log_to_stderr(without_effect: Sequence[Flag]) -> None:
-    """Sends the server's log to stderr."""
-    handler = logging.StreamHandler()
+def _open_log(path: str) -> BackgroundLines:
+    """Opens the access log; "-" is stdout. Raises: ConfigError: it cannot be opened."""
+    try:
+        # Not to wait for the reader of a FIFO.
+        descriptor = 1 if path == "-" else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        if path != "-":
+            os.set_blocking(descriptor, True)
+    except OSError as error:
+        raise ConfigError(
+            f"--access-log must be a file that can be written to. Received: {path!r} ({error.strerror}). Name a file "
+            "in a directory that exists and is yours."
+        ) from None
+
+    def lost(why: str) -> None:
+        logging.getLogger("keras_ddl.serving").warning(
+            "the access log %s is incomplete: %s. Requests are answered all the same.", path, why
+        )
+
+    return BackgroundLines(descriptor, lost)
+
+
+def _log_to(stream: BackgroundLines, without_effect: Sequence[Flag]) -> None:
+    """Sends the server's log to `stream`."""
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("keras-ddl serve: %(message)s"))
     logger = logging.getLogger("keras_ddl.serving")
     logger.setLevel(logging.INFO)

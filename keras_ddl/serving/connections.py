@@ -1,4 +1,8 @@
-"""Limits the number of connections and ends them, so that one client cannot use up what others need."""
+"""Limits the number of connections and ends them, so that one client cannot use up what others need.
+
+Each interface keeps the same number of connections. For one more, the oldest over which no whole request has come gives
+way.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,18 @@ import os
 import resource
 import socket
 import urllib.parse
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 _KEPT_FILES = 220  # for models, logs, gRPC's own, and connections that are accepted but not yet counted
 _MOST_FILES = 8192
-_MOST_CONNECTIONS = 1000  # per interface
+_MOST_CONNECTIONS = 500  # per interface
+_ROOM = 3  # times as many connections gRPC itself accepts: room for those that come between two looks
+_LOOK_SECONDS = 0.1
+_Address = tuple[str, int]
 
 
 def connections() -> int:
@@ -24,11 +33,11 @@ def connections() -> int:
         soft = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     files = _MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    return max(10, min(_MOST_CONNECTIONS, (files - _KEPT_FILES) // 2))
+    return max(10, min(_MOST_CONNECTIONS, (files - _KEPT_FILES) // (1 + _ROOM)))
 
 
 class Connections:
-    """A protocol factory for asyncio's servers. At the limit it closes older connections, idle ones first."""
+    """A protocol factory for asyncio's servers. At the limit it closes older connections, busy ones last."""
 
     def __init__(self, make: web.Server, most: int) -> None:
         self._make, self._most = make, most
@@ -37,11 +46,52 @@ class Connections:
         # Open connections, oldest first. asyncio accepts some 100 at once, which are added later.
         before = self._make.connections
         if len(before) >= self._most:
-            before.sort(key=lambda each: each._current_request is not None)
+            before.sort(key=_is_busy)
             for each in before[: len(before) - self._most + 1]:
                 if each.transport is not None:
                     each.transport.abort()
         return self._make()
+
+
+def _is_busy(connection: web.RequestHandler) -> bool:
+    """Whether a whole request has come over it, and is not answered yet."""
+    request = connection._current_request
+    return request is not None and request.content.is_eof()
+
+
+class GrpcConnections:
+    """Ends connections of gRPC, which itself would close new ones while old ones stay. On the event loop only.
+
+    gRPC does not name its connections, so `watch` finds them among this process's open files.
+
+    Attributes:
+        accepted: how many gRPC may accept at the same time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.accepted = most, _ROOM * most
+        self._known: dict[_Address, None] = {}  # oldest first
+
+    async def watch(self, port: int, busy: Callable[[], set[str]]) -> None:
+        """Looks at the connections to `port` until it is cancelled, and ends those that are too many.
+
+        Args:
+            port: the server's.
+            busy: returns the clients that have sent a request, as `disconnect` takes them. Theirs stay.
+        Cost: reading the list of open files; while there are more than the limit, some microseconds for each.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if len(_descriptors()) <= self._most:
+                self._known.clear()
+                continue
+            present = await asyncio.to_thread(_peers_at, port)
+            self._known = {each: None for each in (*self._known, *present) if each in present}
+            kept = {_address_of(peer) for peer in busy()}
+            idle = [each for each in self._known if each not in kept]
+            stale = set(idle[: max(0, len(present) - self._most)])
+            if stale:
+                await asyncio.to_thread(_end, stale)
 
 
 def disconnect(peer: str) -> None:
@@ -50,11 +100,50 @@ def disconnect(peer: str) -> None:
     Args:
         peer: gRPC's name, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; peers at unix sockets have no names.
     """
+    _end({_address_of(peer)})
+
+
+def _end(peers: set[_Address]) -> None:
+    for _, peer, connection in _open_connections():
+        if peer in peers:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peers_at(port: int) -> dict[_Address, None]:
+    return {peer: None for own, peer, _ in _open_connections() if own[1] == port}
+
+
+def _open_connections() -> Iterator[tuple[_Address, _Address, socket.socket]]:
+    """Yields own address, the peer's and a socket for each TCP connection of this process; closes the socket after."""
+    for descriptor in _descriptors():
+        try:
+            copy = os.dup(descriptor)
+        except OSError:  # it has been closed meanwhile
+            continue
+        try:
+            each = socket.socket(fileno=copy)
+        except OSError:  # it is no socket
+            os.close(copy)
+            continue
+        with each:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                try:
+                    own, peer = _address(each.getsockname()), _address(each.getpeername())
+                except OSError:  # it listens, or its peer has left
+                    continue
+                yield own, peer, each
+
+
+def _descriptors() -> list[int]:
+    return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
+
+
+def _address(name: Any) -> _Address:
+    host, port = name[:2]
+    return str(host).removeprefix("::ffff:"), int(port)
+
+
+def _address_of(peer: str) -> _Address:
     host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it has been closed meanwhile
-            if descriptor.is_socket():
-                with socket.socket(fileno=os.dup(int(descriptor.name))) as each:
-                    theirs = [str(part).removeprefix("::ffff:") for part in each.getpeername()[:2]]
-                    if theirs == [host.strip("[]"), port]:
-                        each.shutdown(socket.SHUT_RDWR)
+    return host.strip("[]").removeprefix("::ffff:"), int(port) if port.isdecimal() else 0

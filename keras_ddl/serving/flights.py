@@ -19,12 +19,18 @@ _YOUNG_SECONDS = 0.1  # that a small message may take to arrive on a busy machin
 
 
 class Flight:
-    """A request in progress. `drop` ends it and releases its memory."""
+    """A request in progress. `drop` ends it and releases its memory.
 
-    def __init__(self, flights: Flights, drop: Callable[[], None]) -> None:
-        self._flights, self.drop = flights, drop
+    Attributes:
+        deadline: when it must have been answered, by the event loop's clock.
+        peer: gRPC's name of the client; "": not over gRPC.
+    """
+
+    def __init__(self, flights: Flights, drop: Callable[[], None], deadline: float) -> None:
+        self._flights, self.drop, self.deadline = flights, drop, deadline
         self.size = self.counted = 0
         self.is_dropped = False
+        self.peer = ""
         self.moved_at: float | None = time.monotonic()  # None while it is computed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -54,9 +60,13 @@ class Flights:
     messages: for these, `watch` reads the memory of this process, and drops the oldest while it is above the limit.
     """
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: bytes for requests in this process: half for counted ones, half for gRPC's."""
-        self._limit, self._used = limit // 2, 0
+    def __init__(self, limit: int, timeout: float) -> None:
+        """
+        Args:
+            limit: bytes for requests in this process: half for counted ones, half for gRPC's.
+            timeout: seconds from the beginning of a request to its answer.
+        """
+        self._limit, self._used, self._timeout = limit // 2, 0, timeout
         self._all: dict[Flight, None] = {}  # oldest first
         self._unread: dict[Flight, None] = {}
         self._first = memory.resident_bytes()
@@ -65,9 +75,13 @@ class Flights:
         """Adds a request. `drop`: ends it. Raises: RequestError: RESOURCE_EXHAUSTED: there are too many."""
         if len(self._all) >= _MOST:
             raise RequestError(Code.RESOURCE_EXHAUSTED, f"{_MOST} requests are in progress. Try again later.")
-        flight = Flight(self, drop)
+        flight = Flight(self, drop, asyncio.get_running_loop().time() + self._timeout)
         self._all[flight] = None
         return flight
+
+    def peers(self) -> set[str]:
+        """Returns the gRPC clients whose requests have come and are in progress."""
+        return {flight.peer for flight in self._all if flight.peer and flight not in self._unread}
 
     def end(self, flight: Flight) -> None:
         self._all.pop(flight, None)

@@ -1,39 +1,80 @@
-"""The fork server that starts the processes of model versions.
-
-Importing TensorFlow takes seconds, forking a process that has imported it milliseconds: so a version answers again soon
-after its process has died. The fork server runs no operation, hence has no threads of TensorFlow.
-"""
+"""The server's side of the fork server (fork_server.py): asks it for processes, and to kill them."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import dataclasses
+import json
 import os
-import signal
 import socket
+import subprocess
+import sys
 import threading
-from multiprocessing import connection, get_context, parent_process
-from multiprocessing.context import ForkServerContext
+from collections.abc import Mapping
 from typing import Any
 
+from keras_ddl.serving.fork_server import MOST_BYTES
 
-def context(modules: tuple[str, ...]) -> ForkServerContext:
-    """Returns the context of the fork server. `modules`: imported first, because they register operations."""
-    result = get_context("forkserver")
-    os.environ["PYTHONSAFEPATH"] = "1"  # the current folder may contain any module
-    result.set_forkserver_preload(["__main__", f"{__package__}.forked_imports", *modules])
-    return result
+_IMPORT_SECONDS = 600.0
 
 
-def begin(requests: socket.socket, *arguments: Any) -> None:
-    """Entry point of the new process: runs model_process.main; ends with the server."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are for the server, which finishes running requests
-    parent = parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    importlib.import_module(f"{__package__}.model_process").main(requests, *arguments)
+class ForkServer:
+    """Starts the fork server when it is first needed, and again when it has died. Thread-safe."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        """`modules`: what it imports, because they register operations."""
+        self._modules, self._lock = modules, threading.Lock()
+        self._process: subprocess.Popen | None = None
+        self._control: socket.socket | None = None
+
+    def fork(self, connection: socket.socket, arguments: Mapping[str, Any]) -> Forked:
+        """Returns a new process. Blocks.
+
+        Args:
+            connection: the process's end of its connection to the server.
+            arguments: of model_process.main; values of JSON.
+        Raises: OSError: the process cannot be started.
+        """
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            assert self._control is not None
+            socket.send_fds(self._control, [json.dumps(arguments).encode()], [connection.fileno()])
+            pid = self._control.recv(MOST_BYTES)
+            if not pid:
+                raise ConnectionResetError("the fork server has ended")
+            return Forked(int(pid), self._control)
+
+    def _start(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_IMPORT_SECONDS)
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: the current folder may contain any module.
+                [sys.executable, "-P", "-m", f"{__package__}.fork_server", str(theirs.fileno()), *self._modules],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+
+    def close(self) -> None:
+        """Ends the fork server, and all that it has started."""
+        with self._lock:
+            if self._control is not None and self._process is not None:
+                self._control.close()
+                self._process.kill()
+                self._process.wait()
 
 
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
+@dataclasses.dataclass(frozen=True)
+class Forked:
+    """A process of the fork server."""
+
+    pid: int
+    _control: socket.socket
+
+    def kill(self) -> None:
+        """Kills it, if the fork server still runs. Does not block."""
+        with contextlib.suppress(OSError):  # it has ended with the fork server
+            os.write(self._control.fileno(), json.dumps({"kill": self.pid}).encode())

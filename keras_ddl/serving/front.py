@@ -10,7 +10,7 @@ from keras_ddl.serving.flights import Flight
 from keras_ddl.serving.metrics import Metrics, Record
 from keras_ddl.serving.model_manager import ModelManager, Version
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.status import Code, RequestError, late
 
 
 class Front:
@@ -34,8 +34,7 @@ class Front:
             # A copy: the traceback of the original keeps the request in memory.
             record.error = RequestError(error.code, error.message, http_status=error.http_status)
         except TimeoutError:
-            text = f"The request did not arrive, or was not answered, within {self._timeout:g} s."
-            record.error = RequestError(Code.DEADLINE_EXCEEDED, text)
+            record.error = RequestError(Code.DEADLINE_EXCEEDED, late(self._timeout))
         except ConnectionError:
             record.error = RequestError(Code.CANCELLED, "The client has left.")
             raise

@@ -14,8 +14,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import model_config, routing
-from keras_ddl.serving.connections import disconnect
+from keras_ddl.serving import bodies, model_config, routing
+from keras_ddl.serving.connections import GrpcConnections, disconnect
 from keras_ddl.serving.flights import Flight, Flights
 from keras_ddl.serving.front import Front
 from keras_ddl.serving.metrics import Record
@@ -23,7 +23,7 @@ from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_CONTROL_BYTES = 2**20  # limit for requests that the server answers itself
+_CONTROL_BYTES = 2**18  # limit for requests that the server answers itself
 _RELOAD_SECONDS = 600.0  # that a new list of models may take to load
 _STREAMS = 100  # of a connection, at the same time
 _MOST_PENDING = (1000, 3000)  # unprocessed requests: gRPC refuses some above the first, all above the second
@@ -39,18 +39,21 @@ class GrpcInterface:
     """The gRPC server on the running event loop."""
 
     def __init__(self, front: Front, flights: Flights, options: Options, connections: int) -> None:
-        """`connections`: the limit of open connections; further ones are closed."""
+        """`connections`: the limit of open connections; for further ones, the oldest without a request is closed."""
         self._front, self._flights, self._options = front, flights, options
+        self._connections = GrpcConnections(connections)
+        self._watching: asyncio.Task | None = None
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes),
                 ("grpc.max_send_message_length", options.message_bytes),
                 ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.per_message_decompression", 0),  # the processes do that (bodies.py)
                 ("grpc.http2.bdp_probe", 0),  # it would widen the windows of streams that are not read
                 ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.server.max_pending_requests", _MOST_PENDING[0]),
                 ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING[1]),
-                ("grpc.max_allowed_incoming_connections", connections),
+                ("grpc.max_allowed_incoming_connections", self._connections.accepted),
                 ("grpc.max_connection_idle_ms", int(options.idle_seconds * 1000)),
                 ("grpc.server_handshake_timeout_ms", int(options.idle_seconds * 1000)),
                 *options.grpc_options,
@@ -78,6 +81,7 @@ class GrpcInterface:
         try:
             with self._front.answering(record, context.peer()):
                 flight = self._flights.begin(drop)
+                flight.peer = context.peer()
                 context.add_done_callback(lambda _: self._flights.end(flight))
                 # The message has no name here: gRPC keeps this frame of an aborted call until the next garbage
                 # collection.
@@ -102,7 +106,7 @@ class GrpcInterface:
     async def _read(self, name: str, context: Any, flight: Flight) -> bytes:
         self._flights.await_message(flight)
         try:
-            async with asyncio.timeout(self._options.timeout):
+            async with asyncio.timeout_at(flight.deadline):
                 data = await context.read()
         finally:
             self._flights.message_received(flight)
@@ -112,13 +116,16 @@ class GrpcInterface:
         return data
 
     async def _dispatch(self, name: str, data: bytes, record: Record, flight: Flight) -> bytes:
+        encoding = bodies.encoding_of(data)
         if name in _METHODS["tensorflow.serving.PredictionService"]:
-            spec = routing.spec_of(data, in_task=name == "MultiInference")
-            return await self._front.forward(spec, record, flight, data)
+            spec = routing.spec_of(bodies.beginning(data, encoding), in_task=name == "MultiInference")
+            async with asyncio.timeout_at(flight.deadline):
+                return await self._front.forward(spec, record, flight, data, encoding)
         if len(data) > _CONTROL_BYTES:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED, f"The request may have {_CONTROL_BYTES} bytes. Received: {len(data)}."
             )
+        data = bodies.inflated(data, encoding, _CONTROL_BYTES)
         if name == "GetModelStatus":
             return routing.status_response(self._front.status(routing.spec_of(data), record))
         if name == "Check":
@@ -146,25 +153,23 @@ class GrpcInterface:
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
-    async def start(self, addresses: Sequence[str], credentials: Any = None) -> list[int]:
+    async def start(self, addresses: Sequence[str]) -> list[int]:
         """Listens on "host:port" (port 0 chooses one) and "unix:path". Returns the ports.
 
-        Args:
-            credentials: of the server, for TLS.
         Raises: OSError: an address is in use.
         """
         ports = []
         for address in addresses:
             try:
-                if credentials is None or address.startswith("unix:"):
-                    ports.append(self._server.add_insecure_port(address))
-                else:
-                    ports.append(self._server.add_secure_port(address, credentials))
+                ports.append(self._server.add_insecure_port(address))
             except RuntimeError as error:
                 raise OSError(f"gRPC cannot listen on {address}: {error} Give another --port; 0 chooses one.") from None
         await self._server.start()
+        self._watching = asyncio.create_task(self._connections.watch(ports[0], self._flights.peers))
         return ports
 
     async def stop(self, seconds: float) -> None:
         """Accepts no new requests, and waits this long for the running ones."""
         await self._server.stop(seconds)
+        if self._watching is not None:
+            self._watching.cancel()

@@ -50,14 +50,14 @@ class Handlers:
             encoding: of the data, a Content-Encoding.
         Raises: RequestError.
         """
+        data = bodies.inflated(data, encoding, self._options.message_bytes)
         if protocol == "rest":
-            if encoding != "identity":
-                data = bodies.inflated(data, encoding, self._options.message_bytes)
             return self._rest[method](data, reply)
         request = _parsed(self._grpc[method][0], data)
         spec = request.tasks[0].model_spec if method == "MultiInference" and request.tasks else request.model_spec
-        if spec.name != self._servable.name:  # routing.py reads only the first fields
-            raise invalid("The model_spec must be the first field of a request.")
+        # routing.py reads only the first fields.
+        if spec.name != self._servable.name or spec.version.value not in (0, self._servable.version):
+            raise invalid("The model_spec must be the first field of a request, and be there once.")
         answer = self.respond(method, request, reply).SerializeToString()
         if len(answer) > self._options.message_bytes:
             raise RequestError(

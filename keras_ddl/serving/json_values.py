@@ -10,6 +10,7 @@ import base64
 import binascii
 import itertools
 import json
+import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tensorflow.core.example import example_pb2, feature_pb2
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.servable import DEFAULT_SIGNATURE, Signature
 from keras_ddl.serving.status import invalid
-from keras_ddl.serving.tensors import check_names, check_shape
+from keras_ddl.serving.tensors import cast, check_names, check_shape
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _BYTES_SUFFIX = "_bytes"  # outputs with such names are bytes, not text
@@ -57,8 +58,16 @@ def _loads(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         if b"NaN" in body or b"Infinity" in body:  # not JSON, but TensorFlow Serving accepts them
-            return json.loads(body)
+            return json.loads(body, parse_float=_finite)
         raise
+
+
+def _finite(text: str) -> float:
+    """Returns a number that has digits. Raises: ValueError: it is beyond the range of a double, as for orjson."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"number is infinity when parsed as double: {text[:50]}")
+    return value
 
 
 def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
@@ -145,10 +154,11 @@ def _array(alias: str, value: Any, number: int) -> np.ndarray:
         wanted = np.dtype(dtype.as_numpy_dtype)
         if wanted.kind not in _KINDS:
             raise invalid(f"Input {alias!r} has dtype {dtype.name}, which JSON cannot express.")
-        kinds = set(map(type, array.reshape(-1)))
-        if not kinds <= _KINDS[wanted.kind]:
-            raise ValueError(f"values are {' and '.join(sorted(map(_described, kinds - _KINDS[wanted.kind])))}")
-        return array.astype(wanted)  # OverflowError: a number is too large
+        wrong = set(map(type, array.reshape(-1))) - _KINDS[wanted.kind]
+        if wrong:
+            first = next(each for each in array.reshape(-1) if type(each) in wrong)
+            raise ValueError(f"values are {' and '.join(sorted(map(_described, wrong)))}: {reprlib.repr(first)}")
+        return cast(array, dtype)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise invalid(f"Input {alias!r} takes {dtype.name}: {error}.") from None
 
@@ -208,7 +218,8 @@ def _feature(values: list[Any]) -> feature_pb2.Feature:
     if kinds <= {int}:
         return feature_pb2.Feature(int64_list=feature_pb2.Int64List(value=values))
     if kinds <= {int, float}:
-        return feature_pb2.Feature(float_list=feature_pb2.FloatList(value=values))
+        numbers = cast(np.array(values, dtype=object), tf.float32)
+        return feature_pb2.Feature(float_list=feature_pb2.FloatList(value=numbers.tolist()))
     raise ValueError(f"must be numbers or strings, all of one kind, not {reprlib.repr(values)}")
 
 

@@ -121,14 +121,8 @@ REQUESTS: Messages = {
     },
 }
 
-# Of the config files; tensorflow-serving-api has none of them (ssl_config.proto, monitoring_config.proto).
+# Of the config file that tensorflow-serving-api does not have (monitoring_config.proto).
 _FILES: Messages = {
-    "SSLConfig": {
-        "server_key": (1, "string"),
-        "server_cert": (2, "string"),
-        "custom_ca": (3, "string"),
-        "client_verify": (4, "bool"),
-    },
     "PrometheusConfig": {"enable": (1, "bool"), "path": (2, "string")},
     "MonitoringConfig": {"prometheus_config": (1, "PrometheusConfig")},
 }
@@ -150,7 +144,7 @@ def message(name: str) -> Any:
 
 
 def read_file(path: str, name: str) -> Any:
-    """Reads an SSLConfig or a MonitoringConfig from a file in protocol buffer text format. Raises: ConfigError."""
+    """Reads a MonitoringConfig from a file in protocol buffer text format. Raises: ConfigError."""
     try:
         return text_format.Parse(Path(path).read_text(), _class(_files(), "keras_ddl.serving.config", name)())
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:

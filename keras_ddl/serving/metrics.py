@@ -7,10 +7,11 @@ import json
 import logging
 import time
 import traceback
-from typing import Any, TextIO
+from typing import Any
 
 import prometheus_client
 
+from keras_ddl.serving.background_lines import BackgroundLines
 from keras_ddl.serving.status import Code, RequestError
 
 LOG = logging.getLogger("keras_ddl.serving")
@@ -42,7 +43,7 @@ class Record:
 class Metrics:
     """Counts requests and logs them. On the event loop only."""
 
-    def __init__(self, access_log: TextIO | None = None) -> None:
+    def __init__(self, access_log: BackgroundLines | None = None) -> None:
         self._access_log = access_log
         self.registry = prometheus_client.CollectorRegistry()
         # The leading colon is TensorFlow Serving's; Prometheus accepts such names, though reserved.
@@ -84,7 +85,6 @@ class Metrics:
             if record.error is not None:
                 line["error"] = record.error.message[:500]
             self._access_log.write(json.dumps(line) + "\n")
-            self._access_log.flush()
 
     def log_exception(self, record: Record, error: BaseException) -> None:
         """Logs an error that no request should be able to cause."""

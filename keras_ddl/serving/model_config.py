@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ConfigError
+
+_MOST_MODELS = 1000  # in a request, which the process reads that clients connect to
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ def of_bytes(data: bytes) -> list[ModelConfig]:
         raise ConfigError(f"This is not a valid ModelServerConfig: {error}") from None
     if config.WhichOneof("config") is None:
         raise ConfigError("The request has no config, so the server would serve nothing. Send a model_config_list.")
+    count = len(config.model_config_list.config)
+    if count > _MOST_MODELS:
+        raise ConfigError(f"A request may list {_MOST_MODELS} models. Received: {count}.")
     return of_proto(config)
 
 
@@ -73,8 +79,8 @@ def of_proto(config: Any) -> list[ModelConfig]:
     if config.WhichOneof("config") == "custom_model_config":
         raise ConfigError("Models must be given as a list. Received: custom_model_config. Use model_config_list.")
     models = [_of_one(each) for each in config.model_config_list.config]
-    names = [model.name for model in models]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counts = collections.Counter(model.name for model in models)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise ConfigError(f"Each model must have a unique name. Received: {twice} more than once.")
     return models

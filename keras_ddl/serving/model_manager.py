@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import enum
 import logging
 import time
@@ -20,11 +21,12 @@ from typing import Any
 from keras_ddl.files import durable
 from keras_ddl.serving import model_config
 from keras_ddl.serving.model_config import ModelConfig
-from keras_ddl.serving.processes import ModelProcess
+from keras_ddl.serving.processes import LoadInterrupted, ModelProcess
 from keras_ddl.serving.status import Code, RequestError, invalid
 
 LOG = logging.getLogger("keras_ddl.serving")
 _DRAIN_SECONDS, _LOOK_SECONDS = 30.0, 0.05
+_RETRY_SECONDS = 0.25  # before a load is tried again whose process was killed; doubled each time
 
 
 class State(enum.IntEnum):
@@ -39,21 +41,42 @@ class State(enum.IntEnum):
 
 @dataclass
 class Version:
-    """A version and its state. `error`: why it could not be loaded."""
+    """A version and its state.
+
+    Attributes:
+        error: why it could not be loaded. In state LOADING it will be tried again soon.
+        retry_at: when to try again, by time.monotonic.
+    """
 
     number: int
     state: State = State.START
     error: str = ""
     servable: ModelProcess | None = None
     users: int = 0
-    failed_at: float = 0.0
+    retry_at: float = 0.0
     failures: int = 0
 
-    def failed(self, error: str) -> None:
-        """Marks it as failed: it could not be loaded, or can no longer answer."""
-        self.state, self.error, self.servable = State.END, error, None
-        self.failed_at = time.monotonic()
+    @property
+    def is_available(self) -> bool:
+        """Whether it answers, or its process has just ended and is being started again."""
+        return self.state == State.AVAILABLE and self.servable is not None and not self.servable.error
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it is on disk, and may answer later: it is being loaded, or could not be loaded."""
+        return bool(self.error) or self.state in (State.START, State.LOADING, State.AVAILABLE)
+
+    def failed(self, state: State, error: str, wait: float) -> None:
+        """Marks it as failed: it could not be loaded. It is tried again after `wait` seconds."""
+        self.state, self.error, self.servable = state, error, None
+        self.retry_at = time.monotonic() + wait
         self.failures += 1
+
+    def shown(self) -> Version:
+        """Returns it as clients see it: with the error of a process that cannot be started again."""
+        if self.servable is None or not self.servable.error:
+            return self
+        return dataclasses.replace(self, state=State.LOADING, error=self.servable.error)
 
     def as_json(self) -> dict[str, Any]:
         """Returns a ModelVersionStatus."""
@@ -88,7 +111,7 @@ class ModelManager:
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
-        self._polling, self._has_polled = asyncio.Lock(), False
+        self._polling, self._polled = asyncio.Lock(), set[str]()  # models whose directories have been read
 
     async def follow(self) -> None:
         """Polls the disk until it is cancelled."""
@@ -118,8 +141,8 @@ class ModelManager:
 
         Args:
             number, label: which version; default: the highest available.
-        Raises: RequestError: INVALID_ARGUMENT: unknown label, or no name; UNAVAILABLE: the first models are still being
-            loaded; NOT_FOUND: no such model, or no such available version.
+        Raises: RequestError: INVALID_ARGUMENT: unknown label, or no name; UNAVAILABLE: the version is on disk, but not
+            loaded (now), or it is not known yet what is on disk; NOT_FOUND: no such model, or no such version.
         """
         version = self._chosen(name, number, label)
         assert version.servable is not None
@@ -134,12 +157,20 @@ class ModelManager:
             raise invalid("The request does not name a model (model_spec.name).")
         if label:
             number = self._labelled(name, label)
-        ready = {each.number: each for each in self._versions.get(name, {}).values() if each.state == State.AVAILABLE}
+        versions = self._versions.get(name, {})
+        ready = {each.number: each for each in versions.values() if each.is_available}
         chosen = (max(ready) if ready else None) if number is None else number
         if chosen in ready:
             return ready[chosen]
-        if not self._has_polled:
-            raise RequestError(Code.UNAVAILABLE, "The models are being loaded. Try again later.")
+        if name in self._configs and name not in self._polled:
+            raise RequestError(Code.UNAVAILABLE, f"Model {name!r} is being loaded. Try again later.")
+        coming = [each for each in versions.values() if each.is_coming and number in (None, each.number)]
+        if coming:
+            last = max(coming, key=lambda each: each.number).shown()
+            why = f" It could not be loaded: {last.error.rstrip('.')}." if last.error else ""
+            raise RequestError(
+                Code.UNAVAILABLE, f"Version {last.number} of model {name!r} is not available yet.{why} Try again later."
+            )
         which = f"Latest({name})" if number is None else f"Specific({name}, {number})"
         have = f"available versions: {sorted(ready)}" if name in self._configs else f"models: {sorted(self._configs)}"
         raise RequestError(Code.NOT_FOUND, f"Servable not found for request: {which}; {have}")
@@ -156,7 +187,7 @@ class ModelManager:
             raise RequestError(Code.NOT_FOUND, f"Could not find any versions of model {name}")
         if label:
             number = self._labelled(name, label)
-        versions = [each for each in self._versions[name].values() if number in (None, each.number)]
+        versions = [each.shown() for each in self._versions[name].values() if number in (None, each.number)]
         if number is not None and not versions:
             raise RequestError(Code.NOT_FOUND, f"Could not find version {number} of model {name}")
         return sorted(versions, key=lambda version: -version.number)
@@ -166,7 +197,7 @@ class ModelManager:
         return all(self._is_available(name) for name in self._configs)
 
     def _is_available(self, name: str) -> bool:
-        return any(version.state == State.AVAILABLE for version in self._versions[name].values())
+        return any(version.is_available for version in self._versions[name].values())
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -202,7 +233,7 @@ class ModelManager:
             return
         before = self._configs[config.name].labels if config.name in self._configs else {}
         for label, number in config.labels.items():
-            is_available = number in known and known[number].state == State.AVAILABLE
+            is_available = number in known and known[number].is_available
             if not is_available and before.get(label) != number:
                 raise RequestError(
                     Code.FAILED_PRECONDITION,
@@ -219,26 +250,28 @@ class ModelManager:
                 await self._unload_stale(name, [])
                 if name not in self._configs:
                     del self._versions[name]
-            self._has_polled = True
+                    self._polled.discard(name)
 
     async def _poll_one(self, name: str, config: ModelConfig) -> None:
         versions = self._versions[name]
-        for version in versions.values():
-            if version.servable is not None and version.servable.error:  # its process could not be restarted
-                version.failed(version.servable.error)
         try:
             on_disk = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
         except OSError as error:
             self._warn(name, f"its directory cannot be read; loaded versions stay: {error}")
+            self._polled.add(name)
             return
         wanted = config.choose(list(on_disk))
         if wanted or versions:
             self._warned.pop(name, None)
         else:
             self._warn(name, f"{config.base_path} has no version to serve yet; waiting for one")
+        for version in versions.values():
+            if version.number not in wanted and version.servable is None:
+                version.state, version.error = State.END, ""  # gone, or no longer wanted
         for number in sorted(wanted):
             if self._is_to_be_loaded(versions.get(number), on_disk[number]):
                 await self._load_version(config, number, on_disk[number])
+        self._polled.add(name)
         await self._unload_stale(name, wanted)
 
     def _warn(self, name: str, text: str) -> None:
@@ -254,7 +287,7 @@ class ModelManager:
         if not version.error:
             return version.state == State.END
         may_retry = self._retries is None or version.failures <= self._retries
-        return may_retry and time.monotonic() - version.failed_at > self._retry_seconds
+        return may_retry and time.monotonic() > version.retry_at
 
     async def _load_version(self, config: ModelConfig, number: int, path: Path) -> None:
         versions = self._versions[config.name]
@@ -269,7 +302,10 @@ class ModelManager:
                 await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # an export must not remove it
                 version.servable = await self._load(config, path, number)
         except Exception as error:  # a broken model must not stop the server
-            version.failed(f"{type(error).__name__}: {error}")
+            state, wait = State.END, self._retry_seconds
+            if isinstance(error, (LoadInterrupted, OSError)):  # not by the model's fault, perhaps
+                state, wait = State.LOADING, min(wait, _RETRY_SECONDS * 2**version.failures)
+            version.failed(state, f"{type(error).__name__}: {error}", wait)
             LOG.error("model %s version %d could not be loaded from %s: %s", config.name, number, path, version.error)
             return
         version.state = State.AVAILABLE
@@ -280,7 +316,7 @@ class ModelManager:
 
     async def _unload_stale(self, name: str, wanted: Sequence[int]) -> None:
         versions = self._versions[name]
-        available = any(versions[number].state == State.AVAILABLE for number in wanted if number in versions)
+        available = any(versions[number].is_available for number in wanted if number in versions)
         if wanted and not available and name in self._configs:
             return  # no wanted version is available yet: keep the old ones
         for version in list(versions.values()):

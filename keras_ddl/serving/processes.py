@@ -14,17 +14,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.serving import forked, frames
+from keras_ddl.serving import frames
+from keras_ddl.serving.forked import Forked, ForkServer
 from keras_ddl.serving.settings import Options
-from keras_ddl.serving.status import Code, RequestError
+from keras_ddl.serving.status import Code, RequestError, late
 
 LOG = logging.getLogger("keras_ddl.serving")
 _PIECE = 2**18  # asyncio copies what is written at once
 _LOAD_SECONDS = 600.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0  # between starts of a process that cannot be started
 
 
 class LoadError(Exception):
     """A version cannot be loaded; the message says why."""
+
+
+class LoadInterrupted(Exception):
+    """The process that was to load a version has ended without a word, as one that is killed: another may succeed."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,17 +49,21 @@ class ModelProcess:
 
     If one request was running when the process died, that request is refused. If several were, each is retried alone,
     so that only the one that kills the process again is refused. On the event loop only.
+
+    Attributes:
+        error: why the process could not be started again, which is tried until it succeeds; "": it answers, or is being
+            started for the first time since it answered.
     """
 
-    def __init__(self, context: Any, name: str, version: int, path: Path, options: Options) -> None:
-        """`context`: the multiprocessing context that starts the process."""
+    def __init__(self, fork_server: ForkServer, name: str, version: int, path: Path, options: Options) -> None:
+        """`fork_server`: starts the process."""
         self.name, self.version, self.path, self.error = name, version, path, ""
         self.warmed_up = 0
-        self._context, self._options = context, options
+        self._fork_server, self._options = fork_server, options
         self._waiting: deque[Call] = deque()
         self._running: dict[int, Call] = {}
         self._number = 0
-        self._process: Any = None
+        self._process: Forked | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task] = set()
@@ -64,20 +74,22 @@ class ModelProcess:
         return len(self._running) + len(self._waiting)
 
     async def start(self) -> None:
-        """Starts the process, and waits until the version is loaded. Raises: LoadError, OSError."""
-        options = dataclasses.replace(self._options, access_log=None, tls=None)
+        """Starts the process, and waits until the version is loaded.
+
+        Raises: LoadError, LoadInterrupted, OSError; TimeoutError: it takes more than ten minutes.
+        """
+        options = dataclasses.asdict(dataclasses.replace(self._options, access_log=None))
+        arguments = {"path": str(self.path), "name": self.name, "version": self.version, "options": options}
         ours, theirs = socket.socketpair()
         with theirs:
-            process = self._context.Process(
-                target=forked.begin, args=(theirs, self.path, self.name, self.version, options), daemon=True
-            )
-            await asyncio.to_thread(process.start)
+            process = await asyncio.to_thread(self._fork_server.fork, theirs, arguments)
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_PIECE)
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
                 reply = (await self._frame(reader)).fields
-        except asyncio.IncompleteReadError:
-            reply = {"error": "The process that loaded it has ended."}
+        except (asyncio.IncompleteReadError, ConnectionError):
+            reply = {}
+            raise LoadInterrupted("The process that loaded it has ended.") from None
         except BaseException:
             reply = {}
             raise
@@ -88,6 +100,7 @@ class ModelProcess:
         if "error" in reply or self._closed:
             raise LoadError(reply.get("error", "The server has stopped."))
         self.warmed_up, self._process, self._writer, self._sending = reply["warmed_up"], process, writer, asyncio.Lock()
+        self.error = ""
         self._spawn(self._read(reader, writer))
         self._pump()
 
@@ -114,14 +127,22 @@ class ModelProcess:
                     await writer.drain()
 
     async def call(self, fields: Mapping[str, Any], body: bytes | bytearray) -> frames.Frame:
-        """Returns the reply. Raises: RequestError: UNAVAILABLE: the queue is full; or the error of the reply."""
+        """Returns the reply.
+
+        If the caller gives up before, a request that waits is forgotten, and one that runs may run for --timeout.
+
+        Raises: RequestError: UNAVAILABLE: the queue is full, or the process cannot be started now; or the error of the
+            reply.
+        """
         if self.busy >= self._options.computing + self._options.queue:
             raise RequestError(
                 Code.UNAVAILABLE,
                 f"The queue of model {self.name!r} is full: {self.busy} requests are running. Try again later.",
             )
-        if self.error or self._closed:
+        if self._closed:
             raise RequestError(Code.UNAVAILABLE, f"Version {self.version} of model {self.name!r} has ended.")
+        if self.error:
+            raise RequestError(Code.UNAVAILABLE, self._unavailable())
         call = Call(fields, body, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self._pump()
@@ -134,6 +155,10 @@ class ModelProcess:
             reply = frame.fields
             raise RequestError(Code(reply["code"]), reply["error"], http_status=reply["status"])
         return frame
+
+    def _unavailable(self) -> str:
+        why = self.error.rstrip(".")
+        return f"Version {self.version} of model {self.name!r} is not available yet. It could not be loaded: {why}."
 
     def _pump(self) -> None:
         while self._waiting and self._writer is not None and len(self._running) < self._options.computing:
@@ -169,15 +194,15 @@ class ModelProcess:
     def _too_slow(self, number: int, call: Call) -> None:
         if self._running.pop(number, None) is None:
             return
-        text = f"The request was not answered within {self._options.timeout:g} s."
-        self._finish(call, _failed(Code.DEADLINE_EXCEEDED, text, 504))
+        self._finish(call, _failed(Code.DEADLINE_EXCEEDED, late(self._options.timeout), 504))
         LOG.warning(
             "model %s version %d: a request took longer than %g s", self.name, self.version, self._options.timeout
         )
         for each in reversed(list(self._running.values())):  # each goes before those that wait
             self._retry(each)
         self._running.clear()
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
         self._died(self._writer)
 
     def _retry(self, call: Call) -> None:
@@ -205,18 +230,23 @@ class ModelProcess:
             self._spawn(self._restart())
 
     async def _restart(self) -> None:
-        begin = time.monotonic()
-        try:
-            await self.start()
-        except (LoadError, OSError, TimeoutError) as error:
-            self.error = f"{type(error).__name__}: {error}"
-            LOG.error("model %s version %d cannot be restarted: %s", self.name, self.version, self.error)
-            while self._waiting:
-                self._finish(self._waiting.popleft(), _failed(Code.UNAVAILABLE, "The model has ended.", 503))
-        else:
-            LOG.info(
-                "model %s version %d answers again after %.2f s", self.name, self.version, time.monotonic() - begin
-            )
+        """Starts the process again, and again where that fails; meanwhile requests are refused."""
+        begin, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+        while not self._closed:
+            try:
+                await self.start()
+            except (LoadError, LoadInterrupted, OSError, TimeoutError) as error:
+                before, self.error = self.error, f"{type(error).__name__}: {error}"
+                if self.error != before:
+                    LOG.error("model %s version %d cannot be restarted: %s", self.name, self.version, self.error)
+                while self._waiting:
+                    self._finish(self._waiting.popleft(), _failed(Code.UNAVAILABLE, self._unavailable(), 503))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                seconds = time.monotonic() - begin
+                LOG.info("model %s version %d answers again after %.2f s", self.name, self.version, seconds)
+                return
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -227,7 +257,7 @@ class ModelProcess:
         """Ends the process, and abandons running requests. Returns whether there were none."""
         done, self._closed = not self.busy, True
         writer, self._writer = self._writer, None
-        if writer is not None:
+        if writer is not None and self._process is not None:
             writer.transport.abort()
             self._process.kill()
         for call in (*self._running.values(), *self._waiting):

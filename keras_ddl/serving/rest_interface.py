@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import re
-import ssl
 from typing import Any
 
 from aiohttp import http_exceptions, web
@@ -74,15 +73,13 @@ class RestInterface:
         )
         self._listening: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
+    async def start(self, host: str, port: int) -> int:
         """Listens; returns the port (0 chooses one). Raises: OSError: the port is in use."""
         await self._runner.setup()
         assert self._runner.server is not None
         protocols = Connections(self._runner.server, self._connections)
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                protocols, host, port, reuse_port=False, ssl=context
-            )
+            self._listening = await asyncio.get_running_loop().create_server(protocols, host, port, reuse_port=False)
         except OSError as error:
             raise OSError(
                 f"REST cannot listen on {host}:{port}: {error}. Give another --rest-port; 0 chooses one."
@@ -128,7 +125,7 @@ class RestInterface:
                     code = Code.INVALID_ARGUMENT if request.path.startswith("/v1/") else Code.NOT_FOUND
                     raise RequestError(code, f"Malformed request: {request.method} {request.path[:200]}")
                 record.model = match["name"]
-                async with asyncio.timeout(self._options.timeout):
+                async with asyncio.timeout_at(flight.deadline):
                     body = await self._answer(request, _spec(match), record, flight)
                 flight.hold(len(body))
             if record.error is not None:

@@ -1,12 +1,11 @@
 """Finds which model a gRPC message is for, and encodes the few small messages that the server answers itself.
 
-Nothing here imports TensorFlow. The cost does not grow with the message: only its first fields are read, and contents
-are skipped by their length. Source: https://protobuf.dev/programming-guides/encoding.
+Nothing here imports TensorFlow. The cost does not grow with the message: only its first fields are read, of whatever
+kind, and contents are skipped by their length. Source: https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from keras_ddl.serving.status import Code, RequestError, invalid
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_FIELDS = 200  # that are read of a message
-_MOST_BYTES = 4096  # of a ModelSpec
+_MOST_BYTES = 4096  # of a ModelSpec, in all its parts
 
 
 def spec_of(data: bytes, *, in_task: bool = False) -> Any:
@@ -32,9 +31,10 @@ def spec_of(data: bytes, *, in_task: bool = False) -> Any:
         if not parts:
             raise invalid("Inference request must contain at least one task.")
         parts = field_1(parts[0])
-    serialized = b"".join(bytes(part[:_MOST_BYTES]) for part in parts[:4])
     try:
-        spec = messages.message("ModelSpec").FromString(serialized)
+        if sum(map(len, parts)) > _MOST_BYTES:
+            raise DecodeError
+        spec = messages.message("ModelSpec").FromString(b"".join(parts))  # parts of a message are merged
     except DecodeError:
         raise invalid(
             f"The model_spec of a request must have at most {_MOST_BYTES} bytes, and be well-formed."
@@ -46,14 +46,15 @@ def spec_of(data: bytes, *, in_task: bool = False) -> Any:
 
 def field_1(message: bytes | memoryview) -> list[memoryview]:
     """Returns the contents of each length-delimited field 1 among the first fields."""
-    fields = itertools.islice(_fields(memoryview(message)), _MOST_FIELDS)
-    return [value for number, value in fields if number == 1]
+    return [value for number, value in _fields(memoryview(message)) if number == 1]
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields (number, contents) of length-delimited fields, until the message ends or is malformed."""
+    """Yields (number, contents) of the length-delimited ones among the first fields of a well-formed message."""
     position, end = 0, len(message)
-    while position < end:
+    for _ in range(_MOST_FIELDS):
+        if position >= end:
+            return
         key, position = _varint(message, position)
         size = {_VARINT: 0, _FIXED64: 8, _FIXED32: 4}.get(key & 7)
         if key & 7 in (_VARINT, _BYTES):

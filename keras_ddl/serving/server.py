@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import forked, model_config
+from keras_ddl.serving import model_config
 from keras_ddl.serving.connections import connections
 from keras_ddl.serving.flights import Flights
+from keras_ddl.serving.forked import ForkServer
 from keras_ddl.serving.front import Front
 from keras_ddl.serving.grpc_interface import GrpcInterface
 from keras_ddl.serving.health import HealthPort
@@ -47,7 +48,7 @@ class Server:
             retry_seconds=options.retry_seconds,
             allow_any_labels=options.allow_any_labels,
         )
-        self._context, self._reported = forked.context(options.modules), ""
+        self._fork_server, self._reported = ForkServer(options.modules), ""
 
     def run(self, started: Callable[[int, int, int | None], None] = lambda *ports: None) -> bool:
         """Serves until SIGTERM or SIGINT, then finishes the running requests.
@@ -60,7 +61,7 @@ class Server:
         return asyncio.run(self._run(started))
 
     async def _load(self, config: ModelConfig, path: Path, number: int) -> ModelProcess:
-        process = ModelProcess(self._context, config.name, number, path, self._options)
+        process = ModelProcess(self._fork_server, config.name, number, path, self._options)
         await process.start()
         if process.warmed_up:
             LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, process.warmed_up)
@@ -74,7 +75,10 @@ class Server:
             loop.add_signal_handler(number, stop.set)
         most = connections()
         gc.freeze()  # imported modules stay: the collector need not traverse them again
-        flights, front = Flights(options.memory_bytes), Front(self._models, Metrics(options.access_log), options)
+        flights, front = (
+            Flights(options.memory_bytes, options.timeout),
+            Front(self._models, Metrics(options.access_log), options),
+        )
         grpc_interface = GrpcInterface(front, flights, options, most)
         rest = RestInterface(front, flights, options, most)
         health = HealthPort(options.host, options.health_port) if options.health_port is not None else None
@@ -82,8 +86,7 @@ class Server:
         all_done = True
         try:
             grpc_port = await self._listen(grpc_interface)
-            context = options.tls.context() if options.tls is not None else None
-            rest_port = await rest.start(options.host, options.rest_port, context)
+            rest_port = await rest.start(options.host, options.rest_port)
             started(grpc_port, rest_port, health.port if health is not None else None)
             tasks = [asyncio.create_task(each) for each in (flights.watch(), self._models.follow())]
             if options.config_file is not None and options.config_poll_seconds > 0:
@@ -97,6 +100,7 @@ class Server:
             await asyncio.gather(grpc_interface.stop(options.drain_seconds), rest.stop())
             all_done = not self._models.busy
             self._models.close()
+            self._fork_server.close()
             if health is not None and shown is not None:
                 shown.cancel()
                 health.close()
@@ -116,8 +120,7 @@ class Server:
         addresses = [f"{options.host}:{options.grpc_port}"]
         if options.grpc_socket is not None:
             addresses.append(f"unix:{options.grpc_socket}")
-        credentials = options.tls.credentials() if options.tls is not None else None
-        return (await grpc_interface.start(addresses, credentials))[0]
+        return (await grpc_interface.start(addresses))[0]
 
     async def _follow_config(self, path: str) -> None:
         """Reloads the model config file when it changes. An invalid file changes nothing."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TextIO
+from typing import Any
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.serving import messages, tls
+from keras_ddl.serving import messages
+from keras_ddl.serving.background_lines import BackgroundLines
 from keras_ddl.serving.memory import MEGABYTE
 
 METRICS_PATH = "/monitoring/prometheus/metrics"
@@ -30,10 +31,9 @@ class Options:
     idle_seconds: float = 75.0
     poll_seconds: float = 1.0
     drain_seconds: float = 30.0
-    access_log: TextIO | None = None
+    access_log: BackgroundLines | None = None
     grpc_socket: str | None = None
     grpc_options: tuple[tuple[str, Any], ...] = ()
-    tls: tls.Tls | None = None
     cors: bool = False
     metrics_path: str | None = METRICS_PATH
     allow_reload: bool = False
@@ -58,7 +58,7 @@ class Options:
         return self.threads or os.cpu_count() or 1
 
 
-def server_options(arguments: Mapping[str, Any], access_log: TextIO | None) -> Options:
+def server_options(arguments: Mapping[str, Any], access_log: BackgroundLines | None) -> Options:
     """Returns the options for a command line's arguments; `tfs_...` are TensorFlow Serving's flags.
 
     Raises: ConfigError: a file that an option names is invalid.
@@ -69,8 +69,6 @@ def server_options(arguments: Mapping[str, Any], access_log: TextIO | None) -> O
     parallelism = arguments.get("tfs_tensorflow_session_parallelism")
     if parallelism is not None:
         options = {"intra_op_threads": parallelism, "inter_op_threads": parallelism, **options}
-    if arguments.get("ssl_config_file") is not None:
-        options["tls"] = tls.read_file(arguments["ssl_config_file"])
     if arguments.get("tags") is not None:
         options["tags"] = tuple(arguments["tags"].split(","))
     return Options(

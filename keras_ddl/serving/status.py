@@ -61,6 +61,11 @@ def invalid(message: str) -> RequestError:
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 
+def late(timeout: float) -> str:
+    """Returns what a request is told that exceeds --timeout."""
+    return f"The request did not arrive, or was not answered, within {timeout:g} s."
+
+
 def too_large(limit: int) -> RequestError:
     """Returns the error for a body that is larger than the limit."""
     return RequestError(

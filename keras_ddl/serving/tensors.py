@@ -105,6 +105,36 @@ def _array_of(alias: str, tensor: tensor_pb2.TensorProto) -> np.ndarray:
         raise invalid(f"Input {alias!r} is no tensor of its shape and dtype: {error}.") from None
 
 
+def cast(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
+    """Returns numbers (also Python's, as objects) as `dtype`. Floats are rounded to the nearest.
+
+    Raises: ValueError, OverflowError: a number is beyond the range of `dtype`, or must be whole and is not; or values
+        are text.
+    Cost: two passes over the values besides the conversion.
+    """
+    wanted = np.dtype(dtype.as_numpy_dtype)
+    if values.dtype == wanted or not values.size:
+        return values.astype(wanted, copy=False)
+    if values.dtype.kind in "US":
+        raise ValueError("values are text")
+    if dtype.is_integer or dtype.is_bool:
+        lowest, highest = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
+        for each in (values.min(), values.max()):
+            if not lowest <= each <= highest:
+                raise ValueError(f"{str(each)[:50]} is beyond its range")
+        if values.dtype.kind == "f" and (fractions := values[values != np.trunc(values)]).size:
+            raise ValueError(f"{fractions[0]} is no whole number")
+        return values.astype(wanted)
+    wide = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = wide.astype(wanted)
+    if not np.isfinite(result).all():  # clients may send NaN and Infinity, but no number becomes one
+        lost = wide[np.isfinite(wide) & ~np.isfinite(result)]
+        if lost.size:
+            raise ValueError(f"{lost[0]} is beyond its range")
+    return result
+
+
 def proto_of(array: np.ndarray, *, as_content: bool) -> tensor_pb2.TensorProto:
     """Returns an array as a TensorProto.
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import ssl
-import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -54,9 +50,8 @@ def arguments_of(folder: Path, versions: Path) -> dict[str, list[str]]:
     }
     found = {}
     for flag in TAKEN:
-        if flag.name != "ssl_config_file":  # which has a test of its own
-            value = values.get(flag.name, "true" if flag.kind is bool else "2")
-            found[flag.name] = [f"--{flag.name}={value}"]
+        value = values.get(flag.name, "true" if flag.kind is bool else "2")
+        found[flag.name] = [f"--{flag.name}={value}"]
     return found
 
 
@@ -100,8 +95,6 @@ def test_all_flags_together_start_a_server(versions: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("flag", TAKEN, ids=lambda flag: flag.name)
 def test_each_flag_alone_starts_a_server(flag: flags.Flag, versions: Path, tmp_path: Path) -> None:
     given = arguments_of(tmp_path, versions)
-    if flag.name not in given:
-        pytest.skip("it has a test of its own: TLS")
     directories = [] if flag.name in ("model_config_file", "model_base_path") else [versions]
     with serving(*directories, *given[flag.name]) as server:
         server.wait_for(3)
@@ -132,63 +125,6 @@ def test_a_server_that_others_reach_says_which_one_is_for_production(
 def test_by_default_nobody_else_reaches_it() -> None:
     (host,) = [parameter.default for parameter in command.params if parameter.name == "host"]
     assert host == "127.0.0.1"
-
-
-def certificates(folder: Path) -> dict[str, str]:
-    """Returns an authority, and a server's and a client's key and certificate of it, as PEM; made by openssl."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    openssl(*("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority"),
-            *("-keyout", "authority.key", "-out", "authority.crt"))  # fmt: skip
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    for name in ("server", "client"):
-        request = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}")
-        openssl(*request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        openssl(*("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.crt", "-CAkey", "authority.key"),
-                *("-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.crt"))  # fmt: skip
-    return {each.name: each.read_text() for each in folder.iterdir() if each.suffix in (".key", ".crt")}
-
-
-@pytest.mark.parametrize("mutual", [False, True])
-def test_tls_on_both_interfaces(versions: Path, tmp_path: Path, mutual: bool) -> None:
-    pem = certificates(tmp_path)
-    verify = f"client_verify: true custom_ca: {json.dumps(pem['authority.crt'])}" if mutual else ""
-    (tmp_path / "ssl.config").write_text(
-        f"server_key: {json.dumps(pem['server.key'])} server_cert: {json.dumps(pem['server.crt'])} {verify}"
-    )
-    context = ssl.create_default_context(cadata=pem["authority.crt"])
-    stranger = ssl.create_default_context(cadata=pem["authority.crt"])
-    if mutual:
-        context.load_cert_chain(tmp_path / "client.crt", tmp_path / "client.key")
-    with serving(versions, "--ssl_config_file", tmp_path / "ssl.config") as server:
-        url = f"https://127.0.0.1:{server.rest_port}/readyz"
-        _wait_until_ready(url, context)
-        keys = [pem[name].encode() for name in ("authority.crt", "client.key", "client.crt")]
-        credentials = grpc.ssl_channel_credentials(*(keys if mutual else keys[:1]))
-        with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
-            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-            assert stub.Predict(predict_request({"x": X}), timeout=60).outputs["y"].float_val[0] == 3
-        if mutual:
-            with pytest.raises(OSError):
-                urllib.request.urlopen(url, timeout=60, context=stranger).read()
-            credentials = grpc.ssl_channel_credentials(pem["authority.crt"].encode())
-            with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
-                stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-                with pytest.raises(grpc.RpcError):
-                    stub.Predict(predict_request({"x": X}), timeout=10)
-
-
-def _wait_until_ready(url: str, context: ssl.SSLContext) -> None:
-    for _ in range(3000):
-        try:
-            with urllib.request.urlopen(url, timeout=60, context=context):
-                return
-        except urllib.error.HTTPError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("not ready")
 
 
 def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Path, tmp_path: Path) -> None:
@@ -250,7 +186,6 @@ def test_versions_may_have_leading_zeros(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--enable_batching=perhaps"], "not a valid boolean"),
-        (["--ssl_config_file=none"], "must be a SSLConfig"),
         (["--monitoring_config_file=none"], "must be a MonitoringConfig"),
         (["--grpc_channel_arguments=one"], "NAME=VALUE"),
     ],

@@ -1,0 +1,65 @@
+"""Writes logs in a thread of their own, so that no disk and no reader of a pipe can fail or delay a request."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+_MOST_WAITING = 10_000  # lines
+_CLOSE_SECONDS = 2.0
+
+
+class BackgroundLines:
+    """A stream of lines. What cannot be written is lost, and so is what comes while too many lines wait.
+
+    Cost: of a line, putting it into a queue.
+    """
+
+    def __init__(self, descriptor: int, lost: Callable[[str], None] = lambda why: None) -> None:
+        """
+        Args:
+            descriptor: of an open file, to which it writes until `close`.
+            lost: is called in some thread, with the reason, when lines are lost for the first time.
+        """
+        self._descriptor, self._lost, self._has_lost = descriptor, lost, False
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._write_all, name="lines", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Takes a line, with its end. Neither blocks nor raises."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._lose(f"{_MOST_WAITING} lines wait to be written")
+
+    def flush(self) -> None:
+        """Nothing: whoever has a stream flushes it."""
+
+    def close(self) -> None:
+        """Writes what waits, for at most 2 seconds."""
+        try:
+            self._lines.put(None, timeout=_CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _write_all(self) -> None:
+        is_broken = False  # the file ends in the middle of a line
+        while (line := self._lines.get()) is not None:
+            data = line.encode(errors="replace")
+            rest = memoryview(b"\n" + data if is_broken else data)
+            try:
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                is_broken = False
+            except OSError as error:
+                is_broken = is_broken or len(rest) < len(data)
+                self._lose(error.strerror or str(error))
+
+    def _lose(self, why: str) -> None:
+        if not self._has_lost:
+            self._has_lost = True
+            self._lost(why)
