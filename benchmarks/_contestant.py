@@ -22,17 +22,17 @@ class KerasDdl:
 
     def __init__(self) -> None:
         import keras_ddl
-        from keras_ddl.communicator import _communicator, all_reduce_init
+        from keras_ddl.communicator import all_reduce_init, communicator_of
 
         keras_ddl.init()
         self.rank, self.size = keras_ddl.rank(), keras_ddl.size()
-        self.barrier, self._init, self._native = keras_ddl.barrier, all_reduce_init, _communicator
+        self.barrier, self._init, self._world = keras_ddl.barrier, all_reduce_init, communicator_of(None)
         self.version = f"keras_ddl {keras_ddl.__version__}: {keras_ddl.communicator.describe()}"
 
     def prepare(self, collective, source, result):
         if collective == "all_reduce":
             return self._init(source, "sum", "benchmark", out=result)
-        return _halves.prepared(self._native(), collective, "benchmark", source, result)
+        return _halves.prepared(self._world.native(), collective, "benchmark", source, result)
 
 
 class Mpi:

@@ -5,6 +5,7 @@ Each lives in a virtual environment of its own, made on first use, because their
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -26,9 +27,12 @@ class Family:
     launcher: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
-    def command(self, folder: Path, ranks: int, program: list[str]) -> list[str]:
-        """The command that starts `program` (arguments of Python) on `ranks` ranks of this machine."""
-        bin_folder = self.prepare(folder)
+    def command(self, folder: Path | None, ranks: int, program: list[str]) -> list[str]:
+        """The command that starts `program` (arguments of Python) on `ranks` ranks of this machine.
+
+        `folder`: as for `prepare`; None: this environment, which has the library (`of_this_environment`).
+        """
+        bin_folder = Path(sys.executable).parent if folder is None else self.prepare(folder)
         launcher = [str(bin_folder / self.launcher[0]), *self.launcher[1:], "-n", str(ranks)]
         return [*launcher, str(bin_folder / "python"), *program]
 
@@ -43,6 +47,12 @@ class Family:
             subprocess.run(install, check=True)
             done.touch()
         return home / "bin"
+
+
+def of_this_environment() -> list[str]:
+    """Returns the names of the families that the running Python's own environment has, with mpi4py: one, or none."""
+    names = {(each.metadata["Name"] or "").lower() for each in importlib.metadata.distributions(path=sys.path)}
+    return [name for name, family in FAMILIES.items() if {family.wheel, "mpi4py"} <= names]
 
 
 _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from _rounds import interleave, machine
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl import ops
@@ -39,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", default="1,64", help="sizes of the tensor (default: 1,64)")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds per size (default: 9)")
-    options = parser.parse_args()
+    options = options_of(parser, mebibytes="1", rounds=1)
 
     keras_ddl.init()
     if keras_ddl.rank() == 0:

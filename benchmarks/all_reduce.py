@@ -31,16 +31,18 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import _hand_over
 from _halves import COLLECTIVES
-from _mpi_families import FAMILIES
+from _mpi_families import FAMILIES, of_this_environment
+from _smoke import options_of
 
 HERE = Path(__file__).resolve().parent
 SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-START_SECONDS = 120
+START_SECONDS, LOOK_SECONDS = 120, 0.2
 # Calls before the first round: memory is touched, connections are made, and keras_ddl has tried its schemes.
 WARMUP = 100
 
@@ -77,12 +79,12 @@ class Contestant:
 
 
 @contextlib.contextmanager
-def contestants(ranks: int, peers: list[str], folder: Path, pin: bool):
+def contestants(ranks: int, peers: list[str], folder: Path | None, pin: bool):
     """Starts keras_ddl and the peers; ends them all on leaving."""
     programs = {"keras_ddl": [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(ranks), "--", sys.executable]}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        server.settimeout(START_SECONDS)
+        server.settimeout(LOOK_SECONDS)
         address = f"127.0.0.1:{server.getsockname()[1]}"
         found: dict[str, tuple[dict, str]] = {}
         for name in ["keras_ddl", *peers]:
@@ -97,15 +99,27 @@ def contestants(ranks: int, peers: list[str], folder: Path, pin: bool):
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
             stack.callback(finish, process)
             for _ in range(ranks):
-                try:
-                    connection, _ = server.accept()
-                except TimeoutError:
-                    raise SystemExit(f"{name}: its {ranks} ranks did not start in {START_SECONDS} s") from None
+                connection = next_rank(server, process, name, time.monotonic() + START_SECONDS)
                 stack.callback(connection.close)
                 lines = stack.enter_context(connection.makefile("rw"))
                 said, rank, version = json.loads(lines.readline())
                 found.setdefault(said, ({}, version))[0][rank] = lines
         yield [Contestant(name, *found[name]) for name in found]
+
+
+def next_rank(server: socket.socket, launcher: subprocess.Popen, name: str, latest: float) -> socket.socket:
+    """Returns the connection of the next rank; exits when the launcher has ended before, or at the time `latest`."""
+    while True:
+        has_ended = launcher.poll() is not None  # before the last look: a rank may have connected just before
+        try:
+            return server.accept()[0]
+        except TimeoutError:
+            if has_ended:
+                raise SystemExit(
+                    f"{name}: its ranks ended while they started, with status {launcher.returncode}; see above"
+                ) from None
+            if time.monotonic() > latest:
+                raise SystemExit(f"{name}: a rank did not start in {START_SECONDS} s") from None
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -170,7 +184,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds per size (default: 11)")
     parser.add_argument("--families", type=Path, default=HERE.parent / "build" / "mpi-families", metavar="DIR")
     parser.add_argument("--json", default=None, metavar="FILE", help="also write all rounds' seconds here")
-    options = parser.parse_args()
+    options = options_of(parser, sizes="1K", rounds=1, peers=",".join(of_this_environment()), families=None)
     peers = [peer for peer in options.peers.split(",") if peer]
     if unknown := set(peers) - set(FAMILIES):
         parser.error(f"--peers: one of {', '.join(FAMILIES)}. Received: {', '.join(sorted(unknown))}")
@@ -181,7 +195,7 @@ def main() -> None:
     bounded = options.np > 1 and options.collective == "all_reduce"
     library = _hand_over.build(HERE.parent / "build" / "hand-over") if bounded else None
     pin = options.np <= len(os.sched_getaffinity(0))
-    with contestants(options.np, peers, options.families.resolve(), pin) as everybody:
+    with contestants(options.np, peers, options.families and options.families.resolve(), pin) as everybody:
         pinned = "one core each" if pin else f"on {len(os.sched_getaffinity(0))} cores"
         processor = platform.processor() or platform.machine()
         print(f"{options.collective}: {processor}, {os.cpu_count()} cores; {options.np} ranks, {pinned}")

@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from _rounds import machine
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl import callbacks
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=40, help="steps from one checkpoint to the next")
     parser.add_argument("--checkpoints", type=int, default=12)
     parser.add_argument("--directory", help="where to write; default: a temporary directory")
-    arguments = parser.parse_args()
+    arguments = options_of(parser, parameters=1e4, layers=1, every=8, checkpoints=3)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as own:
         keras_ddl.init()
         times, checkpoint, num_bytes = train(arguments, keras_ddl.broadcast_object(own, name="directory"))

@@ -24,12 +24,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from _emulated_cluster import ClusterUnavailable, EmulatedCluster
+from _smoke import lacking, options_of
 
 MARK = "CLUSTER-RESULT "
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
@@ -62,12 +64,16 @@ def parse_ranks(text: str, hosts: int) -> list[int]:
 
 
 def launch(
-    cluster: EmulatedCluster, ranks: list[int], settings: dict, timeout: float, program: str = "cluster_ranks.py"
+    cluster: EmulatedCluster, ranks: list[int], settings: dict, timeout: float, program: str = "_cluster_ranks.py"
 ) -> dict:
     """Runs `program`, a file beside this one, on the cluster; returns what rank 0 printed."""
     slots = ",".join(f"{host}:{n}" for host, n in zip(cluster.hosts, ranks))
     path = Path(__file__).with_name(program)
-    words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
+    # Beside this Python: it need not be on the PATH.
+    mpirun = shutil.which(
+        "mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    )
+    words = [mpirun or "mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe"]
     # All "hosts" share this machine's cores: MPI must not spin on one that another rank needs.
     words += ["--mca", "mpi_yield_when_idle", "1"]
     # Else mpirun's daemons make a session each. Linux shares a core among sessions first (sessions.py), and threads of
@@ -171,7 +177,7 @@ def main() -> int:
     parser.add_argument("--collective", choices=("all_reduce", "reduce_scatter", "all_gather"), default="all_reduce")
     parser.add_argument("--timeout", type=float, default=600, help="seconds after which the ranks are ended")
     parser.add_argument("--json", metavar="FILE", help="also write everything here")
-    options = parser.parse_args()
+    options = options_of(parser, hosts=2, ranks_per_host="1", sizes="100K", rounds=1)
     if options.collective != "all_reduce" and {"tcp", "bfloat16", "float16"} & set(options.contestants.split(",")):
         raise SystemExit(f"--contestants: keras_ddl, mpi and modes for --collective {options.collective}.")
     ranks = parse_ranks(options.ranks_per_host, options.hosts)
@@ -195,8 +201,7 @@ def main() -> int:
             }
             result = launch(cluster, ranks, settings, options.timeout)
     except ClusterUnavailable as error:
-        print(f"cluster.py: {error}", file=sys.stderr)
-        return 2
+        return lacking("cluster.py", error)
     except KeyboardInterrupt:
         return 130
     wrong = [text for row in result["rows"] for text in judge(row, options)]

@@ -16,6 +16,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from _rounds import machine
+from _smoke import options_of
 
 import keras_ddl
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
-    options = parser.parse_args()
+    options = options_of(parser, seeds=1, epochs=1)
     keras_ddl.init()
     found: dict[str | None, list[tuple[float, float]]] = {each: [] for each in COMPRESSIONS}
     for compression in COMPRESSIONS:  # None first: it is no choice among Strategies that exist
@@ -62,7 +63,8 @@ def main() -> None:
     for compression, results in found.items():
         losses, accuracies = np.array(results).T
         each = " ".join(f"{accuracy:.4f} " for accuracy in accuracies)
-        spread = (accuracies.mean(), accuracies.std(ddof=1), losses.mean(), losses.std(ddof=1))
+        degrees = min(1, options.seeds - 1)  # one seed has no deviation
+        spread = (accuracies.mean(), accuracies.std(ddof=degrees), losses.mean(), losses.std(ddof=degrees))
         print(f"{compression or 'none':<12} {each:<{8 * options.seeds}} " + " ".join(f"{each:7.4f}" for each in spread))
 
 

@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from _rounds import machine
+from _smoke import options_of
 
 import keras_ddl
 
@@ -43,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", default="0.1,1,8,32", help="sizes of the global batch (default: 0.1,1,8,32)")
     parser.add_argument("--rounds", type=int, default=7, help="turns, of which medians count (default: 7)")
-    options = parser.parse_args()
+    options = options_of(parser, mb="0.1", rounds=1)
     ways = {"every rank reads": keras_ddl.Strategy(data="all"), "rank 0 reads": keras_ddl.Strategy(data="rank0")}
     rank = ways["rank 0 reads"].rank
     if rank == 0:

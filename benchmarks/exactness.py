@@ -29,6 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 from _rounds import machine, slowest_rank
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl import timeline
@@ -73,11 +74,14 @@ def main() -> None:
     parser.add_argument("--network", default="mlp", choices=NETWORKS, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=12, help="steps per epoch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="epochs of each contestant (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="TensorFlow threads per rank (default: %(default)s)")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--threads", type=int, default=1, help="TensorFlow threads per rank; 0: its own choice (%(default)s)"
+    )
+    options = options_of(parser, network="cnn", steps=2, rounds=1, threads=0)
 
-    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(max(2, options.threads))
+    if options.threads:
+        tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, options.threads))
     strategy = keras_ddl.Strategy()
     warnings.filterwarnings("ignore", "Model .* was made outside the scope")
     rank, size = keras_ddl.rank(), keras_ddl.size()

@@ -31,6 +31,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 from _rounds import machine
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl import export, model_state
@@ -88,12 +89,13 @@ def show(found: dict[str, list[float]], peer: str, sizes: dict[str, float]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--network", default="ResNet50", help="of keras.applications (default: %(default)s)")
     parser.add_argument("--directory", help="where to write; default: the directory for temporary files")
-    arguments = parser.parse_args()
+    arguments = options_of(parser, rounds=1, network="MobileNet")
     keras_ddl.init()
     root = Path(tempfile.mkdtemp(dir=arguments.directory))
     try:
-        model = keras.applications.ResNet50(weights=None)
+        model = getattr(keras.applications, arguments.network)(weights=None)
         weights = [np.ascontiguousarray(each) for each in model.get_weights()]
         begin = time.perf_counter()
         base = export.write_base_graph(model, root / "ckpt")
@@ -135,7 +137,7 @@ def main() -> None:
         print("in the process that has the model")
         show(found, "model.export()", sizes)
         print("by a command, from files")
-        show(measure(outside, max(2, arguments.rounds // 2), clean), "load_model(...).export()", {})
+        show(measure(outside, (arguments.rounds + 1) // 2, clean), "load_model(...).export()", {})
     finally:
         shutil.rmtree(root)
 

@@ -27,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _BEGAN = time.time()
 
 from _phases import Phases  # noqa: E402
+from _smoke import options_of  # noqa: E402
 
 if TYPE_CHECKING:
     import keras
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--measure", choices=NETWORKS, help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, networks=["mlp"], rounds=1)
     if options.measure:
         measure(options.measure, options.plain, options.result)
         return

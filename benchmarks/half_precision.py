@@ -16,6 +16,7 @@ import functools
 import ml_dtypes
 import numpy as np
 from _rounds import interleave, machine
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl.communicator import all_reduce_init
@@ -50,7 +51,7 @@ def main() -> None:
         "--counts", default="16K,256K,1M,4M,16M,64M", help="elements, K or M (default: 16K,256K,1M,4M,16M,64M)"
     )
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds per count (default: 9)")
-    options = parser.parse_args()
+    options = options_of(parser, counts="16K", rounds=1)
 
     keras_ddl.init()
     rank = keras_ddl.rank()

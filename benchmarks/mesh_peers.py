@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _smoke import options_of
 
 HERE = Path(__file__).resolve()
 CONTESTANTS = ("one", "ddl", "jax")
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4, help="(default: 4)")
     parser.add_argument("--vocabulary", type=int, default=8192, help="(default: 8192)")
     parser.add_argument("--in-process", choices=CONTESTANTS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, mesh=[1, 2], rounds=1, steps=3, rows=2, length=8, width=16, blocks=1, vocabulary=64)
     if options.in_process:
         train(options.in_process, options)
         return

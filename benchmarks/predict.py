@@ -21,6 +21,8 @@ import argparse
 import json
 from pathlib import Path
 
+from _smoke import options_of
+
 from keras_ddl.cost_model import Cluster, Dimension, predict
 
 DEVICES, HOSTS_OF_RACK = 4, 16
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=100, help="gradients of the scaling table in MB (default: 100)")
     parser.add_argument("--json", metavar="FILE", help="also write the seconds here")
     parser.add_argument("--plot", metavar="FILE", help="also draw the scaling here (needs matplotlib)")
-    options = parser.parse_args()
+    options = options_of(parser)
     paper = print_paper(options.ports, options.taper)
     scaling = print_scaling(options.ports, options.taper, options.mb)
     if options.json:

@@ -21,7 +21,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from _smoke import options_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -69,15 +72,15 @@ class WeightsAt(keras.callbacks.Callback):
             self.weights[step] = np.concatenate([np.ravel(each) for each in self.model.get_weights()])
 
 
-def train(file: Path, learning_rate: float) -> None:
-    """Trains every model in every dtype, as plain Keras or as a rank, and saves weights and accuracies."""
+def train(file: Path, names: Sequence[str], learning_rate: float, epochs: int) -> None:
+    """Trains these models in every dtype, as plain Keras or as a rank, and saves weights and accuracies."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     x, y = digits.images[..., None] / 16.0, digits.target
     strategy = keras_ddl.Strategy(seed=1) if find_launcher() else None
     results: dict[str, np.ndarray] = {}
-    for name in MODELS:
+    for name in names:
         for dtype in DTYPES:
             keras.config.set_floatx(dtype)
             keras.config.set_dtype_policy(dtype)
@@ -89,7 +92,7 @@ def train(file: Path, learning_rate: float) -> None:
                 x[:TRAIN_ROWS],
                 y[:TRAIN_ROWS],
                 batch_size=BATCH,
-                epochs=EPOCHS,
+                epochs=epochs,
                 verbose=0,
                 validation_data=(x[TRAIN_ROWS:], y[TRAIN_ROWS:]),
                 callbacks=[kept],
@@ -102,12 +105,13 @@ def train(file: Path, learning_rate: float) -> None:
 
 def show(name: str, dtype: str, one: dict[str, np.ndarray], others: dict[str, dict[str, np.ndarray]]) -> None:
     key = f"{name}/{dtype}"
+    reached = [step for step in STEPS if f"{key}/{step}" in one]
     print(f"\n{key}, beside plain Keras with 1 thread")
-    print(f"{'after steps':>26}" + "".join(f"{step:>8}" for step in STEPS) + "  accuracy")
+    print(f"{'after steps':>26}" + "".join(f"{step:>8}" for step in reached) + "  accuracy")
     for other, results in others.items():
         apart = [
             np.abs(results[f"{key}/{step}"] - one[f"{key}/{step}"]).max() / np.abs(one[f"{key}/{step}"]).max()
-            for step in STEPS
+            for step in reached
         ]
         accuracy = np.abs(results[f"{key}/accuracy"] - one[f"{key}/accuracy"]).max()
         print(f"{other:>26}" + "".join(f"{each:>8.0e}" for each in apart) + f"  {accuracy:.4f}")
@@ -117,17 +121,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="default: 2")
     parser.add_argument("--learning-rate", type=float, default=0.003, help="the transformer's (default: %(default)s)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="default: %(default)s")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, models=["digits"], epochs=1)
     if options.train is not None:
-        train(options.train, options.learning_rate)
+        train(options.train, options.models, options.learning_rate, options.epochs)
         return
     launcher = str(Path(sys.executable).with_name("keras-ddl"))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "results.npz")
 
         def results(*command: str, **variables: str) -> dict[str, np.ndarray]:
-            words = [*command, __file__, "--train", str(file), "--learning-rate", str(options.learning_rate)]
+            words = [*command, __file__, "--train", str(file), "--models", *options.models]
+            words += ["--learning-rate", str(options.learning_rate), "--epochs", str(options.epochs)]
             subprocess.run(words, env=os.environ | variables, check=True)
             with np.load(file) as saved:
                 return dict(saved)
@@ -136,7 +143,7 @@ def main() -> None:
         others = {"plain Keras, 2 threads": results(sys.executable, TF_NUM_INTRAOP_THREADS="2")}
         for size in options.ranks:
             others[f"{size} ranks"] = results(launcher, "run", "-np", str(size))
-    for name in MODELS:
+    for name in options.models:
         for dtype in DTYPES:
             show(name, dtype, one, others)
 

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from _smoke import options_of
 from predict import DEVICES, PAPER, cluster
 
 from keras_ddl.cost_model import predict
@@ -130,14 +131,15 @@ def print_paper(found: dict, buckets: int, latency_s: float, message_s: float) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buckets", type=int, default=4, help="collectives of a step (default: 4)")
+    parser.add_argument("--most-ranks", type=int, default=RANKS[-1], help=f"of {RANKS}, up to these (%(default)s)")
     parser.add_argument("--message-us", type=float, default=1.0, help="work of a message at one end (1)")
     parser.add_argument("--latency-us", type=float, default=5.0, help="a message's time on the way (5, as predict.py)")
     parser.add_argument("--repeat", type=int, default=9, help="runs, of whose times the median counts (9)")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "scale", help="folder of the program")
     parser.add_argument("--json", type=Path, help="also write everything here")
-    options = parser.parse_args()
+    options = options_of(parser, most_ranks=256, repeat=1)
     program = build(options.build)
-    results = simulate(program, RANKS, options.buckets, options.repeat)
+    results = simulate(program, [each for each in RANKS if each <= options.most_ranks], options.buckets, options.repeat)
     latency_s, message_s = options.latency_us * 1e-6, options.message_us * 1e-6
     print(f"assumed: {options.message_us:g} us of work per message at either end, {options.latency_us:g} us on the way")
     print(f"\nrank 0, one step of {options.buckets} collectives, {DEVICES} ranks per host\n")

@@ -34,6 +34,7 @@ from pathlib import Path
 from _scoreboard import jobs
 from _scoreboard.judge import EQUAL, KINDS, NONE, Outcome, Verdict, judge
 from _scoreboard.peers import OF_TENSORFLOW, PEERS, REFERENCES, Peer
+from _smoke import options_of
 
 NAMES = {NONE: "not run"}  # of kinds, in sentences
 Board = dict[str, dict[str, Verdict]]  # by program and peer
@@ -163,7 +164,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="show programs and peers, and run nothing")
     for each in ("--worker", "--process", "--folder"):
         parser.add_argument(each, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, only=["short_odd"], strategy=["keras_ddl"])
     if options.worker:
         from _scoreboard.worker import work
 

@@ -32,6 +32,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from _rounds import machine
+from _smoke import options_of
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 import keras_ddl
@@ -69,16 +70,10 @@ def small_cnn(path: Path) -> None:
 def ours(folder: Path) -> Iterator[tuple[int, int]]:
     """Runs keras-ddl serve; gives its ports."""
     command = [Path(sys.executable).with_name("keras-ddl"), "serve", folder, "--port", 0, "--rest-port", 0]
-    with subprocess.Popen(
-        [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True) as process:
         try:
-            for line in process.stdout:
-                found = re.search(r"gRPC on \S+:(\d+), REST on \S+:(\d+)", line)
-                if found:
-                    break
-            ports = int(found[1]), int(found[2])
-            wait_for(lambda: http_status(ports[1], "/readyz") == 200)
+            ports = first_match(process, r"gRPC on \S+:(\d+), REST on \S+:(\d+)")
+            wait_for(process, lambda: http_status(ports[1], "/readyz") == 200)
             yield ports
         finally:
             process.terminate()
@@ -95,8 +90,7 @@ def bare(folder: Path, outputs: np.ndarray) -> Iterator[tuple[int, int]]:
     script = Path(__file__).with_name("_bare_server.py")
     with subprocess.Popen([sys.executable, script, *answers], stdout=subprocess.PIPE, text=True) as process:
         try:
-            ports = process.stdout.readline().split()
-            yield int(ports[0]), int(ports[1])
+            yield first_match(process, r"(\d+) (\d+)")
         finally:
             process.terminate()
 
@@ -106,9 +100,9 @@ def fastapi(python: str, folder: Path, port: int) -> Iterator[None]:
     """Runs the FastAPI script."""
     script = folder.parent / "fastapi_server.py"
     script.write_text(FASTAPI)
-    with subprocess.Popen([python, str(script), str(folder / "1"), str(port)], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([python, str(script), str(folder / "1"), str(port)]) as process:
         try:
-            wait_for(lambda: http_status(port, "/openapi.json") == 200)
+            wait_for(process, lambda: http_status(port, "/openapi.json") == 200)
             yield
         finally:
             process.terminate()
@@ -122,9 +116,19 @@ def http_status(port: int, path: str) -> int:
     return 0
 
 
-def wait_for(ready: Callable[[], bool], seconds: float = 60) -> None:
+def first_match(process: subprocess.Popen[str], pattern: str) -> tuple[int, int]:
+    """Returns the two numbers in the first line of a server's output that has them; exits when it ends before."""
+    for line in process.stdout:
+        if found := re.search(pattern, line):
+            return int(found[1]), int(found[2])
+    return sys.exit(f"a server ended while it started, with status {process.wait()}; see above")
+
+
+def wait_for(process: subprocess.Popen[str], ready: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not ready():
+        if process.poll() is not None:
+            sys.exit(f"a server ended while it started, with status {process.returncode}; see above")
         if time.monotonic() > end:
             sys.exit("a server did not begin to answer")
         time.sleep(0.1)
@@ -192,7 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--fastapi-python", help="a python with fastapi, uvicorn and tensorflow")
-    arguments = parser.parse_args()
+    arguments = options_of(parser, requests=4, rounds=1, clients=2)
     rows = np.random.default_rng(0).random((2, 28, 28, 1), np.float32)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"

@@ -17,6 +17,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from _smoke import options_of
+
 SLEEPERS = 4  # of a group
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -63,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=4, help="groups of a process that polls and four that sleep")
     parser.add_argument("--seconds", type=float, default=8, help="of each of the two measurements")
-    options = parser.parse_args()
+    options = options_of(parser, groups=1, seconds=0.2)
     grouped = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "not there"
     print(f"Linux {os.uname().release}, {len(os.sched_getaffinity(0))} cores, sched_autogroup_enabled: {grouped}")
     for text, own_sessions in (("one session", False), ("a session each", True)):

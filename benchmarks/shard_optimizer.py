@@ -29,6 +29,8 @@ import time
 import warnings
 from pathlib import Path
 
+from _smoke import options_of
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 CONTESTANTS = ("independent", "whole", "shards", "weights")
 WIDTH = 2048  # of the layers that --layers adds
@@ -122,7 +124,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0, help=f"in place of a network, Dense layers of {WIDTH} units")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, help="(default: all)")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, steps=1, rounds=1, layers=1)
     if options.contestant:
         train(options.contestant, options.network, options.steps, options.threads, options.layers)
         return

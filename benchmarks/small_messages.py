@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from _rounds import machine, slowest_rank
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl.communicator import all_reduce_init
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15, help="turns of each function (default: 15)")
     parser.add_argument("--calls", type=int, default=400, help="calls per turn (default: 400)")
     parser.add_argument("--mpi", action="store_true", help="also time MPI_Allreduce")
-    options = parser.parse_args()
+    options = options_of(parser, turns=1, calls=5)
 
     keras_ddl.init()
     values = tf.ones([options.bytes // 4])

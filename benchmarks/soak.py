@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl import communicator, errors
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=20_000, help="calls before the first look")
     parser.add_argument("--limit-mib", type=float, default=8.0, help="growth of memory that is no leak, per rank")
     parser.add_argument("--no-tensorflow", action="store_true", help="NumPy arrays and objects only")
-    options = parser.parse_args()
+    options = options_of(parser, calls=100, warm_up=100, limit_mib=100.0)
     keras_ddl.init()
     before, after, seconds = soak(options.calls, options.warm_up, not options.no_tensorflow)
     everyone = keras_ddl.all_gather_object((before, after))

@@ -35,6 +35,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _smoke import options_of
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 NETWORKS = ("mlp", "cnn", "lstm", "transformer")
 MIRRORED = ("mlp", "wide")
@@ -241,7 +243,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="steps of a turn (default: 30)")
     parser.add_argument("--json", metavar="FILE", help="also write everything that was measured here")
     parser.add_argument("--in-rank", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, networks="mlp", kills=1, rounds=1, steps=2)
     if options.in_rank:
         what, network, *numbers = options.in_rank
         if what == "recovery":

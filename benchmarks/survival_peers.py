@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _smoke import options_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 CONTESTANTS = ("fit", "ddl", "torchft")
@@ -260,16 +261,34 @@ def alone() -> None:
 # ---- around them
 
 
-def run(command: list[str], folder: Path, **env: str) -> subprocess.Popen[str]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=folder, env=os.environ | env, text=True, **pipes)
+def run(command: list[str], folder: Path, **env: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Starts a process; returns it, and the file of its output."""
+    number, path = tempfile.mkstemp(dir=folder, suffix=".output")
+    with os.fdopen(number) as output:
+        process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
+    return process, Path(path)
 
 
-def finish(processes: list[subprocess.Popen[str]], may_fail: int | None = None, seconds: float = 300) -> None:
-    for number, process in enumerate(processes):
-        said, _ = process.communicate(timeout=seconds)
-        if process.returncode and number != may_fail:
-            sys.exit(f"{process.args} ended with {process.returncode}:\n{said[-4000:]}")
+def finish(
+    started: list[tuple[subprocess.Popen[bytes], Path]], killed: int | None = None, seconds: float = 300
+) -> None:
+    """Waits for all. The first one that fails ends the others, and this program. `killed`: who may be, by SIGKILL."""
+    latest, left = time.monotonic() + seconds, dict(enumerate(started))
+    try:
+        while left:
+            for number, (process, output) in list(left.items()):
+                if process.poll() is None:
+                    continue
+                del left[number]
+                if process.returncode and (number, process.returncode) != (killed, -signal.SIGKILL):
+                    sys.exit(f"{process.args} ended with {process.returncode}:\n{output.read_text()[-4000:]}")
+            if time.monotonic() > latest:
+                sys.exit(f"{len(left)} processes did not end in {seconds:g} s")
+            time.sleep(0.05)
+    finally:
+        for process, _ in left.values():
+            process.kill()
+            process.wait()
 
 
 def lose(contestant: str, plan: tuple[int, int, float], options: argparse.Namespace) -> tuple[dict, np.ndarray]:
@@ -286,7 +305,7 @@ def lose(contestant: str, plan: tuple[int, int, float], options: argparse.Namesp
                     assert server.poll() is None, "the lighthouse has ended"
                     time.sleep(0.05)
                 env = {"TORCHFT_LIGHTHOUSE": (folder / "address").read_text()}
-                finish([run(this, folder, GROUP=str(rank), **env) for rank in range(RANKS)], may_fail=plan[0])
+                finish([run(this, folder, GROUP=str(rank), **env) for rank in range(RANKS)], killed=plan[0])
             finally:
                 server.kill()
                 server.wait()
@@ -314,7 +333,7 @@ def main() -> None:
     parser.add_argument("--heartbeat-ms", type=int, default=5000, help="the lighthouse's timeout (default: 5000)")
     parser.add_argument("--json", metavar="FILE", help="also write everything that was measured here")
     parser.add_argument("--in-rank", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = options_of(parser, contestants="fit,ddl", kills=1)
     if options.in_rank:
         what, chosen = options.in_rank[0], json.loads(options.in_rank[1])
         programs: dict[str, Callable[[Any], None]] = {"fit": fit, "ddl": ddl, "torchft": torchft}

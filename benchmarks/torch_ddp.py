@@ -21,6 +21,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from _smoke import options_of
 from _torch_networks import NETWORKS, Network
 from torch.nn.parallel import DistributedDataParallel
 
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS), help="default: all; '' for none")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: 5)")
     parser.add_argument("--steps", type=int, default=8, help="steps in a turn (default: 8)")
-    options = parser.parse_args()
+    options = options_of(parser, sizes="1024", networks="", rounds=1)
     torch.set_num_threads(1)
     dist.init_process_group("ddl")
     groups = {"ddl": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}

@@ -38,6 +38,7 @@ import numpy as np
 import tensorflow as tf
 from _processor import Processor
 from _rounds import machine, slowest_rank
+from _smoke import options_of
 
 import keras_ddl
 from keras_ddl.cli.bench_training.networks import NETWORKS, Network
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--bucket-bytes", type=int, default=None, help="as for keras_ddl.Strategy")
     parser.add_argument("--batch-statistics", default="global", help="as for keras_ddl.Strategy (default: %(default)s)")
     parser.add_argument("--processor", action="store_true", help="also say what the threads of a rank take")
-    options = parser.parse_args()
+    options = options_of(parser, networks="cnn", steps=2, rounds=1, threads=0, batch=2)
 
     if options.threads:
         tf.config.threading.set_intra_op_parallelism_threads(options.threads)

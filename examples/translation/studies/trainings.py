@@ -22,7 +22,7 @@ LONGEST = 3600  # seconds of a study
 
 
 class Training:
-    """A job of `step_time.py` on `ranks` ranks. As a context manager it exists inside `with`."""
+    """A job of `_step_time.py` on `ranks` ranks. As a context manager it exists inside `with`."""
 
     def __init__(self, directory: Path, ranks: int, chosen: Any) -> None:
         """Makes as many phrases for each rank, so that steps are as many, and as long, on any number.
@@ -35,7 +35,7 @@ class Training:
         self._epoch_words = sum(len(path.read_text().split()) for path in files)
         self._epochs: list[dict[str, Any]] = []
         options = ["--model", chosen.model, "--tokens", chosen.tokens, "--epochs", 1 + chosen.rounds]
-        self._program = [sys.executable, "-m", "translation.studies.step_time", directory, *options]
+        self._program = [sys.executable, "-m", "translation.studies._step_time", directory, *options]
 
     def start(self, words: Sequence[str], there: Callable[[list[str]], Sequence[str]] = list) -> None:
         """Starts it. words: options of keras-ddl run. there: makes a command line one that runs on another host."""

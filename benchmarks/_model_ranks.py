@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from _cluster_ranks import SETTINGS, WORLD, make_communicator, measure, pattern
 from _emulated_cluster import Cables
-from cluster_ranks import SETTINGS, WORLD, make_communicator, measure, pattern
 from mpi4py import MPI
 
 import keras_ddl
