@@ -185,6 +185,13 @@ _TABLE = (
         False,
         "1: rank 0 lists each collective of a Strategy.function's step when it is traced: bytes, reason, line.",
     ),
+    Variable(
+        "ALL_FRAMES",
+        "0 or 1",
+        False,
+        "1: the traceback of an uncaught exception also shows the frames of keras_ddl, Keras and TensorFlow, as after "
+        "keras.config.disable_traceback_filtering(); 0: the program's own.",
+    ),
     Variable("FIRST_BUCKET_BYTES", "bytes", 1 << 20, "The first bucket is small, so that communication starts early."),
     Variable(
         "DRIFT_CHECK_PERCENT",

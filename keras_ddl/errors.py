@@ -9,6 +9,9 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Callable
+from typing import TypeVar
+
+_E = TypeVar("_E", bound=Exception)
 
 __all__ = [
     "CheckFailedError",
@@ -140,6 +143,12 @@ def name_positions(position_of: Callable[[str, int], tuple[int, str]] | None) ->
 def name_of_rank(rank: int) -> str:
     """Returns what messages call a rank of the job: also where it is on the mesh, if there is one."""
     return f"rank {rank}" if _position_of is None else f"rank {rank} ({_position_of('', rank)[1]})"
+
+
+def of_other_rank(error: _E, rank: int) -> _E:
+    """Marks an error of rank `rank` that this rank raises as well, for the launcher, which names who has failed."""
+    error.failed_rank = rank  # type: ignore[attr-defined]
+    return error
 
 
 def from_code(code: int, message: str) -> KerasDdlError:

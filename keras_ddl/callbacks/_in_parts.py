@@ -17,7 +17,7 @@ from keras_ddl import communicator, model_state
 from keras_ddl.checkpoint.background import BackgroundWriter
 from keras_ddl.checkpoint.snapshot import Buffers, Snapshot, merge_bundles, sync_bundles
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
-from keras_ddl.errors import CheckpointError, KerasDdlError
+from keras_ddl.errors import CheckpointError, KerasDdlError, of_other_rank
 from keras_ddl.files import durable
 from keras_ddl.resuming import parts
 from keras_ddl.strategy.shards import gathered_slots
@@ -143,16 +143,17 @@ class InParts:
             if not wait:
                 return None
         self.awaited = None
-        problem = next((f"rank {each.rank}: {each.problem}" for each in here if each.problem is not None), None)
-        if problem is None and outcome:
+        failed = next((each for each in here if each.problem is not None), None)
+        if failed is None and outcome:
             self._begin_to_merge({each.rank: each.bundles for each in here})
             return True
         while any(communicator.all_gather_object(self._is_busy(), name="Checkpoint/abandoned")):
             pass  # until nobody writes into the folder any more
         if self._folder is not None and is_first_rank():
             shutil.rmtree(self._dir / self._folder, ignore_errors=True)
-        if problem is not None:
-            raise CheckpointError(problem)
+        if failed is not None:
+            error = CheckpointError(f"rank {failed.rank}: {failed.problem}")
+            raise error if failed.rank == communicator.rank() else of_other_rank(error, failed.rank)
         return False
 
     def _report(self, wait: bool) -> _Report | None:

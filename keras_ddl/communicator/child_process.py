@@ -75,7 +75,7 @@ def watch_import() -> None:
             'A script that starts processes must do so under `if __name__ == "__main__":`, because they import it '
             f"again. Received: {line or 'a process'} in process {os.getpid()}, a child of process {parent}."
         )
-        error_report.write(launcher.rank or 0, RuntimeError, RuntimeError(text), None)
+        error_report.write(launcher.rank or 0, RuntimeError(text))
         _end(parent)
 
     sys.excepthook = end

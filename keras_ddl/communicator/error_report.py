@@ -14,10 +14,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from keras_ddl import config
+from keras_ddl.communicator import shown_frames
 from keras_ddl.errors import lost_rank_behind
 from keras_ddl.files import last_checkpoint
 from keras_ddl.files.durable import write_whole
@@ -57,24 +60,37 @@ def install(
     process = os.getpid()
     main_hook, thread_hook = sys.excepthook, threading.excepthook
 
-    def end(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    def end(kind: type[BaseException], error: BaseException, text: ErrorText) -> None:
         with _lock:  # two threads that fail at once: one report, one abort
-            write(rank, kind, error, trace)
+            _write(rank, error, text)
             if abort is not None and not hasattr(sys, "ps1"):
                 _end_all(kind, error, abort, no_pending_exit_status)
 
     def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        main_hook(kind, error, trace)
-        print(own_traceback(error), end="", file=sys.stderr)
+        error.__traceback__ = trace
+        text = for_program(error)
+        if main_hook is sys.__excepthook__:
+            print(text.traceback, end="", file=sys.stderr)
+        else:
+            main_hook(kind, error, error.__traceback__)
         if os.getpid() == process:  # a forked child is no rank
             _print_resume_hint()
-            end(kind, error, trace)
+            end(kind, error, text)
 
     def in_thread(arguments: threading.ExceptHookArgs) -> None:
-        thread_hook(arguments)
-        print(own_traceback(arguments.exc_value), end="", file=sys.stderr)
-        if os.getpid() == process and arguments.exc_type is not SystemExit:
-            end(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+        error = arguments.exc_value
+        if error is None or arguments.exc_type is SystemExit:
+            thread_hook(arguments)
+            return
+        error.__traceback__ = arguments.exc_traceback
+        text = for_program(error)
+        if thread_hook is threading.__excepthook__:
+            name = "an unknown thread" if arguments.thread is None else f"thread {arguments.thread.name}"
+            print(f"Exception in {name}:\n{text.traceback}", end="", file=sys.stderr)
+        else:
+            thread_hook(threading.ExceptHookArgs((arguments.exc_type, error, error.__traceback__, arguments.thread)))
+        if os.getpid() == process:
+            end(arguments.exc_type, error, text)
 
     sys.excepthook, threading.excepthook = in_main, in_thread
 
@@ -86,30 +102,65 @@ def _print_resume_hint() -> None:
         print(f"keras_ddl: {last_checkpoint.resume_hint(checkpoint)}", file=sys.stderr)
 
 
-def own_traceback(error: BaseException | None) -> str:
-    """Returns the traceback of the program's own exception in an error of TensorFlow, "" where there is none."""
-    if error is None or not type(error).__module__.startswith("tensorflow."):
-        return ""
+@dataclass(frozen=True)
+class ErrorText:
+    """What is shown of an exception.
+
+    Attributes:
+        traceback: with the program's own frames, and the message once, at its end.
+        summary: class and message.
+        leaves_out: whether frames of keras_ddl, Keras and TensorFlow are left out (shown_frames.py).
+        is_within: the exception is another one, which TensorFlow has quoted in the message of its own.
+    """
+
+    traceback: str
+    summary: str
+    leaves_out: bool
+    is_within: bool
+
+
+def for_program(error: BaseException) -> ErrorText:
+    """Returns what is shown of an uncaught exception; its traceback loses the frames that are not shown."""
+    leaves_out = shown_frames.leave_out(error)
+    own = _own_traceback(error)
+    if own is not None:  # an exception in a function that TensorFlow has called: in place of TensorFlow's own
+        header, _, rest = shown_frames.text_without(own).partition("\n")
+        text = "\n".join([header, *"".join(traceback.format_tb(error.__traceback__)).splitlines(), rest])
+        return ErrorText(text, rest.strip().rpartition("\n")[2], leaves_out, is_within=True)
+    text = "".join(traceback.format_exception(error))
+    message = traceback.format_exception_only(error)[-1]
+    shown = shown_frames.text_without(message)  # TensorFlow's tell where a node of a graph was made
+    return ErrorText(text.removesuffix(message) + shown, shown.strip(), leaves_out, is_within=False)
+
+
+def _own_traceback(error: BaseException) -> str | None:
+    """Returns the traceback of the program's own exception in an error of TensorFlow, None where there is none."""
+    if not type(error).__module__.startswith("tensorflow."):
+        return None
     embedded = _EMBEDDED.search(str(error))
-    return re.sub(r"\n\n+", "\n", embedded[0]) + "\n" if embedded else ""
+    return re.sub(r"\n\n+", "\n", embedded[0]) + "\n" if embedded else None
 
 
-def write(rank: int, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+def write(rank: int, error: BaseException) -> None:
     """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if that is set, unless the rank has written one before."""
+    _write(rank, error, for_program(error))
+
+
+def _write(rank: int, error: BaseException, text: ErrorText) -> None:
     if not config.is_set("RUN_DIR"):
         return
     path = Path(config.get("RUN_DIR")) / f"error-{rank}.txt"
-    own = own_traceback(error)
-    summary = own or traceback.format_exception_only(kind, error)[-1]
-    report = {
+    report: dict[str, Any] = {
         "rank": rank,
         "host": socket.gethostname(),
         "time": time.time(),
-        "type": kind.__name__,
-        "failed_rank": getattr(error, "failed_rank", rank),  # may be another: a step fails on all ranks
-        "summary": summary.strip().rpartition("\n")[2] if own else summary.strip(),
-        "traceback": "".join(traceback.format_exception(kind, error, trace)) + own,
+        "type": type(error).__name__,
+        "summary": text.summary,
+        "traceback": text.traceback,
+        "leaves_out": text.leaves_out,
     }
+    if (failed_rank := getattr(error, "failed_rank", None)) is not None:  # a step fails on all ranks
+        report |= {"failed_rank": failed_rank, "failed_alike": getattr(error, "failed_alike", False)}
     if (lost := lost_rank_behind(error)) is not None:
         report["lost"] = {"ranks": lost.ranks, "has_left": lost.has_left}
     try:

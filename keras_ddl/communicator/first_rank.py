@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from keras_ddl import communicator
-from keras_ddl.errors import KerasDdlError, RankError
+from keras_ddl.errors import KerasDdlError, RankError, of_other_rank
 
 T = TypeVar("T")
 _Outcome = tuple[object, Exception | None]
@@ -39,7 +39,8 @@ def portable(error: Exception) -> Exception:
         copy = pickle.loads(pickle.dumps(sent))
     except Exception:
         copy = None
-    return copy if isinstance(copy, Exception) else RankError(f"rank 0: {type(error).__name__}: {error}")
+    sent = copy if isinstance(copy, Exception) else RankError(f"rank 0: {type(error).__name__}: {error}")
+    return of_other_rank(sent, 0)
 
 
 def _made(work: Callable[[], object], name: str, outcomes: list[_Outcome]) -> object:

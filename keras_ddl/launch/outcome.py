@@ -25,15 +25,15 @@ _ROUTINE = re.compile(
     r"MPI_ABORT was invoked|prterun has exited due to process rank|exited with non-zero status|"
     r"prterun noticed that process rank|exited on signal|BAD TERMINATION OF ONE|YOUR APPLICATION TERMINATED WITH"
 )
+_NUMBER = re.compile(r"\d+")
 # After a first failure: time for the other ranks to fail by themselves.
-_CASCADE_SECONDS = 0.5
+_CASCADE_SECONDS = 2.0  # ranks of one host read the same mistake within a second or two
 _CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
 _CASCADE_WITHOUT_MPI_SECONDS = 10.0  # ... and no rank has waited for it: MPI's ranks do (error_report.py)
 _CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
 _SUMMARY_CHARACTERS = 300
 _LAST_CHARACTERS = 1000  # the last line has room for the remedy, too
 _TAIL_LINES = 15
-_LAST_LINES = 8  # a longer traceback is followed by a summary
 
 
 @dataclass
@@ -79,7 +79,7 @@ class RankOutcome:
 
     @property
     def error(self) -> str:
-        """`full_error`, shortened to some lines."""
+        """`full_error`, shortened."""
         return _shorten(self.full_error, _SUMMARY_CHARACTERS)
 
     @property
@@ -103,9 +103,16 @@ class RankOutcome:
         """Whether it failed only because of another rank, or because it was asked to end."""
         if self.missed is not None:
             return True
-        if (self.report or {}).get("failed_rank", self.rank) != self.rank:
+        if "failed_rank" in (self.report or {}):
             return True
         return self.stopped_by is not None and (not self.error or _is_interrupt(self.error))
+
+    def has_failed_like(self, other: RankOutcome) -> bool:
+        """Whether it had the error of `other`, of its own; numbers in it may differ, as those of ranks do."""
+        if self is other or (self.report or {}).get("failed_alike"):
+            return True
+        texts = [_NUMBER.sub("0", each.full_error) for each in (self, other)]
+        return bool(self.error) and texts[0] == texts[1] and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
         """How long the others get to fail by themselves, when this rank has failed first."""
@@ -151,7 +158,18 @@ def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
         seen.append(first)
         first = min((o for o in outcomes if o.rank in first.missed), key=_order, default=first)
     # If ranks report one another as lost, the first of them.
-    return seen[0] if first in seen[:-1] else first
+    first = seen[0] if first in seen[:-1] else first
+    # Of ranks that have failed alike the lowest, whichever was the quickest.
+    return first if first is None else min(_alike(outcomes, first), key=_rank)
+
+
+def _alike(outcomes: Sequence[RankOutcome], first: RankOutcome) -> list[RankOutcome]:
+    """Returns `first`, and the ranks that have failed with the same error."""
+    return [each for each in outcomes if each is first or (not each.done and each.has_failed_like(first))]
+
+
+def _rank(outcome: RankOutcome) -> int:
+    return outcome.rank
 
 
 def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
@@ -159,30 +177,37 @@ def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
 
 
 def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: str = "", starter: str = "mpirun") -> str:
-    """Returns the message about a failed job. It ends with the traceback of the rank that failed first."""
-    lines = []
-    others: dict[str, list[int]] = {}
-    for outcome in outcomes:
-        if outcome is not first and not outcome.done:
-            # A rank that lost another says why it does not go on, where it could have.
-            is_long = DO_NOT_GO_ON in outcome.full_error
-            text = _shorten(outcome.full_error, _LAST_CHARACTERS) if is_long else outcome.describe()
-            others.setdefault(text, []).append(outcome.rank)
-    for text, ranks in others.items():
-        lines.append(f"keras-ddl: {_ranks(ranks)}: {text}")
-    messages = mpirun_messages(mpirun_text)
-    if not first.error and not first.stderr_tail.strip() and messages:
-        lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in messages.splitlines())]
+    """Returns the message about a failed job: who has failed, what other ranks say of their own, and, at the end, the
+    error, once. What ranks say that were ended because of it is left out: they can only guess why.
+    """
+    alike = _alike(outcomes, first)
     where = f" on host {first.host}" if first.host else ""
+    if len(alike) > 1:
+        is_all = len(alike) == sum(not each.survived for each in outcomes)
+        who = f"all {len(alike)} ranks" if is_all else _ranks([each.rank for each in alike])
+        what = "failed alike"
+        of_which = f" Rank {first.rank}{where}:"
+    else:
+        who, of_which = f"rank {first.rank}{where}", ""
+        # The lost rank may be unknown, or report this one as lost.
+        what = "was the first to lose another rank" if first.error and first.is_consequence else "failed first"
+    details = []
+    if first.error and first.status and first.stopped_by is None:
+        details.append(status_text(first.status))
+    if first.error_text and (first.report or {}).get("leaves_out"):
+        details.append("KERAS_DDL_ALL_FRAMES=1 shows all frames")
     how = first.describe()
     if first.missed is None and not first.error and first.stopped_by is not None:
         how = "left while others waited for it (sys.exit, or the end of its program?)"
-    status = ""
-    if first.error and first.status and first.stopped_by is None:
-        status = f" ({status_text(first.status)})"
-    # The lost rank may be unknown, or report this one as lost.
-    what = "was the first to lose another rank" if first.error and first.is_consequence else "failed first"
-    lines.append(f"keras-ddl: rank {first.rank}{where} {what}, and the job was ended: {how}{status}")
+    said = "" if first.error_text else f": {how}"
+    status = f" ({'; '.join(details)})" if details else ""
+    lines = [f"keras-ddl: {who} {what}, and the job was ended{said}{status}{'.' if of_which else ''}{of_which}"]
+    if first.error_text and not of_which:
+        lines[0] += ":"
+    lines += _of_others([each for each in outcomes if each not in alike], first)
+    messages = mpirun_messages(mpirun_text)
+    if not first.error and not first.stderr_tail.strip() and messages:
+        lines += [f"keras-ddl: {starter} said:", *(f"    {line}" for line in messages.splitlines())]
     if first.error_text:
         lines.append(first.error_text)
     elif first.status == -signal.SIGKILL:
@@ -195,11 +220,23 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
         lines += tail[-_TAIL_LINES:]
-    # A traceback through TensorFlow fills screens, so its last line is repeated below it.
-    below = first.error_text.splitlines() if first.error_text else []
-    if first.error and len(below) > _LAST_LINES:
-        lines.append(f"keras-ddl: rank {first.rank}{where} {what}: {_shorten(first.full_error, _LAST_CHARACTERS)}")
     return "\n".join(lines) + "\n" + resume_hint(outcomes)
+
+
+def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:
+    """Returns lines about failures that `first` does not explain, and why others do not go on without a lost rank."""
+    by_text: dict[str, list[int]] = {}
+    for outcome in others:
+        if outcome.done:
+            continue
+        if DO_NOT_GO_ON in outcome.full_error:  # where the job could have gone on
+            text = _shorten(outcome.full_error, _LAST_CHARACTERS)
+        elif outcome.is_consequence or (outcome.stopped_by is not None and not outcome.error):
+            continue
+        else:
+            text = outcome.describe()
+        by_text.setdefault(text, []).append(outcome.rank)
+    return [f"keras-ddl: {_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
 
 
 def resume_hint(outcomes: Sequence[RankOutcome]) -> str:

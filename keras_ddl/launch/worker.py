@@ -10,13 +10,12 @@ from __future__ import annotations
 import linecache
 import pickle
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 from keras_ddl import config
 from keras_ddl.communicator import by_value
-from keras_ddl.communicator.error_report import own_traceback
+from keras_ddl.communicator.error_report import for_program
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch.control import CALL_FILE, RESULT_FILE
 
@@ -39,9 +38,9 @@ def main() -> None:
     except BaseException as error:
         # The frame of this file does not help the caller.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
-        own = own_traceback(error)  # raised by the caller, TensorFlow's error would come last
-        pickled = None if own else _pickled_error(error)
-        _leave(run_dir, {"error": pickled, "traceback": traceback.format_exc() + own})
+        text = for_program(error)
+        pickled = None if text.is_within else _pickled_error(error)  # else the caller would raise TensorFlow's error
+        _leave(run_dir, {"error": pickled, "traceback": text.traceback})
         raise
     _leave(run_dir, result)
 

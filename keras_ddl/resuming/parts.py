@@ -13,7 +13,7 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import is_first_rank, on_first_rank
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import CheckpointError
+from keras_ddl.errors import CheckpointError, of_other_rank
 from keras_ddl.files import durable
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import gathered_slots, stored_parts
@@ -56,7 +56,8 @@ def restore(model: Any, dir: Path, step: int) -> None:
     problems = communicator.all_gather_object(problem, name="Checkpoint/restored_parts")
     failed = next((rank for rank, each in enumerate(problems) if each is not None), None)
     if failed is not None:
-        raise CheckpointError(f"rank {failed}: {problems[failed]}")
+        error = CheckpointError(f"rank {failed}: {problems[failed]}")
+        raise error if failed == job.rank else of_other_rank(error, failed)
     if job.mesh is not None:
         slots = [each for each in gathered_slots.slots_of(model) if model_state.slot_in_parts(each) is not None]
         stored_parts.send_along_batch(slots, job.mesh.data)

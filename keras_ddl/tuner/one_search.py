@@ -18,7 +18,7 @@ from typing import Any
 from keras_ddl import communicator, config
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, KerasDdlError, RankError
+from keras_ddl.errors import ConfigError, KerasDdlError, RankError, of_other_rank
 from keras_ddl.files.scratch import scratch_folder
 from keras_ddl.strategy import one_per_job
 
@@ -176,7 +176,7 @@ def _fail_together(problem: Exception | None, errors: Any) -> None:
         if theirs is not None:
             is_fatal, is_final, text = theirs
             kind = errors.FatalRuntimeError if is_fatal else errors.FailedTrialError if is_final else RankError
-            raise kind(f"rank {rank}: {text}")
+            raise of_other_rank(kind(f"rank {rank}: {text}"), rank)
 
 
 def _notes_in(folder: str) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Case:
 
     Attributes:
         what: the first cell of its row.
-        words: a pattern for the last ten lines under `keras-ddl run`; its match is shown in the row.
+        words: a pattern for the last ten lines under `keras-ddl run`; the line where its match ends is shown in the row.
         status: the exit status there.
         mpirun_words: what somebody says under mpirun; None: the case is not for mpirun.
         seconds: until the job has ended, at most, on a busy machine.
@@ -103,7 +103,7 @@ CASES = {
     ),
     "callback_min_np": Case(
         "an exception in a callback, with `--min-np 2`: it would be raised again",
-        r"rank 1 .*: RuntimeError: my callback is wrong",
+        r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong",
         1,
         None,
         options=_MIN_NP,
@@ -122,11 +122,22 @@ CASES = {
     "exit_3": Case("`sys.exit(3)`", r"rank 1 .*: ended with exit status 3", 3, "exit status|exited|Exit code"),
     "os_exit_0": Case("`os._exit(0)`", r"rank 1 .*: ended with status 0 in the middle of the job", 1, _LOST),
     "generator": Case(
-        "an exception in a generator of data", r"rank 1 .*: KeyError: 'my generator is wrong'", 1, "KeyError"
+        "an exception in a generator of data",
+        r"rank 1 .* failed first(?s:.*)\nKeyError: 'my generator is wrong'",
+        1,
+        "KeyError",
     ),
-    "callback": Case("an exception in a callback", r"rank 1 .*: RuntimeError: my callback is wrong", 1, "my callback"),
+    "callback": Case(
+        "an exception in a callback",
+        r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong",
+        1,
+        "my callback",
+    ),
     "train_step": Case(
-        "an exception in `train_step`", r"rank 1 .*: RuntimeError: my train_step is wrong", 1, "my train"
+        "an exception in `train_step`",
+        r"rank 1 .* failed first(?s:.*)\nRuntimeError: my train_step is wrong",
+        1,
+        "my train",
     ),
     "full_disk": Case("the disk of the checkpoints is full", r"CheckpointError: .*no space left", 1, "no space left"),
     "read_only_disk": Case("that disk becomes read-only", r"CheckpointError: .*Read-only", 1, "Read-only"),
@@ -313,8 +324,9 @@ def _cell(seen: Seen) -> str:
 def row(case: str, ours: Seen, theirs: Seen | None) -> str:
     """Returns a case's row of the table."""
     told = CASES[case]
-    found = re.search(told.words, "\n".join(ours.last)) if told.words else None
-    line = next((line for line in reversed(ours.last) if re.search(told.words, line)), "") if found else ""
+    text = "\n".join(ours.last)
+    found = list(re.finditer(told.words, text)) if told.words else []
+    line = text[: found[-1].end()].rpartition("\n")[2] + text[found[-1].end() :].partition("\n")[0] if found else ""
     said = (
         re.sub(rf"{tempfile.gettempdir()}/failure-\w+/|/\S*/site-packages/", "", line)
         .replace(socket.gethostname(), "h0")

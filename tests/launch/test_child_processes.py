@@ -34,9 +34,8 @@ if __name__ == "__main__":
     ended = started.finish()
     assert ended.status != 0, ended
     last = ended.err.splitlines()[-1]
-    assert "failed first: keras_ddl.errors.NotInitializedError: " in last, ended
+    assert last.startswith("keras_ddl.errors.NotInitializedError: "), ended
     assert 'if __name__ == "__main__":' in last, ended
-    assert "failed first, and the job was ended: keras_ddl.errors.NotInitializedError" in ended.err, ended
     # Ranks, the children that were refused, and what was on its way meanwhile: some 6.
     assert len((folder / "started").read_text().split()) < 50, ended
 

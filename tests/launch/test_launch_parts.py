@@ -321,10 +321,33 @@ def test_explain_ends_with_the_first_traceback_and_groups_the_others():
     others = [missing(rank, 2.0, 2) for rank in (0, 1, 3, 5)]
     text = explain(sorted([first, *others], key=lambda o: o.rank), first)
     lines = text.splitlines()
-    assert lines[0] == "keras-ddl: ranks 0-1, 3, 5: RankLostError: 2 is gone"
-    assert lines[1].startswith("keras-ddl: rank 2 on host h2 failed first") and "(exit status 1)" in lines[1]
-    assert lines[-1] == "ValueError: the cause"
-    assert text.count("Traceback") == 1
+    assert lines[0] == "keras-ddl: rank 2 on host h2 failed first, and the job was ended (exit status 1):"
+    assert lines[1].startswith("Traceback")  # the others only guess what has become of rank 2
+    assert lines[-1] == "ValueError: the cause" and text.count("the cause") == 1
+
+
+def test_explain_says_which_ranks_failed_alike_and_what_others_had_of_their_own():
+    quick, slow = failed(1, 1.0, "ValueError: bad (rank 1)"), failed(0, 1.5, "ValueError: bad (rank 0)")
+    text = explain([slow, quick], first_failure([slow, quick]))
+    first = "and the job was ended (exit status 1). Rank 0 on host h0:"
+    assert text.splitlines()[0] == f"keras-ddl: all 2 ranks failed alike, {first}" and text.count("bad") == 1, text
+    other = failed(2, 1.7, "OSError: disk")
+    stopped = RankOutcome(3, "h3", status=-15, stopped_by="the launcher")
+    text = explain([slow, quick, other, stopped], first_failure([slow, quick, other, stopped]))
+    lines = text.splitlines()
+    assert lines[:2] == [f"keras-ddl: ranks 0-1 failed alike, {first}", "keras-ddl: rank 2: OSError: disk"], text
+    assert len(lines) == 5 and lines[-1] == "ValueError: bad (rank 0)", text
+
+
+def test_explain_names_the_rank_whose_error_all_have_raised():
+    own = failed(2, 5.0, "KeyError: 'x'")
+    told = [failed(rank, 1.0, "KeyError: 'rank 2: x'") for rank in (0, 1)]
+    for each in told:
+        each.report = {"summary": "KeyError: 'rank 2: x'", "failed_rank": 2, "failed_alike": False}
+    assert first_failure([*told, own]) is own
+    assert explain([*told, own], own).startswith("keras-ddl: rank 2 on host h2 failed first, and the job was ended (")
+    told[1].report["failed_alike"] = True
+    assert explain([*told, own], own).startswith("keras-ddl: ranks 1-2 failed alike, and the job was ended (")
 
 
 def test_explain_does_not_blame_the_rank_that_misses_another():
@@ -339,7 +362,7 @@ def test_explain_shows_what_mpirun_said_when_nothing_else_is_known():
     ruler = "-" * 74
     boilerplate = f"{ruler}\nMPI_ABORT was invoked on rank 0\n{ruler}\n"
     text = explain([first], first, f"{boilerplate}{ruler}\nPML add procs failed\n{ruler}\n")
-    assert "mpirun said:\n    PML add procs failed\nkeras-ddl: rank 0" in text
+    assert text.startswith("keras-ddl: rank 0") and "mpirun said:\n    PML add procs failed\n" in text
     assert "MPI_ABORT" not in text and "mpirun said" not in explain([first], first, boilerplate)
     assert "killed by SIGABRT" in text
 
@@ -376,8 +399,10 @@ def with_checkpoint(step: int, **rest: object) -> RankOutcome:
 def test_explain_says_rank_cause_and_how_to_go_on_in_the_last_lines():
     lines = ["Traceback (most recent call last):", *["  File x"] * 50, "ValueError: bad"]
     first = RankOutcome(1, host="h1", status=1, traceback="\n".join(lines), failed_at=1.0)
-    last = explain([with_checkpoint(12, status=-15, stopped_by="the launcher"), first], first).splitlines()[-2:]
-    assert last[0] == "keras-ddl: rank 1 on host h1 failed first: ValueError: bad"
+    lines = explain([with_checkpoint(12, status=-15, stopped_by="the launcher"), first], first).splitlines()
+    last = lines[-2:]
+    assert lines[0] == "keras-ddl: rank 1 on host h1 failed first, and the job was ended (exit status 1):"
+    assert last[0] == "ValueError: bad"
     assert last[1].startswith("keras-ddl: The last checkpoint is /c/ckpt-00000012. To go on from it, start the same")
     assert "resume=True" not in last[1] and "--restarts N" in last[1]
 

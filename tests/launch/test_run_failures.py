@@ -28,9 +28,8 @@ time.sleep(600)
     lines = ended.err.splitlines()
     assert lines[-1] == "ValueError: no such thing: 42", ended
     header = next(line for line in lines if "failed first" in line)
-    assert "rank 1 on host " in header and "ValueError: no such thing: 42 (exit status 1)" in header
-    assert ended.err.count("Traceback") == 1, ended
-    assert any(line.startswith("keras-ddl: rank 0: stopped") for line in lines), ended
+    assert "rank 1 on host " in header and header.endswith("(exit status 1):")
+    assert ended.err.count("Traceback") == 1 and ended.err.count("no such thing") == 2, ended  # and the line of code
 
 
 def test_run_exit_status_is_that_of_the_failed_rank(tmp_path: Path):
@@ -54,8 +53,8 @@ keras_ddl.barrier()
     )
     ended = run(["run", "-np", "2", "python", program], tmp_path)
     assert ended.status == 3, ended
-    assert "keras-ddl: rank 0: keras_ddl.errors.RankLostError" in ended.err
     assert "rank 1 on host" in ended.err and "ended with exit status 3" in ended.err
+    assert "RankLostError" not in ended.err, ended  # rank 0 can only guess
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "print('bye', flush=True); os._exit(0)"])
@@ -75,7 +74,7 @@ keras_ddl.barrier()
     last = ended.err.splitlines()[-1]
     how = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
     assert "rank 1 on host" in last and last.endswith(how), ended
-    assert "ranks 0, 2: keras_ddl.errors.RankLostError: " in ended.err and "Traceback" not in ended.err, ended
+    assert "RankLostError" not in ended.err and "Traceback" not in ended.err, ended
 
 
 def test_run_own_words_of_a_rank_that_is_slow_to_end_come_last(tmp_path: Path):
@@ -117,9 +116,9 @@ list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.
     ended = run(["run", "-np", "1", "python", program], tmp_path)
     assert ended.status == 1, ended
     lines = ended.err.splitlines()
-    assert lines[-1].endswith("failed first: KeyError: 'my own mistake'"), ended  # below TensorFlow's many lines
-    assert lines[-2] == "KeyError: 'my own mistake'" and " in rows" in lines[-5] + lines[-4], ended
-    assert "failed first, and the job was ended: KeyError: 'my own mistake' (exit status 1)" in ended.err, ended
+    assert lines[-1] == "KeyError: 'my own mistake'", ended
+    assert any(" in rows" in line for line in lines[-4:-1]), ended
+    assert "tensorflow" not in "".join(lines[-8:]) and ended.err.count("Traceback") == 1, ended
 
 
 def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
@@ -132,7 +131,6 @@ def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
     ended = started.finish()
     assert ended.status == 128 + 9, ended
     assert "rank 1 on host" in ended.err and "killed by SIGKILL" in ended.err, ended
-    assert "ranks 0, 2: stopped" in ended.err, ended
 
 
 def test_run_notes_of_tensorflow_come_once_where_wanted_and_explain_no_failure(tmp_path: Path):
@@ -220,7 +218,7 @@ def test_run_same_error_everywhere_is_shown_once(tmp_path: Path):
     assert ended.status == 1
     assert ended.err.count("Traceback") == 1, ended
     assert ended.err.splitlines()[-1] == "RuntimeError: all of us"
-    assert "RuntimeError: all of us" in [line.partition(": ")[2].partition(": ")[2] for line in ended.err.splitlines()]
+    assert ended.err.startswith("keras-ddl: all 3 ranks failed alike, and the job was ended (exit status 1)."), ended
 
 
 def test_run_consequence_is_not_taken_for_the_cause(tmp_path: Path):
@@ -239,7 +237,7 @@ raise ValueError("the cause")
     )
     ended = run(["run", "-np", "2", "python", program], tmp_path)
     assert ended.err.splitlines()[-1] == "ValueError: the cause", ended
-    assert "keras-ddl: rank 0: keras_ddl.errors.RankLostError: rank 1 has left" in ended.err, ended
+    assert "rank 1 on host" in ended.err and "RankLostError" not in ended.err, ended
 
 
 @pytest.mark.parametrize(

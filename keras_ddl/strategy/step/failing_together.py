@@ -12,6 +12,7 @@ runs, and raises the alarm.
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 import time
 import weakref
@@ -40,6 +41,7 @@ from keras_ddl.errors import (
 from keras_ddl.strategy.step.cut_step import ConcreteFunction, CutStep
 
 _CHECK_SECONDS = 0.05
+_NUMBER = re.compile(r"\d+")
 # Errors that all ranks raise by themselves, or after which no rank is left to agree with.
 _OF_ALL = (CollectiveError, DeadlineError, NotInitializedError, RankLostError, RankMismatchError)
 # The end of the data, which all ranks reach together.
@@ -189,6 +191,11 @@ class _Report:
     text: str
     in_tracing: bool
 
+    def is_like(self, other: _Report) -> bool:
+        """Whether both ranks had the same error of their own; numbers in it may differ."""
+        mine, theirs = (_NUMBER.sub("0", each.text) for each in (self, other))
+        return self.kind == other.kind and self.kind is not None and mine == theirs
+
 
 def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     """Returns what this rank raises."""
@@ -210,7 +217,7 @@ def _agree(call: _Call, error: Exception, caller: Caller) -> Exception:
     rank = next((r for r, each in enumerate(reports) if each.kind is not None), None)
     if rank is None or rank == comm.rank or reports[rank] == reports[comm.rank]:
         return error
-    return _of_rank(rank, reports[rank])
+    return _of_rank(rank, reports[rank], is_alike=reports[rank].is_like(reports[comm.rank]))
 
 
 def _report(error: Exception, caller: Caller) -> _Report:
@@ -225,13 +232,16 @@ def _report(error: Exception, caller: Caller) -> _Report:
     return _Report(kind, str(error), caller.may_have_traced(is_python=True))
 
 
-def _of_rank(rank: int, report: _Report) -> Exception:
-    """Returns the error of another rank: of its class if that can be made here, in its words."""
+def _of_rank(rank: int, report: _Report, *, is_alike: bool) -> Exception:
+    """Returns the error of another rank: of its class if that can be made here, in its words.
+
+    `is_alike`: this rank had such an error, too. Its report for the launcher says so.
+    """
     words = f"{errors.name_of_rank(rank)}: {report.text}"
     try:
         kind = pickle.loads(report.kind or b"")
         made = kind(None, None, words) if issubclass(kind, tf.errors.OpError) else kind(words)
     except Exception:
         made = RankError(words)
-    made.failed_rank = rank
+    made.failed_rank, made.failed_alike = rank, is_alike
     return made

@@ -1,0 +1,86 @@
+"""Leaves the frames of keras_ddl, Keras and TensorFlow out of the traceback of an error, as Keras does with its own.
+
+What is left is the program's own code. `keras.config.disable_traceback_filtering()` or KERAS_DDL_ALL_FRAMES=1 shows all
+frames, and so does an error that has passed through no code of the program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from types import TracebackType
+
+from keras_ddl import config
+from keras_ddl.errors import ConfigError
+
+_PACKAGES = ("keras_ddl", "keras_ddl.export", "keras", "tensorflow")
+# Python's own, of `python -m`; and what TensorFlow's autograph makes of a function, whose error names the lines.
+_GENERATED = ("<frozen runpy>", "__autograph_generated_file")
+# A frame in the message of an error of TensorFlow: it may be followed by its line of code, and by empty lines.
+_FRAME_IN_TEXT = re.compile(
+    r'^ +File "(?P<file>[^"\n]*)", line \d+, in .*\n(?:(?: {4,}(?!File ").*)?\n)*', re.MULTILINE
+)
+
+
+def leave_out(error: BaseException) -> bool:
+    """Leaves frames out of the tracebacks of `error` and of those that it was raised from; returns whether it has.
+
+    The error of which `error` was made may lose all of its frames: it has a message.
+    """
+    kept = _kept(error.__traceback__)
+    if _shows_all() or (kept is None and error.__traceback__ is not None):
+        return False
+    leaves_out = _length(kept) < _length(error.__traceback__)
+    error.__traceback__ = kept
+    seen = {id(error)}
+    waiting = [error.__cause__, error.__context__]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = _kept(each.__traceback__)
+            waiting += [each.__cause__, each.__context__]
+    return leaves_out
+
+
+def text_without(text: str) -> str:
+    """Returns a text with the frames left out that stand in it: a message of TensorFlow."""
+    if _shows_all():
+        return text
+    return _FRAME_IN_TEXT.sub(lambda frame: "" if _is_hidden(frame["file"]) else frame[0], text)
+
+
+def _shows_all() -> bool:
+    keras_config = getattr(sys.modules.get("keras"), "config", None)
+    is_enabled = getattr(keras_config, "is_traceback_filtering_enabled", None)  # absent while Keras is being imported
+    try:
+        return config.get("ALL_FRAMES") or (is_enabled is not None and not is_enabled())
+    except ConfigError:  # which keras_ddl.init() raises; here it must not hide the error that is shown
+        return True
+
+
+def _kept(trace: TracebackType | None) -> TracebackType | None:
+    frames = []
+    while trace is not None:
+        if not _is_hidden(trace.tb_frame.f_code.co_filename):
+            frames.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
+
+
+def _length(trace: TracebackType | None) -> int:
+    count = 0
+    while trace is not None:
+        count, trace = count + 1, trace.tb_next
+    return count
+
+
+def _is_hidden(file: str) -> bool:
+    if any(each in file for each in _GENERATED):
+        return True
+    homes = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
+    return any(home is not None and file.startswith(os.path.join(os.path.dirname(home), "")) for home in homes)
