@@ -74,6 +74,30 @@ def layer_with(model: Any, variable: Any) -> Any:
     return None
 
 
+def attribute_with(model: Any, holds: Callable[[Any], bool]) -> tuple[Any, str] | None:
+    """Returns a layer of a model, or the model, and the name of its attribute that holds something; None: none does.
+
+    holds: says so of a value. Lists and dicts are looked into, e.g. "tables['words']".
+    """
+
+    def names(name: str, value: Any, depth: int) -> Iterable[str]:
+        if holds(value):
+            yield name
+        elif depth and isinstance(value, dict):
+            yield from (found for key in value for found in names(f"{name}[{key!r}]", value[key], depth - 1))
+        elif depth and isinstance(value, (list, tuple)):
+            yield from (found for i, each in enumerate(value) for found in names(f"{name}[{i}]", each, depth - 1))
+        elif depth and not isinstance(value, (keras.layers.Layer, str, type)) and hasattr(value, "__dict__"):
+            own = list(vars(value).items()) if not callable(value) else []
+            yield from (found for key, each in own for found in names(f"{name}.{key}", each, 0))
+
+    for layer in layers_of(model):
+        for name, value in sorted(vars(layer).items(), key=lambda item: item[0].startswith("_")):  # Keras's own last
+            if (found := next(iter(names(name, value, 2)), None)) is not None:
+                return layer, found
+    return None
+
+
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
     """Returns the axes over which BatchNormalization takes its statistics."""
     return list(layer._reduction_axes)

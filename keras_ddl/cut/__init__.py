@@ -12,16 +12,18 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
 from keras_ddl.cut.after_commit import AfterCommit
 from keras_ddl.cut.builder import Builder
+from keras_ddl.cut.captured import uses
 from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
+from keras_ddl.cut.first_rank import OF_RESOURCES
 from keras_ddl.cut.lasting import draws_in_kernels, not_repeatable
 from keras_ddl.cut.mirrors import Mirror, Mirrors
 from keras_ddl.cut.model_axis import LocalPart, MeshLayout, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
 from keras_ddl.cut.program import Program, Value
-from keras_ddl.cut.report import Report
+from keras_ddl.cut.report import Report, line_of
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
-from keras_ddl.cut.same_trace import trace_digest
+from keras_ddl.cut.same_trace import Part, has_no_result, trace_digest, trace_parts
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.without_batch import writes_without_batch
 from keras_ddl.cut.work import FEW_ROWS, work_of
@@ -29,6 +31,7 @@ from keras_ddl.cut.writes import Writes, commit, everything_before
 
 __all__ = [
     "FEW_ROWS",
+    "OF_RESOURCES",
     "REPLICATED",
     "Batch",
     "Collectives",
@@ -36,6 +39,7 @@ __all__ = [
     "MeshLayout",
     "Mirror",
     "Mirrors",
+    "Part",
     "Placement",
     "Program",
     "Report",
@@ -43,11 +47,16 @@ __all__ = [
     "Slices",
     "Snapshots",
     "StepCollectives",
+    "Value",
     "build_step",
     "cut_along_model",
     "draws_in_kernels",
+    "has_no_result",
+    "line_of",
     "not_repeatable",
     "trace_digest",
+    "trace_parts",
+    "uses",
     "work_of",
     "writes_without_batch",
 ]
@@ -107,8 +116,6 @@ def build_step(
         further: batches of other sizes: argument `Sharded(0, rows=(n,))` has the rows of the n-th of them.
     Returns: the step's outputs in order, replicated.
     """
-    if report is not None:
-        report.program = program.digest()
     report = report or Report()
     builder = Builder(
         program=program, batch=batch, others=tuple(further), collectives=collectives, report=report, seed=seed

@@ -1,4 +1,6 @@
-"""What rank 0 computes for all ranks: host functions, and what is no function of its inputs."""
+"""What rank 0 computes for all ranks: host functions, what is no function of its inputs, and what ranks read that each
+has for itself.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,16 @@ from keras_ddl.cut.context import Context
 from keras_ddl.cut.program import PYTHON_FUNCTIONS, Node, Value
 from keras_ddl.errors import ConfigError
 
-FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts")
+FUNCTIONS = (*PYTHON_FUNCTIONS, "Timestamp", "NonDeterministicInts", "ReadFile", "MatchingFiles")
+# What each rank has for itself, and nobody can compare: every rank reads its own, and goes on with what rank 0 reads.
+READS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
+         "QueueSizeV2", "QueueIsClosedV2")  # fmt: skip
 _SUMMARIES = ("", "Scalar", "Histogram", "Image", "Audio", "Graph", "RawProto")
 EFFECTS = ("PrintV2", "WriteFile", "FlushSummaryWriter", *(f"Write{each}Summary" for each in _SUMMARIES))
+
+
+# Resources that only these operations use need not be compared between ranks.
+OF_RESOURCES = (*READS, *EFFECTS, "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2")
 
 
 def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:

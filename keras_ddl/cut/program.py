@@ -7,7 +7,6 @@ an operation and a tensor *at a place of call*.
 from __future__ import annotations
 
 import builtins
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -179,6 +178,7 @@ class Program:
         prefix: begins the key of every node.
         traced: of a step that was cut before: the operations that the program made, by the names of those in `graph`.
     Attributes:
+        graph: of the function.
         nodes: what the outputs and side effects need, no more.
         inputs: one value for each argument. captured: values with the outer tensor that each stands for.
         placeholders: one value for each input of the graph, captured or not.
@@ -186,6 +186,7 @@ class Program:
     """
 
     def __init__(self, graph: tf.Graph, prefix: str = "", traced: Mapping[str, tf.Operation] | None = None) -> None:
+        self.graph = graph
         inner = _Inlining(prefix, list(graph.inputs), None, graph)
         self.placeholders = inner.arguments
         outers = {internal.name: external for external, internal in graph.captures}
@@ -213,19 +214,6 @@ class Program:
             for each in node.inputs:
                 self._readers.setdefault(each, []).append(node)
 
-    def digest(self) -> bytes:
-        """Returns a digest that is equal wherever the same program was traced, whatever its names there."""
-        text = [(node.type, [(v.node.position, v.index) for v in node.inputs]) for node in self.nodes]
-        shapes = [str(value.shape) for node in self.nodes for value in node.outputs]
-        # A constant that depends on the rank would make ranks compute different steps. Strings may: they name files.
-        constants = [
-            node.operation.node_def.attr["value"].tensor.SerializeToString(deterministic=True)
-            for node in self.nodes
-            if node.type == "Const" and node.outputs[0].dtype != tf.string
-        ]
-        calls = [_digest_of_called(node) for node in self.nodes if node.type in tf_compat.CALLS]
-        return hashlib.sha256(repr((text, shapes, constants, calls)).encode()).digest()
-
     def readers(self, value: Value) -> list[Node]:
         """Returns the nodes that read a value, each as often as it does; a `Return` for each output that it is."""
         return self._readers.get(value, [])
@@ -247,11 +235,6 @@ class Program:
                 else:
                     seen.add(following)
                     stack.append((following, iter(_before(following))))
-
-
-def _digest_of_called(call: Node) -> bytes:
-    graph = tf_compat.called_graph(call.operation)
-    return Program(graph).digest() if graph is not None else b""
 
 
 def _before(node: Node) -> list[Node]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -44,7 +43,6 @@ class Report:
     # These, and those of `kept` that depend on the batch, for observers of the trace: see `forget_operations`.
     replicated_operations: list[tf.Operation] = field(default_factory=list)
     kept: dict[tuple[str, str], bool] = field(default_factory=dict)  # see `keeps`
-    program: bytes = b""  # digest of the step that was traced
     own_statistics: int = 0  # calls of BatchNormalization with the statistics of the rank's rows
     statistics_left: int = 0  # calls that could not be
     commits: bool = False  # whether one collective more ends the step; see writes.py
@@ -53,13 +51,6 @@ class Report:
     axis: str = ""  # of a mesh, along which these collectives are
     earlier: Report | None = None  # of the axis along which the step was cut before
     _intended: dict[int, str] = field(default_factory=dict)  # why nodes, by position, are replicated on purpose
-
-    def digest(self) -> bytes:
-        """Returns what must be the same on all ranks: the traced step, and the collectives in their order."""
-        moved = [(each.kind, each.bytes, len(each.values), each.reason) for each in self.entries]
-        if self.earlier is not None:
-            moved += [(each.kind, each.bytes, len(each.values), each.reason) for each in self.earlier.entries]
-        return hashlib.sha256(self.program + repr((moved, self.own_statistics)).encode()).digest()
 
     def text(self) -> str:
         """Returns a table of the collectives of a step; on a mesh one for each axis."""

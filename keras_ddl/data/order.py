@@ -31,7 +31,7 @@ from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, streams
 
-_FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
+FIRST = 3  # batches of every pass that are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 _NOTES = 8  # kept; several iterators may read the first batches of a pass ahead of their steps
 _WORDS = 4  # of a digest: one for each of the first components, the last for all others
 _PASSES = 256  # datasets whose passes are counted at a time
@@ -122,7 +122,7 @@ def forget_notes() -> None:
 def note(key: tf.Tensor, leaves: list[Any]) -> tf.Operation:
     """Notes the digest of a batch if it is one of those that are compared; to run before the batch is handed on."""
     index, every = key % _MANY, config.get("DATA_CHECK_BATCHES")
-    is_looked_at = (index < _FIRST) | (index % every == 0)
+    is_looked_at = (index < FIRST) | (index % every == 0)
     return tf.cond(is_looked_at, lambda: _note(key, digest(leaves)), lambda: tf.constant(0, tf.int64))
 
 

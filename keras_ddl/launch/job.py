@@ -222,6 +222,7 @@ def make(
             parse_mode(mode, indices[:num_ranks])
     # Otherwise Python would write its output to the pipe in blocks of 8 KB, late.
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    environment["PYTHONHASHSEED"] = _hash_seed(environment.get("PYTHONHASHSEED", ""))
     tune_malloc(environment, max((host.slots for host in parsed), default=num_ranks))
     requested = mpirun or config.get("MPIRUN") or mpi_args or needs_mpi
     # MPI ends all ranks when one dies, and its daemons all hosts: a job that goes on is started without it.
@@ -247,6 +248,16 @@ def make(
         hostfile=None if by_mpirun or not goes_on or num_ranks == 1 else hostfile,
         **rest,  # type: ignore[arg-type]
     )
+
+
+def _hash_seed(chosen: str) -> str:
+    """Returns the PYTHONHASHSEED of all ranks, given what the user has set.
+
+    Without one, Python lists a set of strings in another order in each process: a vocabulary made of it would differ
+    between ranks. 0 unless chosen, so that runs of any number of ranks, and runs that are resumed, have one order, too.
+    "random" is one number for all ranks of the job.
+    """
+    return str(secrets.randbelow(2**32)) if chosen == "random" else chosen or "0"
 
 
 @dataclass

@@ -23,7 +23,6 @@ class Admission(Joining):
         super().__init__(survival)
         self._record, self._board = record, record.board
         self._admitted_at = 0
-        self._is_new = False  # this rank has joined, and has made no step yet
         # Of rank 0: newcomers that want to come, and those that it has told to. The others would wait for one that has
         # not been told, and it for rank 0.
         self._wanting: set[str] = set()

@@ -18,7 +18,7 @@ from keras_ddl import communicator
 from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
-from keras_ddl.errors import CollectiveError
+from keras_ddl.errors import CollectiveError, RankMismatchError
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.noted import Noted
@@ -77,6 +77,7 @@ class Joining:
         self._survival = survival
         self._callbacks: CallbacksOfFit | None = None
         self._compares_batch = False
+        self._is_new = False  # this rank has joined, and has made no step yet
         self._at_begin = Noted([])
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
@@ -98,11 +99,21 @@ class Joining:
 
     def agree_on_trace(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
         """Keeps the trace of the training step if all ranks have the same. COLLECTIVE over all, newcomers included."""
-        variables, traced, digest = agreement.all_variables(callbacks.model), caller.common_trace(), None
+        variables, traced, digest, reads = agreement.all_variables(callbacks.model), caller.common_trace(), None, b""
         if traced is not None:
-            digest = traced.kind, caller.cut_step.trace_digest(traced.concrete, [each.value for each in variables])
-        digests = communicator.all_gather_object(digest, name="keras_ddl/joining/trace")
-        if traced is None or any(each != digest for each in digests):
+            values = [each.value for each in variables]
+            of_trace, reads = caller.cut_step.trace_digest(traced.concrete, values)
+            digest = traced.kind, of_trace
+        digests, reads_of_ranks = zip(*communicator.all_gather_object((digest, reads), name="keras_ddl/joining/trace"))
+        is_same = traced is not None and all(each == digest for each in digests)
+        if is_same and self._is_new and reads != reads_of_ranks[0]:
+            give_up(
+                RankMismatchError(
+                    "A newcomer must read in a step what the others read. Received: other tensors or lookup "
+                    "tables than theirs, in the same step. Set the seeds of all that the script draws."
+                )
+            )
+        if traced is None or not is_same:
             caller.forget_traces()
             return
         equal = {each.value.ref() for each in variables}

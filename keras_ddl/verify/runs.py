@@ -77,9 +77,7 @@ class Run:
 
 def _defaults(program: Program) -> dict[str, str]:
     """Returns the variables that are set unless the environment of this process, which ranks inherit, has them."""
-    chosen = {"PYTHONHASHSEED": "0"}
-    if program.epoch_steps:
-        chosen["KERAS_MAX_STEPS_PER_EPOCH"] = str(program.epoch_steps)
+    chosen = {"KERAS_MAX_STEPS_PER_EPOCH": str(program.epoch_steps)} if program.epoch_steps else {}
     return {name: value for name, value in chosen.items() if name not in os.environ}
 
 

@@ -16,8 +16,7 @@ Step = Callable[[tf.Tensor], Any]
 
 
 def digest(step: Step, spec: tf.TensorSpec = ROWS) -> bytes:
-    program = Program(tf.function(step, autograph=False).get_concrete_function(spec).graph)
-    return trace_digest(program, {each.handle.ref(): place for place, each in enumerate([FIRST, SECOND])})
+    return trace_digest(Program(tf.function(step, autograph=False).get_concrete_function(spec).graph))
 
 
 def branch(inner: Step) -> Step:
@@ -44,7 +43,12 @@ STEPS: dict[str, Step] = {
     "a constant": lambda x: tf.reduce_sum(x, 0, keepdims=True),
     "an operation": lambda x: tf.reduce_max(x, 1, keepdims=True),
     "an operand": lambda x: tf.reduce_sum(x * FIRST, 1, keepdims=True),
-    "which variable": lambda x: tf.reduce_sum(x * SECOND, 1, keepdims=True),
+    "a variable twice": lambda x: tf.reduce_sum(x * FIRST * FIRST, 1, keepdims=True),
+    "two variables": lambda x: tf.reduce_sum(x * FIRST * SECOND, 1, keepdims=True),
+    "a string": lambda x: tf.strings.join([tf.constant("one"), tf.strings.as_string(x)]),
+    "another string": lambda x: tf.strings.join([tf.constant("two"), tf.strings.as_string(x)]),
+    "a pattern": lambda x: tf.strings.regex_replace(tf.strings.as_string(x), "1", ""),
+    "another pattern": lambda x: tf.strings.regex_replace(tf.strings.as_string(x), "2", ""),
     "a write": lambda x: (FIRST.assign_add(x[0]), tf.reduce_sum(x, 1, keepdims=True))[1],
     "outputs": lambda x: [x, tf.reduce_sum(x, 1, keepdims=True)],
     "the order of outputs": lambda x: [tf.reduce_sum(x, 1, keepdims=True), x],
@@ -53,6 +57,8 @@ STEPS: dict[str, Step] = {
 for within in (branch, loop, call, compiled):
     for exponent in (2.0, 3.0):
         STEPS[f"{within.__name__}, {exponent}"] = within(lambda x, exponent=exponent: x**exponent)
+    STEPS[f"{within.__name__}, a constant"] = within(lambda x: x * tf.constant([[1.0, 2.0, 3.0]]))
+    STEPS[f"{within.__name__}, another constant"] = within(lambda x: x * tf.constant([[1.0, 2.0, 4.0]]))
 
 
 def on_cpu(function: Callable[..., tf.Tensor], *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -74,8 +80,17 @@ def test_the_same_trace_has_other_names_in_each_process(name: str) -> None:
         assert digest(STEPS[name]) == before
 
 
-def test_strings_may_name_files() -> None:
-    def step(text: str) -> Step:
-        return lambda x: tf.strings.join([tf.constant(text), tf.strings.as_string(x)])
+def test_strings_of_one_process_may_name_files_and_be_printed() -> None:
+    def step(own: str) -> Step:
+        def write(x: tf.Tensor) -> tf.Tensor:
+            name = tf.strings.join([tf.constant(own), "_", tf.strings.as_string(tf.reduce_sum(x))])
+            tf.io.write_file(name, tf.constant(own))
+            tf.print(own, x)
+            tf.debugging.assert_greater(tf.reduce_sum(x), 0.0, message=own)
+            return tf.debugging.check_numerics(x, own)
+
+        return write
 
     assert digest(step("one")) == digest(step("other"))
+    assert digest(call(step("one"))) == digest(call(step("other")))
+    assert digest(step("one")) != digest(lambda x: x)

@@ -1,4 +1,5 @@
-"""What the host computes, and what is no function of its inputs: run once, by rank 0, as by one process.
+"""What the host computes, and what is no function of its inputs: run once, by rank 0, as by one process; and what each
+rank reads for itself.
 
 On a mesh, that is the first of all its ranks, and the last cut sees to it: the others leave these operations as they
 are (Context.everyone).
@@ -36,6 +37,19 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
     return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
 
 
+def _read(b: Context, node: Node) -> PlacedOutputs:
+    """All ranks read, so that their data goes on and ends alike, and rank 0's results go to all."""
+    if b.everyone is None:
+        return b.make_replicated(node)
+    kind = "What a step reads from an iterator or a queue is what rank 0 reads"
+    first_rank.check_sendable(b, node, kind, "Read it outside of the step, and pass it as an argument.")
+    outputs = b.make(node, b.all_replicated(node.inputs))
+    b.report.from_rank_0(node, first_rank.messages(node.outputs), "is read by each rank for itself")
+    pairs = zip(node.outputs, outputs)
+    return [(first_rank.broadcast(b, value.dtype, value.shape, tensor), REPLICATED) for value, tensor in pairs]
+
+
 for each in (False, True):
     rule(*first_rank.EFFECTS, of_replicated=each)(_effect)
     rule(*first_rank.FUNCTIONS, of_replicated=each)(_function)
+    rule(*first_rank.READS, of_replicated=each)(_read)

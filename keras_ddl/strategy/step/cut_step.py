@@ -12,18 +12,19 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from keras_ddl import config, cut, ops
+from keras_ddl import communicator, config, cut, ops
+from keras_ddl.communicator import comparison
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import chunk
 from keras_ddl.gradients import buckets
 from keras_ddl.strategy import observing
-from keras_ddl.strategy.agreement.equal_values import are_equal
+from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
-from keras_ddl.strategy.step import building, notices
+from keras_ddl.strategy.step import building, notices, same_step
 from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
@@ -54,6 +55,7 @@ class CutStep:
         self._feedback = f"{scope}#{next(_steps)}"  # another step may have the same name
         self.reports: list[cut.Report] = []
         self.traces = 0  # begun
+        self.runs_eagerly = 0  # of a step without a graph
         self._snapshots: list[cut.Snapshots] = []
         self._staging: dict[Hashable, tf.Tensor] = {}
         self._copies: list[tuple[Any, tf.Tensor]] = []
@@ -174,19 +176,29 @@ class CutStep:
         self._programs.clear()
         self.reports.clear()
 
-    def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> bytes:
-        """Returns a digest that is equal on ranks that have traced the same. variables: known to all, in one order."""
+    def trace_digest(self, concrete: ConcreteFunction, variables: Iterable[tf.Variable]) -> tuple[bytes, bytes]:
+        """Returns two digests, of the trace and of what it reads besides variables, that are equal on ranks that have
+        the same. variables: known to all, in one order.
+        """
         places = {each.handle.ref(): place for place, each in enumerate(variables)}
-        returned = concrete.graph.structured_outputs
-        structure = tf.nest.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, returned)
-        return cut.trace_digest(self.program_of(concrete), places) + zlib.crc32(repr(structure).encode()).to_bytes(4)
+        program = self.program_of(concrete)
+        used = [places.get(outer.ref()) for _, outer in program.captured]
+        traced = self._as_compared(concrete, program)
+        return comparison.digest(repr(used).encode() + traced.digest_of_trace()), traced.digest_of_reads()
+
+    def _as_compared(
+        self, concrete: ConcreteFunction, program: cut.Program, owners: Sequence[Any] = ()
+    ) -> same_step.TracedStep:
+        return same_step.TracedStep(self.name, program, concrete.graph.structured_outputs, owners, self.rank)
 
     def keep_only(self, concrete: ConcreteFunction) -> list[tf.Variable]:
         """Forgets all traces but one, which all ranks have. Returns the variables of which they must have one value."""
         self.reports.clear()
         self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
         self._traced, self._known, self._trained, self._unrepeatable = [], set(), set(), {}
-        return self._remember(concrete, [])
+        variables = self._not_known(concrete, [])
+        self._remember(concrete, variables, [])
+        return variables
 
     def trace(
         self,
@@ -194,41 +206,67 @@ class CutStep:
         specs: Sequence[Any],
         parts: Callable[[], list[tf.Variable]] = list,
         *,
+        owners: Sequence[Any] = (),
         is_alone: bool = False,
     ) -> ConcreteFunction:
-        """Returns `step` as a concrete function of the global batch. COLLECTIVE where it uses variables first.
+        """Returns `step` as a concrete function of the global batch. COLLECTIVE.
+
+        All ranks compare what they have traced and what it reads (same_step.py), and variables that no step has used
+        before get rank 0's values, however the script made them.
 
         Args:
             parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
+            owners: see same_step.TracedStep.
             is_alone: other ranks do not trace it now, and its variables are to get their values later (`keep_only`).
+        Cost: 64 bytes per rank, in one exchange. Every variable that is new and every captured value is read once.
+        Raises: RankMismatchError: on every rank; the step then counts as not traced.
         """
         self.traces += 1
         with as_one_process(), tracing_for(self._job):
             concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
         notices.refuse_collectives(self.name, self.rank, concrete)
-        variables = self._remember(concrete, parts())
+        program, own = cut.Program(concrete.graph), parts()
+        variables = self._not_known(concrete, own)
         if not is_alone:
-            _agree_on_variables(variables)
+            with tf.init_scope():
+                self._agree(self._as_compared(concrete, program, owners), variables)
+        self._remember(concrete, variables, own)
+        self._programs[id(concrete)] = program
         return concrete
 
-    def _remember(self, concrete: ConcreteFunction, parts: Sequence[tf.Variable]) -> list[tf.Variable]:
+    def _agree(self, traced: same_step.TracedStep, variables: Sequence[tf.Variable]) -> None:
+        """Makes sure that all ranks compute the same in a step that they have traced. COLLECTIVE."""
+        numbers = _numbers_of(variables)
+        # One at a time: a variable that was written row by row is read into memory of its own.
+        values = comparison.digest(description(each.read_value() for each in numbers))
+        gathered = communicator.all_gather_object((traced.digest(), values), name=f"{self.scope}/traced")
+        steps, values_of_ranks = zip(*gathered)
+        if len(set(steps)) > 1:
+            raise traced.explain(self.scope)
+        if len(set(values_of_ranks)) > 1:
+            ops.broadcast_variables(numbers, root=0)
+        gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
+
+    def _not_known(self, concrete: ConcreteFunction, parts: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the variables that no trace before has used, in an order that is the same on all ranks."""
-        self._traced.append(concrete)
-        self._trained.update(tuple(each.shape) for each in concrete.graph.trainable_variables)
         by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
         used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
-        self._known.update(each.ref() for each in parts)
-        variables = [each for each in used if each.ref() not in self._known]
-        self._known.update(each.ref() for each in variables)
-        return variables
+        known = self._known.union(each.ref() for each in parts)
+        return [each for each in used if each.ref() not in known]
+
+    def _remember(
+        self, concrete: ConcreteFunction, variables: Sequence[tf.Variable], parts: Sequence[tf.Variable]
+    ) -> None:
+        self._traced.append(concrete)
+        self._trained.update(tuple(each.shape) for each in concrete.graph.trainable_variables)
+        self._known.update(each.ref() for each in [*variables, *parts])
 
     def program_of(self, concrete: ConcreteFunction) -> cut.Program:
         """Returns a traced step as a program to be cut."""
-        if not self._job.goes_on:
-            return cut.Program(concrete.graph)
-        if id(concrete) not in self._programs:
-            self._programs[id(concrete)] = cut.Program(concrete.graph)
-        return self._programs[id(concrete)]
+        program = self._programs.pop(id(concrete), None) or cut.Program(concrete.graph)
+        if self._job.goes_on:
+            self._programs[id(concrete)] = program
+        return program
 
     def run_without_batch(self, concrete: ConcreteFunction) -> None:
         """Runs what one process runs of a traced step whose batch never comes, because the data has ended."""
@@ -280,7 +318,7 @@ class CutStep:
             begins_with: what the all_gather that begins the step has gathered, which becomes the first of its plan.
             options: as `cut.build_step` takes them.
         """
-        scope = f"{self.scope}/{program.digest().hex()[:8]}"  # ranks that traced other steps do not meet
+        scope = f"{self.scope}/{cut.trace_digest(program).hex()[:8]}"  # ranks that traced other steps do not meet
         seed = zlib.crc32(f"{self._job.token}/{scope}".encode()) % 2**31
         self._snapshots.append(cut.Snapshots(self._staging))
         arguments = building.Local(local, placements, batch)
@@ -356,16 +394,6 @@ class CutStep:
             if config.get("EXPLAIN_STEP") and report.text() not in others:
                 print(self.tables()[-1], flush=True)
             notices.warn_of_what_is_slow(self.name, report)
-
-
-def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
-    """Gives rank 0's values to variables that a step uses first, however the script made them. COLLECTIVE."""
-    with tf.init_scope():
-        numbers = _numbers_of(variables)
-        # One at a time: a variable that was written row by row is read into memory of its own.
-        if numbers and not are_equal((each.read_value() for each in numbers), "keras_ddl/first_values"):
-            ops.broadcast_variables(numbers, root=0)
-        gathered_slots.scatter_restored(gathered_slots.slots_in(variables))
 
 
 def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:

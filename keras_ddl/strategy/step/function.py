@@ -14,10 +14,11 @@ import numpy as np
 
 from keras_ddl import communicator, config, cut, ops
 from keras_ddl.communicator import comparison
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import rows_of
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import figures, observing
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
@@ -26,8 +27,6 @@ from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.step.tracing import sees_global_batch
-
-_FIRST = 3  # calls whose arguments are compared, beside every KERAS_DDL_DATA_CHECK_BATCHES-th
 
 
 class StepFunction(Caller):
@@ -158,9 +157,9 @@ class StepFunction(Caller):
         return "\n\n".join(f"{report.text()}\n{lost}" for report in self.cut_step.reports)
 
     def _compare(self, arguments: Arguments) -> None:
-        """Checks now and then that the arguments of all ranks are the same."""
+        """Checks now and then, as often as batches are compared, that the arguments of all ranks are the same."""
         call, every = self._calls - 1, config.get("DATA_CHECK_BATCHES")
-        if not every or not (call < _FIRST or call % every == 0):
+        if not every or not (call < order.FIRST or call % every == 0):
             return
         look: Any = [(each.dtype.name, each.shape.as_list()) for each in arguments.tensors]
         if self._batches == "global":
@@ -213,19 +212,12 @@ class StepFunction(Caller):
     def _trace(self, arguments: Arguments, specs: Sequence[Any], batch: _TracedBatch) -> _Traced:
         step = arguments.bound(self._function, specs)
         with garbage.paused():
-            concrete = self.cut_step.trace(step, arguments.components(batch.shapes))
-        traced = _Traced(self, concrete, arguments.without_tensors(), batch)
-        self._check_same(self.cut_step.reports[-1])
-        return traced
-
-    def _check_same(self, report: cut.Report) -> None:
-        comparison.require_equal(
-            report.digest(),
-            f"{self._scope}/traced",
-            f"{self.__name__}: all ranks must trace the same step.",
-            "Remove whatever depends on the rank; code that uses keras_ddl.rank() belongs outside the step.",
-            received=lambda _, __, other: f"rank {other} traced different operations than rank 0",
-        )
+            try:
+                concrete = self.cut_step.trace(step, arguments.components(batch.shapes), owners=[self.__wrapped__])
+            except RankMismatchError:  # what ranks have refused is not to be found in it, when the program calls again
+                self._function = tf_compat.clone_function(self._function, self._function.python_function)
+                raise
+        return _Traced(self, concrete, arguments.without_tensors(), batch)
 
     def build(
         self, program: cut.Program, arguments: Arguments, batch: _TracedBatch, local: list[tf.Tensor]

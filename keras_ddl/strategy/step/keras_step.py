@@ -11,15 +11,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl import communicator, cut
-from keras_ddl.communicator import stack_position
+from keras_ddl import communicator, config, cut
+from keras_ddl.communicator import comparison, stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import notice, order
 from keras_ddl.data.rows import gather_rows, row_count
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import trainer_calls
+from keras_ddl.strategy.agreement.equal_values import description
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
@@ -117,11 +118,36 @@ class KerasSteps:
         step.copy_eagerly(models.written_by_steps(execution.model))
         with as_one_process():
             outputs = function(*args, **kwargs)
-        communicator.barrier(name=f"{step.scope}/commit")
+        self._commit_eagerly(execution, step, outputs)
         step.copy_eagerly([])
         if counts is not None and execution.step == "train_step" and rank == 0:
             self.rows_trained.add(counts)
         return outputs
+
+    def _commit_eagerly(self, execution: Execution, step: CutStep, outputs: Any) -> None:
+        """Ends a step that has run eagerly. COLLECTIVE. In the first steps and now and then, ranks compare what it has
+        written and returns: what it read has left no graph to be compared.
+
+        Cost: a barrier; with what is compared, 32 bytes per rank, and each variable is read once.
+        """
+        every = config.get("DATA_CHECK_BATCHES")
+        number, step.runs_eagerly = step.runs_eagerly, step.runs_eagerly + 1
+        if not every or not (number < order.FIRST or number % every == 0):
+            communicator.barrier(name=f"{step.scope}/commit")
+            return
+        tensors = [each for each in tf.nest.flatten(outputs, expand_composites=True) if tf.is_tensor(each)]
+        parts = {"what it returns": description(each for each in tensors if each.dtype != tf.variant)}
+        for each in models.written_by_steps(execution.model):
+            parts[models.plain_name(each.path)] = description([tf.convert_to_tensor(each)])
+        if comparison.is_equal(repr(parts).encode(), f"{step.scope}/compared"):
+            return
+        differing = comparison.differing([*parts.values()], f"{step.scope}/compared_parts")
+        place, other = next(iter(differing.items()), (0, 0))
+        raise RankMismatchError(
+            f"{step.name}: all ranks must compute the same in a step that runs eagerly, each of the whole batch. "
+            f"Received: {[*parts][place]} on rank {other} differs from rank 0's after it (rank {self._job.rank}). "
+            "Seed whatever the model draws, keep it in weights, and make lookup tables of the same data on every rank."
+        )
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:
         step, rows, report = self.step_of(execution.model, execution.step), execution.rows, cut.Report()
@@ -190,7 +216,11 @@ class KerasSteps:
             laid_out.refuse_made_outside(self._job, execution.model.variables)
             flat = arguments.components(arguments.shapes(specs))
             concrete = step.trace(
-                arguments.bound(function, specs), flat, parts=lambda: _accumulators(execution), is_alone=is_alone
+                arguments.bound(function, specs),
+                flat,
+                parts=lambda: _accumulators(execution),
+                owners=[execution.model],
+                is_alone=is_alone,
             )
         if kind is not None:
             kind.traces[execution.steps_traced] = concrete

@@ -1,0 +1,171 @@
+"""What a traced step reads that is neither an argument nor a variable of numbers, as ranks compare it.
+
+A tensor that the program has made itself, a lookup table, a variable of strings: tracing stores a reference to it in
+the graph, and every rank has its own. What is drawn without a seed, adapted to other data, or listed from a set may
+have other values on each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorflow.core.framework import tensor_pb2
+
+from keras_ddl import cut
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.agreement.equal_values import fingerprint
+from keras_ddl.strategy.shards.sharded_slots import sharded_variable_of_handle
+
+_SHOWN = 3  # values in a message
+_TENSOR_REMEDY = (
+    "Draw it from a seed, or compute it from the same data on every rank; or make it a weight (self.add_weight), which "
+    "gets rank 0's values; or have rank 0 send it with keras_ddl.broadcast_object."
+)
+_TABLE_REMEDY = (
+    "Give every rank the same entries in the same order: adapt to the same data, and write sorted(...) around a set, "
+    "whose order differs between processes unless PYTHONHASHSEED is the same."
+)
+_OUTSIDE = "Read it outside of the step, and pass what was read as an argument."
+# Attributes of operations on tables: types of keys and values.
+_TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
+_VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents can be read
+
+
+class Read(NamedTuple):
+    """Something that a step reads.
+
+    Attributes: digest: 8 bytes that differ where it does. kind: what it is. outer: what the graph captures. line: where
+        the program reads it. show: returns its value in a few words.
+    """
+
+    digest: bytes
+    kind: str
+    outer: tf.Tensor
+    line: str
+    show: Callable[[], str]
+    remedy: str = _TENSOR_REMEDY
+
+
+def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: int) -> list[Read]:
+    """Returns what a program captures, in the order in which it does; of variables of numbers, only what they are.
+
+    places: of variables that ranks number alike, by id of the handle.
+
+    Cost: reads all of it once, tensors on a CPU in place.
+    Raises: ConfigError: it captures something that cannot be compared.
+    """
+    used = [(value, outer) for value, outer in program.captured if program.readers(value)]
+    return [_read(step, program, value, outer, places.get(id(outer)), rank) for value, outer in used]
+
+
+def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, place: int | None, rank: int) -> Read:
+    line = next((line for node in program.readers(value) if (line := cut.line_of(node))), "")
+    kind = f"{value.dtype.name}{_extents(value.tensor.shape)}"
+    if value.dtype == tf.resource:
+        dtype = tf_compat.variable_dtype(value.tensor)
+        if dtype is None:
+            return _of_resource(step, program, value, outer, line, rank)
+        return _of_variable(outer, dtype, tf_compat.variable_shape(value.tensor), place, line)
+    if not tf_compat.is_eager(outer):
+        raise _refusal(step, "a tensor of a function around the step", line, rank, "Pass it as an argument.")
+    if value.dtype == tf.string and cut.has_no_result(value, program):
+        return Read(_digest(kind), kind, outer, line, lambda: kind)
+    if value.dtype != tf.variant:
+        return Read(_digest(kind, fingerprint(outer)), kind, outer, line, lambda: _some(outer))
+    if any("Dataset" in each.type or "Iterator" in each.type for each in cut.uses(program, value)):
+        raise _refusal(step, "a dataset", line, rank, _OUTSIDE)
+    serialized = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(outer).numpy())
+    names = [each.type_name for each in serialized.variant_val]
+    if not set(names) <= set(_VARIANTS):
+        raise _refusal(step, f"a tensor of {', '.join(names)}", line, rank, _OUTSIDE)
+    content = serialized.SerializeToString(deterministic=True)
+    return Read(_digest(kind, content), kind, outer, line, lambda: "other values")
+
+
+def _of_variable(outer: tf.Tensor, dtype: tf.DType, shape: Any, place: int | None, line: str) -> Read:
+    """Variables of numbers get rank 0's values; in shards, each rank has its own part."""
+    kind = f"variable {'' if place is None else f'{place} of the model, '}{dtype.name}{_extents(shape)}"
+    if dtype != tf.string or sharded_variable_of_handle(outer) is not None:
+        return Read(_digest(kind), kind, outer, line, lambda: "")
+
+    def read() -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
+
+    return Read(_digest(kind, fingerprint(read())), kind, outer, line, lambda: _some(read()))
+
+
+def _of_resource(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, line: str, rank: int) -> Read:
+    operations = cut.uses(program, value)
+    if all(each.type in cut.OF_RESOURCES for each in operations):
+        return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
+    if all(each.type.startswith("LookupTable") for each in operations):
+        return _of_table(step, operations, outer, line, rank)
+    other = next(each.type for each in operations if each.type not in cut.OF_RESOURCES)
+    raise _refusal(step, f"a resource that {other} reads", line, rank, _OUTSIDE)
+
+
+def _of_table(step: str, operations: Sequence[tf.Operation], table: tf.Tensor, line: str, rank: int) -> Read:
+    types = [
+        (operation.get_attr(keys), operation.get_attr(values))
+        for operation in operations
+        for keys, values in _TYPES
+        if {keys, values} <= set(operation.node_def.attr)
+    ]
+    size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
+    if not types:  # the step reads no more than how many there are
+        return Read(_digest("table", size.to_bytes(8)), "table", table, line, lambda: f"{size} entries", _TABLE_REMEDY)
+    key_type, value_type = types[0]
+
+    def entries() -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=key_type, Tvalues=value_type)
+
+    def show() -> str:
+        keys, values = (tf_compat.as_array(each) for each in entries())
+        order = np.argsort(values, axis=0, kind="stable").ravel() if values.ndim == 1 else range(len(keys))
+        some = [f"{keys[place]!r}: {values[place]!s}" for place in order[:_SHOWN]]
+        return f"{size} entries {{{', '.join(some)}{', ...' if size > _SHOWN else ''}}}"
+
+    kind = f"table from {key_type.name} to {value_type.name}"
+    return Read(_digest(kind, _unordered(*entries())), kind, table, line, show, _TABLE_REMEDY)
+
+
+def _unordered(keys: tf.Tensor, values: tf.Tensor) -> bytes:
+    """Returns a digest of the pairs of rows of two tensors, in whatever order a table returns its entries."""
+    count = int(keys.shape[0])
+    if not count:
+        return b""
+    with tf.device("CPU:0"):
+        each = [
+            tf.raw_ops.Fingerprint(data=tf.reshape(rows, [count, -1]), method="farmhash64") for rows in (keys, values)
+        ]
+        of_pairs = tf.raw_ops.Fingerprint(data=tf.concat(each, 1), method="farmhash64").numpy()
+    return count.to_bytes(8) + int(np.add.reduce(of_pairs.view(np.uint64), axis=None)).to_bytes(8)
+
+
+def _digest(kind: str, content: bytes = b"") -> bytes:
+    return hashlib.sha256(kind.encode() + b"\n" + content).digest()[:8]
+
+
+def _some(tensor: tf.Tensor) -> str:
+    values = np.asarray(tf_compat.as_array(tensor)).reshape(-1)
+    some = [f"{each:.6g}" if isinstance(each, float) else str(each) for each in values[:_SHOWN].tolist()]
+    return f"{', '.join(some)}{', ...' if len(values) > _SHOWN else ''}"
+
+
+def _extents(shape: Any) -> str:
+    if shape is None or shape.rank is None:
+        return "[...]"
+    return f"[{', '.join('?' if each is None else str(each) for each in shape)}]"
+
+
+def _refusal(step: str, what: str, line: str, rank: int, remedy: str) -> ConfigError:
+    where = f" ({line})" if line else ""
+    return ConfigError(
+        f"{step}: whatever a step reads is compared between ranks, or is rank 0's. Received: {what}{where}, which "
+        f"ranks cannot compare (rank {rank}). {remedy}"
+    )

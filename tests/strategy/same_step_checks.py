@@ -1,0 +1,273 @@
+"""What a step reads besides its arguments is equal on all ranks, or it does not run. Run by test_strategy.py."""
+
+import contextlib
+import random
+import re
+
+import numpy as np
+
+import keras_ddl
+from harness.rank_program import long
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, RankMismatchError
+from strategy.common import FEW, RANK, SIZE, STRATEGY, everyone, keras, own_folder, set_precision
+
+set_precision("float32")
+layers = keras.layers
+WORDS = ["cat", "dog", "cow", "hen"]
+UNLIKE = np.random.default_rng(RANK)  # other numbers on each rank
+ALIKE = np.random.default_rng(99)
+
+
+@keras.saving.register_keras_serializable("same_step_checks")
+class Features(layers.Layer):
+    """Multiplies by what `make` returns when the layer is built."""
+
+    def __init__(self, make, use=keras.ops.matmul, **options):
+        super().__init__(**options)
+        self.make, self.use = make, use
+
+    def build(self, shape):
+        self.w = self.make()
+
+    def call(self, x):
+        return self.use(x, self.w)
+
+
+def model_with(*first, inputs=None, **compiled):
+    set_precision("float32")
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((6,)) if inputs is None else inputs, *first, layers.Dense(2)])
+        model.compile("sgd", "mse", **compiled)
+    return model
+
+
+def refuses(call, *words):
+    """Checks that `call` raises the same error on all ranks, with these words, and that collectives still work."""
+    try:
+        call()
+    except RankMismatchError as error:
+        text = str(error)
+    else:
+        text = "no error"
+    assert everyone(re.sub(r"\(rank \d+\)", "", text)) == [re.sub(r"\(rank \d+\)", "", text)] * SIZE
+    for each in words:
+        assert re.search(each, text, re.DOTALL), (each, text)
+
+
+def drawn(rng, *shape):
+    return keras.ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
+
+
+def fit(model, x=FEW[0], y=FEW[1]):
+    return lambda: model.fit(x, y, batch_size=10, verbose=0)
+
+
+def check_same_step_names_the_layer_whose_tensor_differs():
+    for shape in ((6, 2), (6, 40)):  # TensorFlow makes constants of small ones
+        model = model_with(Features(lambda shape=shape: drawn(UNLIKE, *shape), name="features"))
+        before = model.get_weights()
+        what = rf"layer 'features', attribute w \(float32\[6, {shape[1]}\], read in .*same_step_checks.py:\d+"
+        refuses(fit(model), "train_step: ", what, "on rank 0, and .* on rank 1", "add_weight")
+        refuses(lambda: model.evaluate(*FEW, verbose=0), "test_step: ")  # noqa: B023
+        refuses(lambda: model.predict(FEW[0], verbose=0), "predict_step: ")  # noqa: B023
+        np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    model = model_with(Features(lambda: drawn(ALIKE, 6, 40)))
+    fit(model)()
+
+
+def check_same_step_compares_numbers_of_layers():
+    refuses(
+        fit(model_with(Features(UNLIKE.normal, keras.ops.multiply))), "constant float32.*on rank 0, and .* on rank 1"
+    )
+    refuses(fit(model_with(Features(lambda: UNLIKE.normal(size=(6, 40)).astype("float32")))), "constant float32.6,40.")
+    refuses(fit(model_with(layers.LeakyReLU(0.1 + 0.1 * RANK))), "on rank 0, and .* on rank 1")
+    refuses(fit(model_with(layers.Dense(3, activation=["relu", "tanh"][RANK > 0]))), "Relu.*on rank 0, and Tanh")
+    model = model_with(layers.Dropout(0.1 + 0.1 * RANK))
+    refuses(fit(model), "constant")
+    model.predict(FEW[0], verbose=0)  # uses none
+
+
+def words_model(vocabulary, **options):
+    lookup = layers.StringLookup(vocabulary=vocabulary, name="words", **options)
+    return model_with(
+        lookup, layers.Embedding(8, 3), layers.Flatten(), inputs=keras.Input((2,), dtype="string")
+    )  # fmt: skip
+
+
+def check_same_step_compares_lookup_tables():
+    words = tf.constant([["cat", "dog"], ["cow", "cat"], ["hen", "hen"], ["ox", "dog"]])
+    answers = np.ones((4, 2), "float32")
+    other = WORDS[::-1] if RANK == 1 else WORDS
+    words_model(WORDS).fit(words, answers, batch_size=2, verbose=0)
+    refuses(
+        lambda: words_model(other).fit(words, answers, batch_size=2, verbose=0),
+        r"layer 'words', attribute lookup_table",
+        r"4 entries \{b'cat': 1, b'dog': 2, b'cow': 3, ...\} on rank 0, and 4 entries \{b'hen': 1",
+        "sorted",
+    )
+    refuses(lambda: words_model(WORDS[: 4 - RANK]).predict(words, verbose=0), "4 entries.*3 entries")
+    adapted = layers.TextVectorization(output_mode="multi_hot", name="text")
+    adapted.adapt(tf.constant(["one two", "two three", ["four", "five"][RANK > 0]]))
+    model = model_with(adapted, inputs=keras.Input((), dtype="string"))
+    refuses(lambda: model.evaluate(tf.constant(["one", "two"]), answers[:2], verbose=0), "layer 'string_lookup.*five")
+
+
+def check_same_step_compares_what_layers_adapt_to():
+    mine = UNLIKE.normal(size=(40, 6)).astype("float32")
+    for make in (lambda: layers.Normalization(name="adapted"), lambda: layers.Discretization(num_bins=4)):
+        for data in (mine, FEW[0]):
+            layer = make()
+            layer.adapt(data)
+            cast = [] if layer.name == "adapted" else [Features(lambda: "float32", keras.ops.cast)]
+            model = model_with(layer, *cast)
+            if data is mine:
+                refuses(fit(model), "adapted', attribute mean" if not cast else "on rank 0, and .* on rank 1")
+            else:
+                fit(model)()
+
+
+def own_values():
+    """Pairs (what steps read that differs between ranks, a step that does)."""
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0)
+    table.insert(tf.constant(WORDS), tf.constant(UNLIKE.normal(size=4), tf.float32))
+    yield "table", lambda x: x * table.lookup(tf.constant("dog"))
+    yield "table", lambda x: tf.cond(tf.size(x) > 0, lambda: x + table.lookup(tf.constant("dog")), lambda: x)
+    flags = tf.constant(UNLIKE.normal(size=200) > 0)
+    yield "flags", lambda x: tf.reduce_sum(x) * tf.cast(flags, x.dtype)
+    numbers = tf.constant(UNLIKE.integers(0, 9, size=200))
+
+    def loops(x):
+        return tf.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y + tf.cast(numbers[n], y.dtype)), (0, x))[1]
+
+    yield "numbers", loops
+    yield "", lambda x: (x, tf.strings.join([tf.constant("ab"[RANK > 0]), "c"]))
+    yield "", lambda x: (x, tf.strings.regex_replace(tf.strings.as_string(x), "ab"[RANK > 0], ""))
+    yield "", lambda x: (x, UNLIKE.normal())
+    name = tf.Variable("ab"[RANK > 0])
+    yield "name", lambda x: (x, tf.strings.length(name))
+    ragged = tf.ragged.constant([[1.0] * 200, [2.0 + RANK]])
+    yield "", lambda x: x + tf.reduce_sum(ragged)
+    listed = tf.raw_ops.TensorListFromTensor(tensor=tf.ones([2, 2]) * RANK, element_shape=[2])
+    yield (
+        "listed",
+        lambda x: (
+            x + tf.raw_ops.TensorListGetItem(input_handle=listed, index=0, element_shape=[2], element_dtype=tf.float32)
+        ),
+    )
+    empty = tf.zeros([0, 3 + RANK])
+    yield "empty", lambda x: x + tf.cast(tf.shape(tf.concat([empty, empty], 0))[1], x.dtype)
+    held = {"inner": Features(lambda: drawn(UNLIKE, 2, 40), name="inner")}
+    held["inner"].build((2,))
+    yield "layer 'inner', attribute w", lambda x, layer=held["inner"]: layer(x)
+
+
+def check_same_step_of_a_function_reads_the_same():
+    for name, step in own_values():
+        called = STRATEGY.function(step)
+        words = [name] if name in ("table", "numbers", "listed", "name") else []
+        refuses(lambda: called(tf.ones([4, 2])), "<lambda>: |loops: ", "on rank 0, and ", *words)  # noqa: B023
+
+
+def check_same_step_leaves_out_what_belongs_to_one_rank():
+    with own_folder() as folder, contextlib.redirect_stdout(None):
+        own = tf.constant(f"{folder}/file")
+        writer = tf.summary.create_file_writer(str(folder))
+        queue = tf.queue.FIFOQueue(9, [tf.float32], [[]])
+        queue.enqueue_many(tf.range(9.0) + 100.0 * RANK)
+        numbers = iter(tf.data.Dataset.range(9).map(lambda n: n + 100 * RANK))
+
+        @STRATEGY.function
+        def step(x):
+            tf.print("on rank", RANK, own)
+            tf.io.write_file(tf.strings.join([own, "_step"]), tf.strings.as_string(tf.reduce_sum(x)))
+            tf.debugging.assert_greater(tf.reduce_sum(x), 0.0, message=f"rank {RANK}")
+            with writer.as_default(step=0):
+                tf.summary.scalar(f"rank {RANK}", tf.reduce_sum(x))
+            drawn = tf.numpy_function(lambda: np.float32(RANK + 1), [], tf.float32)
+            drawn.set_shape([])
+            return drawn, next(numbers), queue.dequeue()
+
+        for number in range(3):
+            found = [each.numpy().item() for each in step(tf.ones([4, 2]))]
+            assert found == [1, number, number], found  # rank 0's
+
+
+def check_same_step_refuses_what_it_cannot_compare():
+    dataset = tf.data.Dataset.range(3)
+
+    def call():
+        try:
+            STRATEGY.function(lambda x: x + tf.cast(dataset.reduce(np.int64(0), lambda a, b: a + b), x.dtype))(
+                tf.ones(4)
+            )
+        except ConfigError as error:
+            return str(error)
+        return "no error"
+
+    text = call()
+    assert "Received: a dataset" in text, text
+    assert everyone(RANK) == list(range(SIZE))
+
+
+def check_same_step_compares_again_when_it_is_traced_again():
+    values = [drawn(ALIKE, 6, 40)]
+
+    @STRATEGY.function
+    def step(x):
+        return x @ values[-1]
+
+    step(tf.ones([4, 6]))
+    values.append(drawn(UNLIKE, 6, 40))
+    step(tf.ones([4, 6]))  # as traced
+    refuses(lambda: step(tf.ones([5, 6])), "float32.6, 40.")
+    values.append(drawn(ALIKE, 6, 40))
+    step(tf.ones([5, 6]))
+
+
+def check_same_step_of_other_shapes_names_them():
+    step = STRATEGY.function(lambda x: tf.reduce_sum(x), batches="rank")
+    refuses(lambda: step(tf.ones([4, 3 + RANK])), "")
+
+
+def check_same_step_run_eagerly_compares_what_it_writes():
+    model = model_with(Features(lambda: drawn(UNLIKE, 6, 40), name="features"), run_eagerly=True)
+    before = model.get_weights()
+    refuses(fit(model), "runs eagerly.*dense/kernel on rank 1 differs|runs eagerly.*returns on rank 1 differs")
+    for mine, earlier in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, earlier)  # undone
+    refuses(lambda: model.predict(FEW[0], verbose=0), "predict_step.*returns on rank 1")
+    fit(model_with(Features(lambda: drawn(ALIKE, 6, 40)), run_eagerly=True))()
+
+
+def check_same_step_uses_the_weights_of_a_model_in_one_order():
+    class Unordered(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [layers.Dense(6) for _ in range(2)]
+
+        def call(self, x):
+            for each in self.parts[:: 1 if RANK == 0 else -1]:
+                x = each(x)
+            return x[:, :2]
+
+    with STRATEGY.scope():
+        model = Unordered()
+        for each in model.parts:
+            each.build((None, 6))
+        model.compile("sgd", "mse")
+    refuses(
+        lambda: model.predict(FEW[0], verbose=0), "variable 0 of the model.*on rank 0, and .*variable 2 of the model"
+    )
+
+
+@long
+def check_same_step_of_every_model_of_keras_is_traced_alike_though_names_differ():
+    """Keras and TensorFlow number what a process has made: rank 1 has made more."""
+    if RANK == 1:
+        words_model(WORDS)
+        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1.0))
+    random.seed(RANK)
+    model = model_with(layers.Dense(4), layers.Lambda(lambda x: tf.map_fn(lambda row: row * 2, x)))
+    fit(model)()
+    assert keras_ddl.size() == SIZE
