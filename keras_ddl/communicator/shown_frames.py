@@ -6,9 +6,9 @@ frames, and so does an error that has passed through no code of the program.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+from pathlib import Path
 from types import TracebackType
 
 from keras_ddl import config
@@ -83,4 +83,4 @@ def _is_hidden(file: str) -> bool:
     if any(each in file for each in _GENERATED):
         return True
     homes = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
-    return any(home is not None and file.startswith(os.path.join(os.path.dirname(home), "")) for home in homes)
+    return any(home is not None and Path(home).parent in Path(file).parents for home in homes)

@@ -270,11 +270,13 @@ class ModelManager:
                 version.servable = await self._load(config, path, number)
         except Exception as error:  # a broken model must not stop the server
             version.failed(f"{type(error).__name__}: {error}")
-            LOG.error("model %s version %d could not be loaded from %s: %s", config.name, number, path, version.error)
+            LOG.error(
+                "version %d of model %r could not be loaded from %s: %s", number, config.name, path, version.error
+            )
             return
         version.state = State.AVAILABLE
         versions[number] = version
-        LOG.info("model %s version %d available (loaded in %.2f s)", config.name, number, time.monotonic() - begin)
+        LOG.info("version %d of model %r available (loaded in %.2f s)", number, config.name, time.monotonic() - begin)
         if old is not None:
             await self._unload(config.name, old)
 
@@ -295,4 +297,4 @@ class ModelManager:
         assert version.servable is not None
         freed = version.servable.close()
         version.servable, version.state = None, State.END
-        LOG.info("model %s version %d unloaded%s", name, version.number, "" if freed else "; it was still computing")
+        LOG.info("version %d of model %r unloaded%s", version.number, name, "" if freed else "; it was still computing")

@@ -172,7 +172,7 @@ class ModelProcess:
         text = f"The request was not answered within {self._options.timeout:g} s."
         self._finish(call, _failed(Code.DEADLINE_EXCEEDED, text, 504))
         LOG.warning(
-            "model %s version %d: a request took longer than %g s", self.name, self.version, self._options.timeout
+            "version %d of model %r: a request took longer than %g s", self.version, self.name, self._options.timeout
         )
         for each in reversed(list(self._running.values())):  # each goes before those that wait
             self._retry(each)
@@ -191,7 +191,7 @@ class ModelProcess:
             return
         self._writer = None
         writer.transport.abort()
-        LOG.warning("model %s version %d: its process has ended; starting another", self.name, self.version)
+        LOG.warning("version %d of model %r: its process has ended; starting another", self.version, self.name)
         running = list(self._running.values())
         self._running.clear()
         for call in reversed(running):
@@ -210,12 +210,12 @@ class ModelProcess:
             await self.start()
         except (LoadError, OSError, TimeoutError) as error:
             self.error = f"{type(error).__name__}: {error}"
-            LOG.error("model %s version %d cannot be restarted: %s", self.name, self.version, self.error)
+            LOG.error("version %d of model %r cannot be restarted: %s", self.version, self.name, self.error)
             while self._waiting:
                 self._finish(self._waiting.popleft(), _failed(Code.UNAVAILABLE, "The model has ended.", 503))
         else:
             LOG.info(
-                "model %s version %d answers again after %.2f s", self.name, self.version, time.monotonic() - begin
+                "version %d of model %r answers again after %.2f s", self.version, self.name, time.monotonic() - begin
             )
 
     def _spawn(self, work: Any) -> None:

@@ -8,11 +8,12 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from keras_ddl.communicator import history
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.errors import RankLostError
 from keras_ddl.strategy import agreement, joining, joining_state, trainer_calls
 from keras_ddl.strategy.interface import strategy_of
 from keras_ddl.strategy.shards import sharded_slots
@@ -40,7 +41,7 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
         except joining.CallHasEnded:
             return _take(recorded.result(what), model)
         except Exception as error:
-            if joining.is_on_its_way():
+            if joining.is_on_its_way() or _is_of_newcomer(error, model):
                 joining_state.give_up(error)
             raise
         recorded = history.of_job()
@@ -49,11 +50,22 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
     else:
         try:
             returned = call()
-        except BaseException:
+        except BaseException as error:
+            if _is_of_newcomer(error, model):
+                joining_state.give_up(error)
             recorded.close("a call of fit, evaluate or predict that has failed")
             raise
     recorded.end_call(what, _kept(returned, model))
     return returned
+
+
+def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
+    """Whether this rank has come as a newcomer, and has an error of its own, in a callback, say."""
+    strategy = strategy_of(model)
+    if strategy is None or strategy.survival is None or not strategy.survival.is_on_trial:
+        return False
+    is_own = not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
+    return isinstance(error, Exception) and is_own
 
 
 @dataclass
