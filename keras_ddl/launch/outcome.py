@@ -127,8 +127,8 @@ class RankOutcome:
         if self is other or (self.report or {}).get("failed_alike"):
             return True
         if not self.error and not other.error:  # "No module named train", which Python itself says
-            by_itself = self.stopped_by is None and other.stopped_by is None and (self.status or 0) > 0
-            return by_itself and self.status == other.status
+            by_itself = self.stopped_by is None and other.stopped_by is None
+            return by_itself and self.status is not None and self.status >= 0 and self.status == other.status
         texts = [_NUMBER.sub("0", each.full_error) for each in (self, other)]
         return texts[0] == texts[1] and not self.is_consequence
 
