@@ -23,13 +23,14 @@ _FRAME_IN_TEXT = re.compile(
 )
 
 
-def leave_out(error: BaseException) -> bool:
+def leave_out(error: BaseException, *, goes_on: bool = False) -> bool:
     """Leaves frames out of the tracebacks of `error` and of those that it was raised from; returns whether it has.
 
-    The error of which `error` was made may lose all of its frames: it has a message.
+    The error of which `error` was made may lose all of its frames: it has a message. So may `error` where its traceback
+    `goes_on`, because it is on its way to the program.
     """
     kept = _kept(error.__traceback__)
-    if _shows_all() or (kept is None and error.__traceback__ is not None):
+    if _shows_all() or (kept is None and error.__traceback__ is not None and not goes_on):
         return False
     leaves_out = _length(kept) < _length(error.__traceback__)
     error.__traceback__ = kept
@@ -39,7 +40,8 @@ def leave_out(error: BaseException) -> bool:
         each = waiting.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            each.__traceback__ = _kept(each.__traceback__)
+            before, each.__traceback__ = each.__traceback__, _kept(each.__traceback__)
+            leaves_out |= _length(each.__traceback__) < _length(before)
             waiting += [each.__cause__, each.__context__]
     return leaves_out
 

@@ -29,13 +29,16 @@ class Noted:
             for name, each in _named(callbacks).items()
         }
 
-    def since(self, callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute: what has not may be each rank's own."""
+    def since(self, callbacks: Sequence[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
+        """Returns what has changed, by callback and attribute: what has not may be each rank's own. `most_bytes`: of an
+        attribute; those with more are left out.
+        """
         return {
             name: {
                 key: value
                 for key, value in plain_attributes(each).items()
-                if self._attributes.get(name, {}).get(key) != pickle.dumps(value)
+                if self._attributes.get(name, {}).get(key) != (pickled := pickle.dumps(value))
+                and len(pickled) <= most_bytes
             }
             for name, each in _named(callbacks).items()
         }
