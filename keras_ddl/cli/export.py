@@ -16,6 +16,8 @@ from keras_ddl.launch import startup_notes
 if TYPE_CHECKING:
     from keras_ddl.export.graft import ExportResult
 
+USUAL_MODEL_NAME = "model"  # of keras-ddl serve, keras-ddl predict and the image of TensorFlow Serving
+
 
 @click.command("export", short_help="Turn a checkpoint into a SavedModel for serving.")
 @click.argument("checkpoints", metavar="CHECKPOINTS", required=False)
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 )
 @click.option("--weights", help="Take the weights from this file instead.", metavar="FILE")
 @click.option(
-    "--model-name", default="model", show_default=True, help="The model's name on the server.", metavar="NAME"
+    "--model-name", default=USUAL_MODEL_NAME, show_default=True, help="The model's name on the server.", metavar="NAME"
 )
 @click.option("--no-verify", is_flag=True, help="Do not replay the stored sample.")
 @click.option("--no-warmup", is_flag=True, help="Do not store warm-up requests for the server.")
@@ -270,11 +272,13 @@ def describe(result: ExportResult, model_name: str) -> str:
         return "\n".join(
             [*lines, f"It is {converted[0]}; keras_ddl_export.json beside it names its inputs and outputs."]
         )
+    # As in the help of `keras-ddl serve`: a model's name is said where it is not the usual one.
+    name, variable = ("", "") if model_name == USUAL_MODEL_NAME else (f"{model_name}=", f" -e MODEL_NAME={model_name}")
     mount = f"{result.path.resolve().parent}:/models/{model_name}"
     lines += [
         "To try it, and to serve it, for example:",
-        f"  keras-ddl serve {model_name}={result.path.parent}",
-        f"  docker run --rm -p 8501:8501 -v {mount} -e MODEL_NAME={model_name} tensorflow/serving",
+        f"  keras-ddl serve {name}{result.path.parent}",
+        f"  docker run --rm -p 8500:8500 -p 8501:8501 -v {mount}{variable} tensorflow/serving",
         f"  curl http://localhost:8501/v1/models/{model_name}",
     ]
     return "\n".join(lines)

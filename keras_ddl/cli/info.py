@@ -30,7 +30,9 @@ _DISTRIBUTIONS = (
 @click.command("info", short_help="Show versions, MPI, the machine and the settings in effect.")
 def command() -> None:
     """Show versions, MPI, the machine and the settings in effect."""
-    sections = (("Software", software()), ("MPI", mpi()), ("Machine", machine()), ("Settings", settings()))
+    sections = [("Software", software()), ("MPI", mpi()), ("Machine", machine()), ("Settings", settings())]
+    if handed_over := _variables(are_set_by_keras_ddl=True):  # in a rank
+        sections.append(("Set by keras-ddl for this process", handed_over))
     for title, rows in sections:
         click.echo(click.style(title, bold=True))
         width = max(len(name) for name, _ in rows)
@@ -95,20 +97,28 @@ def machine() -> list[tuple[str, str]]:
 
 
 def settings() -> list[tuple[str, str]]:
-    """Returns every variable, its value and where it comes from."""
-    rows = []
-    for row in config.VARIABLES.values():
-        try:
-            value, source = config.get(row.name), "environment" if config.is_set(row.name) else "default"
-        except KerasDdlError as error:
-            value, source = error, "environment, INVALID"
-        rows.append((row.environment_name, f"{value if value is not None else '-'} ({source}): {row.why}"))
+    """Returns every variable that a user may set, its value and where it comes from."""
+    rows = _variables(are_set_by_keras_ddl=False)
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if os.environ.get("TF_CONFIG"):
         note = "TensorFlow's; `keras-ddl run --tf-config` starts the cluster it names."
         rows.append(("TF_CONFIG", f"{os.environ['TF_CONFIG']} (environment): {note}"))
     if "DDL_OPTIONS" in os.environ:
         rows.append(("DDL_OPTIONS", f"{os.environ['DDL_OPTIONS']} (environment): IBM's; only its -mode is read."))
+    return rows
+
+
+def _variables(*, are_set_by_keras_ddl: bool) -> list[tuple[str, str]]:
+    """Returns (name, value, source and meaning) of the settings; or of those that keras_ddl itself has set here."""
+    rows = []
+    for row in config.VARIABLES.values():
+        if row.is_set_by_keras_ddl != are_set_by_keras_ddl or (are_set_by_keras_ddl and not config.is_set(row.name)):
+            continue
+        try:
+            value, source = config.get(row.name), "environment" if config.is_set(row.name) else "default"
+        except KerasDdlError as error:
+            value, source = error, "environment, INVALID"
+        rows.append((row.environment_name, f"{value if value is not None else '-'} ({source}): {row.why}"))
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -18,6 +19,7 @@ _NOT_IN_FILES = ("config", "help", _ENV)
 # Of these one names the hosts: one on the command line takes the place of those in the file.
 _HOSTS = ("hosts", "hostfile", "tf_config", "tf_config_file", "host_discovery_script")
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_NUMBER = re.compile(r"-np?=?(\d+)")
 _META = "keras_ddl.cli.job_file"
 
 
@@ -25,8 +27,19 @@ class Command(click.Command):
     """A command with `load` as the callback of its --config."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Completes what the command line says by what the file says of program, variables and hosts."""
-        rest = super().parse_args(ctx, args)
+        """Completes what the command line says by what the file says of program, variables and hosts.
+
+        Raises: NoSuchOption: an unknown one, with those that are like it, also where it has one dash.
+        """
+        words = self._spelled_out(args)
+        try:
+            rest = super().parse_args(ctx, [*words])
+        except click.NoSuchOption as error:
+            known = [word for each in self.params for word in each.opts]
+            word = next((each for each in words if each.startswith(error.option_name)), error.option_name)
+            if word.startswith("--") or error.possibilities:
+                raise
+            raise click.NoSuchOption(word, possibilities=difflib.get_close_matches(word, known), ctx=ctx) from None
         program, env = ctx.meta.get(_META, ((), ()))
         ctx.params["program"] = ctx.params["program"] or program
         ctx.params["env"] = (*env, *ctx.params["env"])  # the last one counts
@@ -35,6 +48,22 @@ class Command(click.Command):
             for name in [name for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP]:
                 ctx.params[name] = False if isinstance(ctx.params[name], bool) else None
         return rest
+
+    def _spelled_out(self, args: list[str]) -> list[str]:
+        """Returns the words with `-np2`, `-np=2` and `-n=2`, before the program, as `-np 2`: click reads `-n p2`."""
+        flags = {word for each in self.params if isinstance(each, click.Option) and each.is_flag for word in each.opts}
+        words: list[str] = []
+        rest = [*args]
+        while rest and rest[0].startswith("-") and rest[0] != "--":
+            word = rest.pop(0)
+            if match := _NUMBER.fullmatch(word):
+                words += ["-np", match[1]]
+                continue
+            words.append(word)
+            has_value = word not in flags and any(word in each.opts for each in self.params)
+            if has_value and rest:
+                words.append(rest.pop(0))
+        return [*words, *rest]
 
 
 def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -98,12 +98,14 @@ def _by_rest(
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             outputs = json.load(answer)["outputs"]
     except urllib.error.HTTPError as error:
-        raise _refused(url, f"{error.code}: {error.read().decode(errors='replace')}") from None
+        why = f"{error.code}: {_message(error.read())}"
+        is_missing = error.code in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.SERVICE_UNAVAILABLE)
+        raise (_without_model(url, model, why) if is_missing else _refused(url, why)) from None
     except (urllib.error.URLError, TimeoutError) as error:
-        raise _refused(url, str(getattr(error, "reason", error))) from None
-    except (http.client.HTTPException, ValueError) as error:
-        why = f"no HTTP response with JSON ({type(error).__name__}). Is it the gRPC port? Then use grpc://"
-        raise _refused(url, why) from None
+        raise _none_there(url, str(getattr(error, "reason", error))) from None
+    except (http.client.HTTPException, ValueError, ConnectionError) as error:
+        why = f"nothing in HTTP with JSON: {type(error).__name__}. Is it the gRPC port? Then use grpc://"
+        raise _none_there(url, why) from None
     if not isinstance(outputs, dict):
         outputs = {"output": outputs}  # a single output has no name in JSON
     return {name: np.asarray(value) for name, value in outputs.items()}
@@ -127,6 +129,13 @@ def _by_grpc(
     from keras_ddl.serving.tensors import cast
 
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
+        is_there = False
+
+        def watch(state: Any) -> None:
+            nonlocal is_there
+            is_there |= state is grpc.ChannelConnectivity.READY
+
+        channel.subscribe(watch)
 
         def call(method: str, request: Any) -> Any:
             reply = message(f"{method}Response").FromString
@@ -156,7 +165,12 @@ def _by_grpc(
                 request.inputs[name].CopyFrom(tf.make_tensor_proto(value, dtype))
             answer = call("Predict", request)
         except grpc.RpcError as error:
-            raise _refused(address, f"{error.code().name}: {error.details()}") from None
+            why = f"{error.code().name}: {str(error.details()).rstrip('.')}"
+            if error.code() is grpc.StatusCode.NOT_FOUND or (is_there and error.code() is grpc.StatusCode.UNAVAILABLE):
+                raise _without_model(address, model, why) from None
+            if not is_there:
+                raise _none_there(address, why) from None
+            raise _refused(address, why) from None
     return {name: tf.make_ndarray(proto) for name, proto in answer.outputs.items()}
 
 
@@ -218,5 +232,26 @@ def _storable(name: str, array: Any) -> Any:
     return array.astype("S") if array.dtype.kind == "O" else array
 
 
+def _none_there(where: str, why: str) -> ServingError:
+    return ServingError(
+        f"keras-ddl predict asks a model server. Received: no answer at {where} ({why}). Start one, as keras-ddl serve "
+        "saved_model, and name the address that it shows."
+    )
+
+
+def _without_model(where: str, model: str, why: str) -> ServingError:
+    return ServingError(
+        f"The server must have loaded the model before it can answer. Received from {where}: {why}. It has no model "
+        f"{model!r}, or is still loading it: try again in a few seconds, or look at its own output."
+    )
+
+
 def _refused(where: str, why: str) -> ServingError:
-    return ServingError(f"A server must respond with outputs. Received from {where}: {why}")
+    return ServingError(f"The server must accept the request. Received from {where}: {why}")
+
+
+def _message(body: bytes) -> str:
+    """Returns what a server says in the body of an error: in JSON under "error", else the text."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(body)["error"]).rstrip(".")
+    return body.decode(errors="replace").strip()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from keras_ddl.launch.watchers import Watchers
 
 _COUNT = click.IntRange(min=1)
+_NUMBER = re.compile(r"(-n|-np|--np|--num-proc)(?:=?(?P<value>\d+))?")  # as people write the number of ranks
 
 
 def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -69,7 +72,14 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="FILE",
 )
 @click.option(
-    "-np", "--np", "-n", "num_ranks", type=_COUNT, help="Number of ranks (in a job of Slurm: its tasks).", metavar="N"
+    "-np",
+    "--np",
+    "-n",
+    "--num-proc",
+    "num_ranks",
+    type=_COUNT,
+    help="Number of ranks (in a job of Slurm: its tasks).",
+    metavar="N",
 )
 @click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option(
@@ -199,6 +209,12 @@ def command(
             f"--metrics-address needs --metrics-port. Received: --metrics-address {metrics_address} alone. Add "
             "--metrics-port 9464, or 0 for any free port."
         )
+    if program and (num_ranks, hosts, hostfile, tf_config, tf_config_file, host_discovery_script) == (None,) * 3 + (
+        False,
+        None,
+        None,
+    ):
+        check_number_is_before(program)
     own = parse_env(env, env_files)
     variables = dict(own)
     if explain_step:
@@ -346,6 +362,27 @@ def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> i
     return status
 
 
+def check_number_is_before(program: tuple[str, ...]) -> None:
+    """Raises: ConfigError: the number of ranks is not known, and stands after the program, as its argument."""
+    from keras_ddl.topology.launcher import allocation_size
+
+    if allocation_size() is not None:
+        return
+    for place, word in enumerate(program[1:], 1):
+        match = _NUMBER.fullmatch(word)
+        if match is None:
+            continue
+        value = match["value"] or "".join(program[place + 1 : place + 2])
+        if not value.isdecimal():
+            continue
+        given = program[place : place + (1 if match["value"] else 2)]
+        rest = (*program[:place], *program[place + len(given) :])
+        raise ConfigError(
+            "np: the number of ranks must stand before the program, because words after the program are its own. "
+            f"Received: {shlex.join(given)!r} after {program[0]!r}. Write: keras-ddl run -np {value} {shlex.join(rest)}"
+        )
+
+
 def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     """Returns the command line of every rank: `python` becomes this interpreter, which also runs .py files.
 
@@ -365,12 +402,24 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
         name, arguments = sys.executable, ["-m", "keras_ddl.cli", *arguments]
     elif local and shutil.which(name) is None:
         what = "which is not a file that can be executed" if os.sep in name else "which is not in PATH"
-        raise ConfigError(f"The program must exist. Received: {name!r}, {what}.")
+        raise ConfigError(f"The program must exist. Received: {name!r}, {what}.{_similar_file(Path(name))}")
     if local and name == sys.executable and arguments and arguments[0].endswith(".py"):
         script = Path(arguments[0])
         if not script.is_file():
-            raise ConfigError(f"The script must exist. Received: {str(script)!r}, which is not a file in {Path.cwd()}.")
+            raise ConfigError(
+                f"The script must exist. Received: {str(script)!r}, which is not a file in {Path.cwd()}."
+                f"{_similar_file(script)}"
+            )
     return [name, *arguments]
+
+
+def _similar_file(path: Path) -> str:
+    """Returns a sentence that names a script whose name is like that of a file that does not exist; "": none is."""
+    with contextlib.suppress(OSError):
+        scripts = {each.name for each in path.parent.iterdir() if each.suffix == ".py"}
+        if near := [f"{path.name}.py"] if f"{path.name}.py" in scripts else get_close_matches(path.name, scripts, n=1):
+            return f" Did you mean {str(path.with_name(near[0]))!r}?"
+    return ""
 
 
 def horovod_environment(env: dict[str, str]) -> dict[str, str]:

@@ -141,12 +141,15 @@ def _own_traceback(error: BaseException) -> str | None:
     return re.sub(r"\n\n+", "\n", embedded[0]) + "\n" if embedded else None
 
 
-def write(rank: int, error: BaseException) -> None:
-    """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if that is set, unless the rank has written one before."""
-    _write(rank, error, for_program(error))
+def write(rank: int, error: BaseException, *, gives_up: bool = False) -> None:
+    """Writes error-<rank>.txt (JSON) to KERAS_DDL_RUN_DIR, if that is set, unless the rank has written one before.
+
+    `gives_up`: the rank is a newcomer, without which the others go on.
+    """
+    _write(rank, error, for_program(error), gives_up=gives_up)
 
 
-def _write(rank: int, error: BaseException, text: ErrorText) -> None:
+def _write(rank: int, error: BaseException, text: ErrorText, *, gives_up: bool = False) -> None:
     if not config.is_set("RUN_DIR"):
         return
     path = Path(config.get("RUN_DIR")) / f"error-{rank}.txt"
@@ -158,6 +161,7 @@ def _write(rank: int, error: BaseException, text: ErrorText) -> None:
         "summary": text.summary,
         "traceback": text.traceback,
         "leaves_out": text.leaves_out,
+        "gives_up": gives_up,
     }
     if (failed_rank := getattr(error, "failed_rank", None)) is not None:  # a step fails on all ranks
         report |= {"failed_rank": failed_rank, "failed_alike": getattr(error, "failed_alike", False)}

@@ -42,6 +42,22 @@ def can_ask() -> bool:
     return run_dir is not None and (Path(run_dir) / config.MEMBERSHIP_SOCKET).exists()
 
 
+def enter_job() -> None:
+    """This process is a rank from now on, of a job that may go on without it."""
+    if can_ask():
+        _in_job_file().touch()
+
+
+def leave_job() -> None:
+    """This rank has done its part: the launcher need not look for the reason of its end."""
+    if can_ask():
+        _in_job_file().unlink(missing_ok=True)
+
+
+def _in_job_file() -> Path:
+    return Path(config.get("RUN_DIR")) / config.IN_JOB_FILE
+
+
 def after(
     epoch: int,
     doorkeeper: Doorkeeper | None = None,

@@ -6,9 +6,9 @@ frames, and so does an error that has passed through no code of the program.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+from pathlib import Path
 from types import TracebackType
 
 from keras_ddl import config
@@ -23,13 +23,14 @@ _FRAME_IN_TEXT = re.compile(
 )
 
 
-def leave_out(error: BaseException) -> bool:
+def leave_out(error: BaseException, *, goes_on: bool = False) -> bool:
     """Leaves frames out of the tracebacks of `error` and of those that it was raised from; returns whether it has.
 
-    The error of which `error` was made may lose all of its frames: it has a message.
+    The error of which `error` was made may lose all of its frames: it has a message. So may `error` where its traceback
+    `goes_on`, because it is on its way to the program.
     """
     kept = _kept(error.__traceback__)
-    if _shows_all() or (kept is None and error.__traceback__ is not None):
+    if _shows_all() or (kept is None and error.__traceback__ is not None and not goes_on):
         return False
     leaves_out = _length(kept) < _length(error.__traceback__)
     error.__traceback__ = kept
@@ -39,7 +40,8 @@ def leave_out(error: BaseException) -> bool:
         each = waiting.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            each.__traceback__ = _kept(each.__traceback__)
+            before, each.__traceback__ = each.__traceback__, _kept(each.__traceback__)
+            leaves_out |= _length(each.__traceback__) < _length(before)
             waiting += [each.__cause__, each.__context__]
     return leaves_out
 
@@ -83,4 +85,4 @@ def _is_hidden(file: str) -> bool:
     if any(each in file for each in _GENERATED):
         return True
     homes = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
-    return any(home is not None and file.startswith(os.path.join(os.path.dirname(home), "")) for home in homes)
+    return any(home is not None and Path(home).parent in Path(file).parents for home in homes)

@@ -39,6 +39,7 @@ class _State:
         self.world: Communicator | None = None
         self.exit_registered = False
         self.forked = False
+        self.process: int | None = None  # that is a rank
         self.membership: membership.Membership | None = None  # the last one, see regroup
 
 
@@ -103,6 +104,8 @@ def init(mode: str | None = None) -> Topology:
             error_report.install(0, abort=None)
             place = make_topology(0, [host_key()], mode)
         _open_world(place, transport)
+        membership.enter_job()
+        _state.process = os.getpid()
         if config.get("TIMELINE"):
             recording.start(config.get("TIMELINE"), place.rank)
         if not _state.exit_registered:
@@ -212,6 +215,8 @@ def shutdown() -> None:
     with _state.lock:
         if _close_world():
             recording.stop()
+        if _state.process == os.getpid():  # a forked child is no rank
+            membership.leave_job()
 
 
 def _close_world() -> bool:

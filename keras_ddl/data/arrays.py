@@ -156,7 +156,11 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:
-        stack_position.warn(f"{_RULE} {received}, which is right only if they were drawn at random. {_REMEDY}")
+        stack_position.warn(
+            f"{_RULE} {received}. Training goes on, and each rank takes its rows from its own arrays: that is harmless "
+            "where the values are noise, so that any draw is as good as another, and wrong for all other data. "
+            f"{_REMEDY}"
+        )
 
 
 def warn_of_equal_batches(batch: Any, rank: int) -> None:

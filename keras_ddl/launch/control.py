@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     STDIN_CONSUMED = 9  # R JSON: number of bytes the program has taken
     TERMINAL_SIZE = 10  # L JSON: rows, columns
     RESULT = 11  # R bytes of the file that the program of `run(fn)` leaves
-    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds, checkpoint
+    EXIT = 12  # R JSON: status, stopped_by, report, report_age_seconds, checkpoint, in_job
     STOP = 13  # L JSON: signal, grace_seconds
     BYE = 14  # L JSON: last (no other attempt follows): the wrapper may leave
     HOSTS_CHANGED = 15  # L empty: create HOSTS_FILE for the program

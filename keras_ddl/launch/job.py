@@ -15,7 +15,15 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.launch import job_folder
 from keras_ddl.launch import mpirun as mpirun_module
 from keras_ddl.launch.mpirun import Host, Mpirun
-from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure, resume_hint, status_text
+from keras_ddl.launch.outcome import (
+    RESTART_STATUS,
+    RankOutcome,
+    explain,
+    first_failure,
+    resume_hint,
+    status_text,
+    vanished,
+)
 from keras_ddl.launch.placement import HostFile, ranks_by_host
 from keras_ddl.launch.rank_environment import python_path, tune_malloc
 from keras_ddl.topology import parse_mode
@@ -325,10 +333,10 @@ class JobResult:
 
     @property
     def failure_text(self) -> str:
-        """The text about a failure, which ends with the rank that failed first and how to resume; "" for none."""
+        """The text about a failure, which ends with the error and how to resume; "" for none."""
         first, hint = self.first_failure, resume_hint(self.outcomes)
         if self.ok:
-            return ""
+            return vanished(self.outcomes)
         if self.asks_to_restart:
             return f"keras-ddl: the ranks ended with status {RESTART_STATUS}, to be started again.\n{hint}"
         if self.signal is not None:

@@ -32,6 +32,7 @@ _CASCADE_BEFORE_CAUSE_SECONDS = 3.0  # the cause must still be on its way
 _CASCADE_WITHOUT_MPI_SECONDS = 10.0  # ... and no rank has waited for it: MPI's ranks do (error_report.py)
 _CASCADE_OF_RESTART_SECONDS = 10.0  # all end at once, but TensorFlow's end takes seconds on a busy machine
 _SUMMARY_CHARACTERS = 300
+_MIDDLE = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
 _LAST_CHARACTERS = 1000  # the last line has room for the remedy, too
 _TAIL_LINES = 15
 
@@ -43,6 +44,8 @@ class RankOutcome:
     status: exit status; negative for a signal; None: the rank never reported its end.
     stopped_by: who ended it ("the launcher", "mpirun", "the loss of the launcher"), None: it ended by itself.
     survived: the other ranks have gone on without it (membership.py).
+    in_job: its program has ended without keras_ddl's shutdown, which Python calls at its end. is_missed: so that others
+        wait for it, and cannot go on.
     checkpoint: the last complete checkpoint that it knows (files/last_checkpoint.py).
     failed_at: time.monotonic() of the launcher when its error happened, if known; else infinity.
     """
@@ -58,17 +61,29 @@ class RankOutcome:
     checkpoint: dict[str, Any] | None = None
     failed_at: float = float("inf")
     survived: bool = False
+    in_job: bool = False
+    is_missed: bool = False
 
     @property
     def done(self) -> bool:
         """Whether the program ended by itself with status 0, or the others have gone on without it: as every rank of a
         successful job does."""
-        return self.survived or (self.status == 0 and self.stopped_by is None)
+        return self.survived or (self.status == 0 and self.stopped_by is None and not self.is_missed)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended from outside: by a signal, or with its host. An error of its program is no such end."""
-        return self.stopped_by is None and (self.status is None or self.status < 0)
+        """Whether it ended from outside: by a signal, or with its host; or in silence. Its own errors are no loss."""
+        return self.stopped_by is None and (self.status is None or self.status < 0 or self.has_vanished)
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether it ended with status 0 in the middle of the job (os._exit), where the others can go on."""
+        return self.status == 0 and self.in_job
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether it is a newcomer that has found that it cannot go on with the others."""
+        return bool((self.report or {}).get("gives_up"))
 
     @property
     def error_text(self) -> str:
@@ -111,8 +126,11 @@ class RankOutcome:
         """Whether it had the error of `other`, of its own; numbers in it may differ, as those of ranks do."""
         if self is other or (self.report or {}).get("failed_alike"):
             return True
+        if not self.error and not other.error:  # "No module named train", which Python itself says
+            by_itself = self.stopped_by is None and other.stopped_by is None
+            return by_itself and self.status is not None and self.status >= 0 and self.status == other.status
         texts = [_NUMBER.sub("0", each.full_error) for each in (self, other)]
-        return bool(self.error) and texts[0] == texts[1] and not self.is_consequence
+        return texts[0] == texts[1] and not self.is_consequence
 
     def seconds_for_others(self, *, with_mpi: bool) -> float:
         """How long the others get to fail by themselves, when this rank has failed first."""
@@ -131,7 +149,7 @@ class RankOutcome:
         if self.stopped_by is not None:
             return f"stopped by {self.stopped_by}"
         if self.status == 0:
-            return "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
+            return _MIDDLE
         if self.status == RESTART_STATUS:
             return f"ended with exit status {RESTART_STATUS}, to be started again"
         if self.status < 0:
@@ -220,7 +238,15 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
         lines.append("The last lines of its stderr:")
         lines += tail[-_TAIL_LINES:]
-    return "\n".join(lines) + "\n" + resume_hint(outcomes)
+    return "\n".join(lines) + "\n" + vanished(outcomes) + resume_hint(outcomes)
+
+
+def vanished(outcomes: Sequence[RankOutcome]) -> str:
+    """Returns the line about ranks that the others have gone on without, although their status was 0; "" for none."""
+    ranks = [each.rank for each in outcomes if each.survived and each.has_vanished]
+    if not ranks:
+        return ""
+    return f"keras-ddl: the others have gone on without {_ranks(ranks)}: {_MIDDLE}.\n"
 
 
 def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:

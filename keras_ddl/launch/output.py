@@ -149,6 +149,7 @@ class RankOutput:
 
     def __init__(self, rank: int, screen: Screen, log: IO[bytes] | None = None) -> None:
         self._rank, self._screen = rank, screen
+        self._number = rank  # as the ranks are numbered now
         self._is_first = rank == 0  # shown as it arrives
         self._log = None if log is None else LastingSink(log, self._on_full_log)
         self._prefix = b"" if rank == 0 else b"[%d] " % rank
@@ -172,9 +173,15 @@ class RankOutput:
             data = self._delay(self._notes.feed(data))
         self._show(name, data)
 
-    def come_first(self) -> None:
-        """From now on this rank is the first one, which is shown as rank 0 was until it was lost."""
+    def renumber(self, number: int) -> None:
+        """From now on `keras_ddl.rank()` is `number` in this rank: the first one is shown as rank 0 was until it was
+        lost; others have both numbers in front, because the launcher's own lines keep the first.
+        """
+        self._number = number
         if self._is_first:
+            return
+        if number != 0:
+            self._prefix = b"[%d] " % number if number == self._rank else b"[%d, was %d] " % (number, self._rank)
             return
         self._is_first, self._prefix = True, b""
         for name, unfinished in self._partial.items():
@@ -276,7 +283,7 @@ class RankOutput:
                 if is_warning:
                     self._screen.warnings.of_rank_0(lines)
             elif is_warning:
-                self._screen.warnings.of_other_rank(self._rank, lines)
+                self._screen.warnings.of_other_rank(self._number, lines)
             else:
                 others += lines
         self._show_lines("err", others)

@@ -112,6 +112,7 @@ class RankLink:
         outcome.status = message["status"]
         outcome.stopped_by = message["stopped_by"]
         outcome.report, outcome.checkpoint = message["report"], message.get("checkpoint")
+        outcome.in_job = message.get("in_job", False)
         now = time.monotonic()
         times = [now]
         if outcome.report is not None:

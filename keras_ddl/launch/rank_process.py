@@ -136,6 +136,7 @@ class RankProcess:
         report, age = self._read_report()
         message = {"status": status, "stopped_by": self._stopped_by, "report": report, "report_age_seconds": age}
         message["checkpoint"] = last_checkpoint.read(self._run_dir)
+        message["in_job"] = (self._run_dir / config.IN_JOB_FILE).exists()
         self._channel.send(Kind.EXIT, message)
         self._wait_for_bye()
         return 0 if self._survived else status  # what started the wrapper ends the others otherwise

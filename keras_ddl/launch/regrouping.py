@@ -82,6 +82,8 @@ class Regrouping:
             self.membership.ask(
                 rank, int(question["epoch"]), time.monotonic(), question.get("admits"), leaves=is_leaving
             )
+            if self.membership.is_too_small():
+                self._miss_vanished()
         self.answer()
 
     def ask_to_leave(self, ranks: Sequence[int], why: str) -> None:
@@ -106,12 +108,21 @@ class Regrouping:
         if not is_member:
             self._leave_out(rank, is_stopping)
         elif is_last or is_stopping or not link.outcome.is_lost or self.membership.is_too_small():
+            if not (is_last or is_stopping) and self.membership.is_asked():
+                self._miss_vanished()
             self._is_ending |= not link.outcome.done
             return False
-        else:
+        elif not link.outcome.gives_up:  # what one newcomer cannot do, no other could
             self._replace(rank)
         self.answer()
         return True
+
+    def _miss_vanished(self) -> None:
+        """Ranks wait, and too few are left: those that have ended with status 0 have not ended well."""
+        for link in self._links:
+            outcome = link.outcome
+            if outcome.has_vanished and outcome.rank in self.membership.members and not outcome.survived:
+                outcome.is_missed = True
 
     def _replace(self, rank: int) -> None:
         if self.spares:
@@ -122,7 +133,7 @@ class Regrouping:
         outcome = self._links[rank].outcome
         if not is_stopping and not outcome.survived and rank not in self.spares:
             self._say(f"rank {rank} has not joined the others, who go on ({outcome.describe()}).")
-            if outcome.is_lost:
+            if outcome.is_lost and not outcome.gives_up:
                 self._replace(rank)
         if rank in self.spares:
             self.spares.remove(rank)
@@ -167,13 +178,15 @@ class Regrouping:
                 self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
             elif outcome.is_lost:
                 outcome.survived = True
-                self._say(f"rank {rank} was lost ({outcome.describe()}); {len(set(members) & set(before))} go on.")
+                how = ", a newcomer, leaves" if outcome.gives_up else " was lost"
+                self._say(f"rank {rank}{how} ({outcome.describe()}); {len(set(members) & set(before))} go on.")
                 self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
         for rank in set(members) - set(before):
             self._say(f"rank {rank} has joined; {len(members)} go on.")
             self._event("rank_joined", rank=rank, ranks=len(members))
-        self._links[members[0]].output.come_first()
+        for number, rank in enumerate(members):
+            self._links[rank].output.renumber(number)
         ended = [rank for rank in before if self.membership.has_ended_well(rank)]
         answer: dict[str, Any] = {"epoch": self.membership.epoch, "members": members, "ended": ended}
         answer["min_ranks"] = self.membership.min_members

@@ -226,6 +226,8 @@ class Supervisor:
             busy |= link.output.tick()
         if self._regrouping is not None:
             busy |= self._regrouping.answer()
+            if self._stop_at is None and not self._stopping and any(each.outcome.is_missed for each in self.links):
+                self._stop_at = time.monotonic()
         if self.changing is not None and not self._stopping and self.links[0].started:
             self.changing.tick()
         times = (self._stop_at, self._terminate_mpirun_at, self._mpirun.ended_at)

@@ -56,8 +56,8 @@ def restore(model: Any, dir: Path, step: int) -> None:
     problems = communicator.all_gather_object(problem, name="Checkpoint/restored_parts")
     failed = next((rank for rank, each in enumerate(problems) if each is not None), None)
     if failed is not None:
-        error = CheckpointError(f"rank {failed}: {problems[failed]}")
-        raise error if failed == job.rank else of_other_rank(error, failed)
+        raised = CheckpointError(f"rank {failed}: {problems[failed]}")
+        raise raised if failed == job.rank else of_other_rank(raised, failed)
     if job.mesh is not None:
         slots = [each for each in gathered_slots.slots_of(model) if model_state.slot_in_parts(each) is not None]
         stored_parts.send_along_batch(slots, job.mesh.data)

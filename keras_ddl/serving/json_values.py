@@ -148,6 +148,8 @@ def _array(alias: str, value: Any, number: int) -> np.ndarray:
     try:
         # As objects first: with one string among numbers, NumPy would convert all to strings of that length.
         array = np.array(value, dtype=object)
+        if any(type(each) is list for each in array.reshape(-1)):
+            raise ValueError(_unequal(value))
         if dtype == tf.string:
             array.reshape(-1)[:] = [_bytes_of(each) for each in array.reshape(-1)]
             return array
@@ -173,6 +175,28 @@ _KINDS = {
     "c": _NUMBERS,
     "V": _NUMBERS,
 }
+
+
+def _unequal(value: list[Any], place: str = "") -> str:
+    """Returns which two rows of nested lists differ in length or depth, and how."""
+    sizes = [len(each) if isinstance(each, list) else None for each in value]
+    usual = max(sizes, key=sizes.count)
+    other = next((number for number, size in enumerate(sizes) if size != usual), None)
+    if other is None:
+        deeper = next((n for n, each in enumerate(value) if np.array(each, dtype=object).ndim == 1), 0)
+        inner = any(isinstance(leaf, list) for leaf in np.array(value[deeper], dtype=object).reshape(-1))
+        return (
+            _unequal(value[deeper], f"{place}[{deeper}]" if place else str(deeper))
+            if inner
+            else "rows have unequal lengths or depths"
+        )
+    first = sizes.index(usual)
+    looks = [
+        f"row {f'{place}[{number}]' if place else number} has "
+        f"{'no list' if sizes[number] is None else 'length ' + str(sizes[number])}"
+        for number in sorted((first, other))
+    ]
+    return f"all rows must have one length; {looks[0]}, and {looks[1]}"
 
 
 def _described(kind: type) -> str:

@@ -306,11 +306,13 @@ class ModelManager:
             if isinstance(error, (LoadInterrupted, OSError)):  # not by the model's fault, perhaps
                 state, wait = State.LOADING, min(wait, _RETRY_SECONDS * 2**version.failures)
             version.failed(state, f"{type(error).__name__}: {error}", wait)
-            LOG.error("model %s version %d could not be loaded from %s: %s", config.name, number, path, version.error)
+            LOG.error(
+                "version %d of model %r could not be loaded from %s: %s", number, config.name, path, version.error
+            )
             return
         version.state = State.AVAILABLE
         versions[number] = version
-        LOG.info("model %s version %d available (loaded in %.2f s)", config.name, number, time.monotonic() - begin)
+        LOG.info("version %d of model %r available (loaded in %.2f s)", number, config.name, time.monotonic() - begin)
         if old is not None:
             await self._unload(config.name, old)
 
@@ -331,4 +333,4 @@ class ModelManager:
         assert version.servable is not None
         freed = version.servable.close()
         version.servable, version.state = None, State.END
-        LOG.info("model %s version %d unloaded%s", name, version.number, "" if freed else "; it was still computing")
+        LOG.info("version %d of model %r unloaded%s", version.number, name, "" if freed else "; it was still computing")

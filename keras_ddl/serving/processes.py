@@ -196,7 +196,7 @@ class ModelProcess:
             return
         self._finish(call, _failed(Code.DEADLINE_EXCEEDED, late(self._options.timeout), 504))
         LOG.warning(
-            "model %s version %d: a request took longer than %g s", self.name, self.version, self._options.timeout
+            "version %d of model %r: a request took longer than %g s", self.version, self.name, self._options.timeout
         )
         for each in reversed(list(self._running.values())):  # each goes before those that wait
             self._retry(each)
@@ -216,7 +216,7 @@ class ModelProcess:
             return
         self._writer = None
         writer.transport.abort()
-        LOG.warning("model %s version %d: its process has ended; starting another", self.name, self.version)
+        LOG.warning("version %d of model %r: its process has ended; starting another", self.version, self.name)
         running = list(self._running.values())
         self._running.clear()
         for call in reversed(running):
@@ -238,14 +238,14 @@ class ModelProcess:
             except (LoadError, LoadInterrupted, OSError, TimeoutError) as error:
                 before, self.error = self.error, f"{type(error).__name__}: {error}"
                 if self.error != before:
-                    LOG.error("model %s version %d cannot be restarted: %s", self.name, self.version, self.error)
+                    LOG.error("version %d of model %r cannot be restarted: %s", self.version, self.name, self.error)
                 while self._waiting:
                     self._finish(self._waiting.popleft(), _failed(Code.UNAVAILABLE, self._unavailable(), 503))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 seconds = time.monotonic() - begin
-                LOG.info("model %s version %d answers again after %.2f s", self.name, self.version, seconds)
+                LOG.info("version %d of model %r answers again after %.2f s", self.version, self.name, seconds)
                 return
 
     def _spawn(self, work: Any) -> None:

@@ -64,7 +64,7 @@ class Server:
         process = ModelProcess(self._fork_server, config.name, number, path, self._options)
         await process.start()
         if process.warmed_up:
-            LOG.info("model %s version %d: %d warm-up requests answered", config.name, number, process.warmed_up)
+            LOG.info("version %d of model %r: %d warm-up requests answered", number, config.name, process.warmed_up)
         return process
 
     async def _run(self, started: Callable[[int, int, int | None], None]) -> bool:

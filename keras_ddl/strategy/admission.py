@@ -7,13 +7,15 @@ from typing import Any
 from keras_ddl import communicator
 from keras_ddl.communicator import history
 from keras_ddl.data import order
-from keras_ddl.errors import RankMismatchError
+from keras_ddl.errors import DriftError, RankMismatchError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.joining_state import STATE, CallbacksOfFit, Joining, State, Survives, give_up, share_variables
 from keras_ddl.strategy.noted import plain_attributes
 from keras_ddl.strategy.progress import capture
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
+
+TRIAL_STEPS = 20  # before each of them newcomers prove that they have what the others have
 
 
 class Admission(Joining):
@@ -28,6 +30,9 @@ class Admission(Joining):
         self._wanting: set[str] = set()
         self._called: set[str] = set()
         self._lets_leave = False  # rank 0 knows of ranks that are to leave
+        self._steps = 0  # since newcomers have come, or since fit has begun
+        self._begins_epoch = False
+        self.has_newcomers = False  # they have come at some time: all ranks compare from then on, whoever is left
 
     @classmethod
     def of_newcomer(cls, record: history.Record, survival: Survives, newcomer: Joining, admitted_at: int) -> Admission:
@@ -35,7 +40,7 @@ class Admission(Joining):
         admission = cls(record, survival)
         admission._admitted_at = admitted_at
         admission._callbacks, admission._at_begin = newcomer._callbacks, newcomer._at_begin
-        admission._compares_batch = admission._is_new = True
+        admission._compares_batch = admission._is_new = admission.has_newcomers = True
         return admission
 
     def look(self) -> None:
@@ -56,10 +61,43 @@ class Admission(Joining):
     def between_steps(self, caller: failing_together.Caller) -> None:
         """Admits newcomers, and lets ranks leave, before a step of fit, if it is time. COLLECTIVE then."""
         self._record.pause()
+        callbacks = self._callbacks
+        if callbacks is None:
+            return
+        self._admit(callbacks, caller)
+        self.prove_before_step(callbacks)
+
+    def prove_before_step(self, callbacks: CallbacksOfFit) -> None:
+        """As `prove`, before the first steps with newcomers, and before the first one of each epoch: no step has used
+        what callbacks have changed. COLLECTIVE then.
+        """
+        if self._steps < TRIAL_STEPS or self._begins_epoch:
+            self.prove(callbacks)
+        self._begins_epoch = False
+        self._steps += 1
+
+    def prove(self, callbacks: CallbacksOfFit) -> None:
+        """Has newcomers prove that they hold what the others hold; those that do not leave. COLLECTIVE with such.
+
+        Cost: a checksum of all weights and slots, and one small exchange; nothing in jobs without newcomers.
+        """
+        if not self.has_newcomers:
+            return
+        mine = callbacks.checksums()
+        right = communicator.all_gather_object(mine, name="keras_ddl/joining/trial")[0]
+        if self._survival.is_on_trial and mine != right:
+            name = next((name for name, value in mine.items() if right.get(name) != value), "fewer variables")
+            give_up(
+                DriftError(
+                    f"A newcomer must do what the others do. Received: {name}, which its callbacks have changed in "
+                    "another way. What they keep must be in attributes: numbers, texts, arrays, generators of random "
+                    "numbers, lists and dicts of these."
+                )
+            )
+
+    def _admit(self, callbacks: CallbacksOfFit, caller: failing_together.Caller) -> None:
         board, survival = self._board, self._survival
         finished = survival.finished()
-        if self._callbacks is None:
-            return
         self.look()
         if (self._wanting or self._lets_leave) and board.admit_at == self._admitted_at:
             self._called, self._wanting = self._wanting, set()
@@ -74,18 +112,21 @@ class Admission(Joining):
         while not survival.admit([int(name) for name in called], caller):
             pass
         if survival.has_met_newcomers:
-            self._begin_anew(self._callbacks)
-            self.agree_on_trace(self._callbacks, caller)
+            self._steps, self.has_newcomers = 0, True
+            self._begin_anew(callbacks)
+            self.agree_on_trace(callbacks, caller)
         for name in called:
             board.forget("join", name)  # of one that was lost
         board.has_question = True  # of those that still wait; rank 0 may be another one now
 
     def begin_fit(self, callbacks: CallbacksOfFit) -> None:
         super().begin_fit(callbacks)
+        self._steps = 0
         self._board.has_question = True  # newcomers may have come before
 
     def begin_epoch(self) -> bool:
         """As `Newcomer.begin_epoch`."""
+        self._begins_epoch = True
         return False
 
     def check_batch(self, batch: Any) -> None:

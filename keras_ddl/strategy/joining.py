@@ -20,6 +20,7 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.communicator import history
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.errors import CollectiveError
 from keras_ddl.strategy import agreement, fits
@@ -69,6 +70,8 @@ class Newcomer(Joining):
         self._state_of_all: State | None = None
         self._restoration: Restoration | None = None
         self.is_on_its_way = False  # to its first step, as one of the ranks
+        self.has_newcomers = False  # as in `Admission`
+        self._values: list[tuple[Any, Any]] = []  # of variables, as the others have given them
 
     def look(self) -> None:
         """A newcomer answers nobody."""
@@ -110,6 +113,7 @@ class Newcomer(Joining):
         except Exception as error:
             give_up(error)
         self.is_on_its_way = True
+        self._values = _values_of(callbacks.model)
         history.begin(replay.record())
 
     def share_state(self, giver: int) -> None:
@@ -137,6 +141,12 @@ class Newcomer(Joining):
             if (standby := standing_in(each)) is not None:
                 standby.begin_late()
         take_over(callbacks.callbacks, state.callbacks)
+        for (
+            variable,
+            value,
+        ) in self._values:  # which its callbacks may have changed on its way, as they know nothing yet
+            variable.value.assign(value)
+        self._values = []
         for each, attributes in zip(callbacks.agreed_state(), state.agreed):
             update(each, attributes)
         order.set_passes(state.passes)
@@ -146,6 +156,10 @@ class Newcomer(Joining):
         self.is_on_its_way = False
         self._receiver.has_joined(state.finished, admission)
         admission.agree_on_trace(callbacks, caller)
+        admission.prove_before_step(callbacks)
+
+    def prove(self, callbacks: CallbacksOfFit) -> None:
+        """A newcomer has nothing yet."""
 
     def _take(self, state: State, callbacks: CallbacksOfFit) -> None:
         model = callbacks.model
@@ -166,6 +180,12 @@ class Newcomer(Joining):
         fits.begin_at(model, state.position[0])
         # Passes of its own, so that nothing that it reads on its way is compared with what the others read.
         order.set_passes(np.full_like(state.passes, order.PASS_OF_NEWCOMERS))
+
+
+def _values_of(model: Any) -> list[tuple[Any, Any]]:
+    """Returns the variables of a model that are not in shards, and copies of their values."""
+    variables = [each for each in agreement.all_variables(model) if sharded_slots.slot_of(each) is None]
+    return [(each, tf.identity(each.value)) for each in variables]
 
 
 def _trace_ahead(model: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from keras_ddl import communicator
+from keras_ddl.communicator import error_report
 from keras_ddl.communicator.comparison import digest
 from keras_ddl.compat import epoch_iterators
 from keras_ddl.data import order
@@ -25,6 +26,7 @@ from keras_ddl.strategy.noted import Noted
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.step import failing_together
 from keras_ddl.strategy.step.cut_step import broadcast_numbers
+from keras_ddl.topology.launcher import find_launcher
 
 STATE = "keras_ddl/joining/state"  # name of its broadcast
 
@@ -37,6 +39,7 @@ class CallbacksOfFit(Protocol):
     position: tuple[int, int, Any]  # epochs done, batches done in the epoch, logs of the last of them
 
     def agreed_state(self) -> list[Any]: ...
+    def checksums(self) -> dict[str, int]: ...
 
 
 class Survives(Protocol):
@@ -44,6 +47,8 @@ class Survives(Protocol):
 
     has_met_newcomers: bool
 
+    @property
+    def is_on_trial(self) -> bool: ...
     def finished(self) -> int: ...
     def may_go_on_with(self, ranks: int) -> bool: ...
     def call(self, run: Callable[[], Any], variables: Callable[[], list[Any]]) -> Any: ...
@@ -157,8 +162,11 @@ def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
 
 
 def give_up(error: Exception) -> NoReturn:
-    """Ends a newcomer that the others have admitted, and that cannot go on: they go on without it."""
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    """Ends a newcomer that cannot go on with the others: they go on without it, and the launcher says why."""
+    launcher = find_launcher()
+    assert launcher is not None  # which has started it
+    error_report.write(launcher.rank, error, gives_up=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os.kill(os.getpid(), signal.SIGKILL)  # what ends in another way ends the job
     raise error

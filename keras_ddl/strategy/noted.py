@@ -1,11 +1,15 @@
 """What callbacks have noted in their attributes since fit began: a newcomer takes it over (joining.py).
 
-Only plain values count: numbers, texts, arrays, functions of modules, and lists and dicts of these.
+Only plain values count: numbers, texts, arrays, generators of random numbers, functions of modules, and lists and dicts
+of these.
 """
 
 from __future__ import annotations
 
+import collections
+import copy
 import pickle
+import random
 import sys
 import types
 from collections.abc import Sequence
@@ -25,13 +29,16 @@ class Noted:
             for name, each in _named(callbacks).items()
         }
 
-    def since(self, callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """Returns what has changed, by callback and attribute: what has not may be each rank's own."""
+    def since(self, callbacks: Sequence[Any], most_bytes: float = float("inf")) -> dict[str, dict[str, Any]]:
+        """Returns what has changed, by callback and attribute: what has not may be each rank's own. `most_bytes`: of an
+        attribute; those with more are left out.
+        """
         return {
             name: {
                 key: value
                 for key, value in plain_attributes(each).items()
-                if self._attributes.get(name, {}).get(key) != pickle.dumps(value)
+                if self._attributes.get(name, {}).get(key) != (pickled := pickle.dumps(value))
+                and len(pickled) <= most_bytes
             }
             for name, each in _named(callbacks).items()
         }
@@ -56,8 +63,8 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain_attributes(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the attributes that are numbers, texts, arrays, functions of modules, and lists and dicts of these; also
-    of the parts of keras_ddl's own callbacks, under names with dots.
+    """Returns the attributes that are numbers, texts, arrays, generators of random numbers, functions of modules, and
+    lists and dicts of these; also of the parts of keras_ddl's own callbacks, under names with dots.
     """
     attributes: dict[str, Any] = {}
     own = ("params", *getattr(owner, "of_this_process", ()))  # Keras's, which say whether this rank shows anything
@@ -74,7 +81,20 @@ def update(owner: Any, attributes: dict[str, Any]) -> None:
         part, _, name = key.rpartition(".")
         inner = getattr(owner, part, None) if part else owner
         if inner is not None:
-            vars(inner)[name] = value
+            vars(inner)[name] = _updated(vars(inner).get(name), value)
+
+
+def _updated(mine: Any, value: Any) -> Any:
+    """Returns `value`; in the list, dict or set that is there, which others may have, too."""
+    if type(mine) is not type(value) or not isinstance(value, (list, dict, set, collections.deque)):
+        return value
+    kept = copy.copy(value)  # which may be the same object
+    mine.clear()
+    if isinstance(mine, (list, collections.deque)):
+        mine.extend(kept)
+    else:
+        mine.update(kept)
+    return mine
 
 
 def _is_plain(value: Any) -> bool:
@@ -84,6 +104,8 @@ def _is_plain(value: Any) -> bool:
         return not value.dtype.hasobject
     if isinstance(value, types.FunctionType):  # of a module, as keras.ops.less; not one of the script's own objects
         return "<" not in value.__qualname__ and value.__module__ in sys.modules
-    if type(value) in (list, tuple, set, frozenset):
+    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+        return type(value).__module__ != "__main__"  # of a class of the script's nothing is known
+    if type(value) in (list, tuple, set, frozenset, collections.deque):
         return all(map(_is_plain, value))
     return type(value) is dict and all(_is_plain(each) for pair in value.items() for each in pair)

@@ -8,39 +8,46 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from keras_ddl.communicator import history
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.errors import RankLostError
 from keras_ddl.strategy import agreement, joining, joining_state, trainer_calls
 from keras_ddl.strategy.interface import strategy_of
+from keras_ddl.strategy.noted import Noted, take_over
 from keras_ddl.strategy.shards import sharded_slots
 
 _LOOK_SECONDS = 0.1
+_NOTED_BYTES = 1 << 20  # of one attribute: weights that a callback keeps are left out
 
 
-def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
-    """Runs a call of fit, evaluate or predict; in a newcomer, which the others have ended, returns what they got."""
+def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks: Callable[[], list[Any]] = list) -> Any:
+    """Runs a call of fit, evaluate or predict; in a newcomer, which the others have ended, returns what they got, and
+    gives `callbacks` what those of the others have noted in it.
+    """
     recorded = history.of_job()
     if recorded is None or trainer_calls.running():
         return call()
     what = f"Model.{method}"
     recorded.begin_call()
     joining_state.remember(model)
+    of_call = callbacks()
+    at_begin = Noted(of_call)
     if isinstance(recorded, history.Replay):
         while not recorded.has_ended(what):
             if method == "fit":
                 break
             time.sleep(_LOOK_SECONDS)
         else:
-            return _take(recorded.result(what), model)
+            return _take(recorded.result(what), model, of_call)
         try:
             returned = call()
         except joining.CallHasEnded:
-            return _take(recorded.result(what), model)
+            return _take(recorded.result(what), model, of_call)
         except Exception as error:
-            if joining.is_on_its_way():
+            if joining.is_on_its_way() or _is_of_newcomer(error, model):
                 joining_state.give_up(error)
             raise
         recorded = history.of_job()
@@ -49,11 +56,22 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any]) -> Any:
     else:
         try:
             returned = call()
-        except BaseException:
+        except BaseException as error:
+            if _is_of_newcomer(error, model):
+                joining_state.give_up(error)
             recorded.close("a call of fit, evaluate or predict that has failed")
             raise
-    recorded.end_call(what, _kept(returned, model))
+    recorded.end_call(what, _kept(returned, model, at_begin.since(of_call, _NOTED_BYTES)))
     return returned
+
+
+def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
+    """Whether this rank has come as a newcomer, and has an error of its own, in a callback, say."""
+    strategy = strategy_of(model)
+    if strategy is None or strategy.survival is None or not strategy.survival.is_on_trial:
+        return False
+    is_own = not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
+    return isinstance(error, Exception) and is_own
 
 
 @dataclass
@@ -68,24 +86,26 @@ class _History:
 @dataclass
 class _Ended:
     """A call that has ended: what it has returned, and what of its model was built then, the numbers of slots in shards
-    included.
+    included; and what its callbacks have noted.
     """
 
     returned: Any
     build_config: dict[str, Any] | None
     optimizers: dict[str, list[int | None]]
     slots: tuple[list[int | None], int]
+    callbacks: dict[str, dict[str, Any]]
 
 
-def _kept(returned: Any, model: Any) -> _Ended:
+def _kept(returned: Any, model: Any, noted: dict[str, dict[str, Any]]) -> _Ended:
     if isinstance(returned, keras.callbacks.History):
         returned = _History(returned.history, returned.epoch, returned.params)
     slots = sharded_slots.numbers_in(agreement.all_variables(model))
-    return _Ended(returned, models.build_config(model), agreement.built_optimizers(model), slots)
+    return _Ended(returned, models.build_config(model), agreement.built_optimizers(model), slots, noted)
 
 
-def _take(ended: _Ended, model: Any) -> Any:
+def _take(ended: _Ended, model: Any, callbacks: list[Any]) -> Any:
     """Builds the model, in a newcomer, as the call has; returns what that has returned."""
+    take_over(callbacks, ended.callbacks)
     strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         models.build_as(model, ended.build_config)

@@ -26,7 +26,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, history, membership
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError
+from keras_ddl.errors import CollectiveError, ConfigError, DeadlineError, RankLostError, RankMismatchError
 from keras_ddl.strategy import one_per_job, trainer_calls
 from keras_ddl.strategy.admission import Admission
 from keras_ddl.strategy.interface import StrategyInterface
@@ -51,13 +51,15 @@ class Report(NamedTuple):
     Attributes:
         rank: its number before. finished: calls, by it; None: it is a newcomer without state.
         has_traced: the call that failed may have traced; None: others had finished it, and so has this rank now, which
-            has not begun the next one. has_met_newcomers: in the admission in which it is.
+            has not begun the next one. has_met_newcomers: in the admission in which it is. is_on_trial: it has come
+            as a newcomer.
     """
 
     rank: int
     finished: int | None
     has_traced: bool | None = False
     has_met_newcomers: bool = False
+    is_on_trial: bool = False
 
 
 class Survival:
@@ -66,6 +68,9 @@ class Survival:
     Attributes:
         joining: how newcomers join; None: the job takes none.
         has_met_newcomers: in the last admission.
+        on_trial: ranks that have come as newcomers, as they are numbered now. They cannot be known to have what the
+            program itself keeps, in a closure, say. So they leave where they turn out to differ, and the others go on.
+            Empty where no other ranks are left: then they are the job.
     """
 
     def __init__(self) -> None:
@@ -77,11 +82,17 @@ class Survival:
         recorded = history.of_job()
         self.joining: Admission | Newcomer | None = None
         self.has_met_newcomers = False
+        self.on_trial: frozenset[int] = frozenset()
         if isinstance(recorded, history.Replay):
             self._finished, self.joining = None, Newcomer(recorded, self)
         elif recorded is not None:
             self.joining = Admission(recorded, self)
         Communicator.recover = self._collective
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether this rank has come as a newcomer, to others that are still there."""
+        return bool(self.on_trial) and communicator.rank() in self.on_trial
 
     def finished(self) -> int:
         """Returns how many calls this rank has finished, of those that all ranks make."""
@@ -113,7 +124,12 @@ class Survival:
                 try:
                     self._compare()
                     returned = run()
-                except (RankLostError, DeadlineError) as error:
+                except Exception as error:
+                    is_lost = isinstance(error, (RankLostError, DeadlineError))
+                    if not is_lost and not self._may_be_of_newcomers(error):
+                        raise
+                    if self.is_on_trial and not isinstance(error, RankLostError):
+                        give_up(error)  # and the others go on without it
                     if not self._go_on(error, variables, caller):
                         continue
                 else:
@@ -170,7 +186,12 @@ class Survival:
         with setting(_in_call, True):
             while True:
                 try:
-                    mine = Report(before, self._finished, has_met_newcomers=self.has_met_newcomers)
+                    mine = Report(
+                        before,
+                        self._finished,
+                        has_met_newcomers=self.has_met_newcomers,
+                        is_on_trial=self.is_on_trial,
+                    )
                     reports = self._meet(newcomers, mine)
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
                     too_few, reason = self._too_few(len(reports)), None
@@ -209,6 +230,16 @@ class Survival:
     def has_joined(self, finished: int, admission: Admission) -> None:
         """This newcomer is a rank now, and has the state after so many calls."""
         self._finished, self.joining = finished, admission
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether newcomers have come to the ranks at some time; the same on all of them between the same two calls."""
+        return self.joining is not None and self.joining.has_newcomers
+
+    def prove(self, callbacks: Any) -> None:
+        """Has newcomers prove that they hold what the others hold; those that do not leave. COLLECTIVE with such."""
+        if self.joining is not None:
+            self.joining.prove(callbacks)
 
     def begin_fit(self, callbacks: Any) -> None:
         """Training begins, after on_train_begin of all callbacks; a newcomer becomes a rank. COLLECTIVE then."""
@@ -260,13 +291,15 @@ class Survival:
     def _go_on(self, error: Exception, variables: Callable[[], list[Any]], caller: Caller | None) -> bool:
         """Goes on with the ranks that are left. Returns whether others had finished the call, and this rank has now."""
         before, size, begun = communicator.rank(), communicator.size(), self.finished()
+        is_on_trial = self.is_on_trial
         has_traced = caller is not None and caller.may_have_traced(is_python=False)
         reason = None if caller is None else caller.cut_step.why_not_again()
         mesh = remeshing.layout_of(self._strategies())
         while reason is None:
             try:
                 in_call = self.finished() == begun  # else others were lost after it had been finished
-                reports = self._meet(None, Report(before, self._finished, has_traced if in_call else None))
+                mine = Report(before, self._finished, has_traced if in_call else None, is_on_trial=is_on_trial)
+                reports = self._meet(None, mine)
                 old = sorted(each.rank for each in reports if each.finished is not None)
                 # Nobody was lost; or one has left by itself: then the program is wrong, and would be again. (One that
                 # meets the others has left, too.)
@@ -291,6 +324,15 @@ class Survival:
                 if not communicator.is_initialized():
                     reason = str(another)
         raise error if reason is None else with_reason(error, reason)
+
+    def _may_be_of_newcomers(self, error: Exception) -> bool:
+        """Whether a call has failed because newcomers have made another one, or have failed in it: without them the
+        others make it again, and what was wrong without them comes again.
+        """
+        failed_rank = getattr(error, "failed_rank", None)
+        if self.is_on_trial:
+            return failed_rank is None or failed_rank in self.on_trial
+        return bool(self.on_trial) and (isinstance(error, RankMismatchError) or failed_rank in self.on_trial)
 
     def _share_out(self) -> str | None:
         """Shares out anew what is in shards and slices. Returns what is lost, if something is."""
@@ -326,6 +368,8 @@ class Survival:
 
     def _catch_up(self, reports: list[Report], variables: Callable[[], list[Any]], caller: Caller | None) -> None:
         """Finishes the call if other ranks have. Else all are to make it again. Newcomers get the state of all."""
+        of_newcomers = {number for number, each in enumerate(reports) if each.is_on_trial or each.finished is None}
+        self.on_trial = frozenset(of_newcomers if len(of_newcomers) < len(reports) else ())
         calls = [each.finished for each in reports]
         if calls.count(None) == len(calls):
             raise RankLostError("All ranks that had the state of the training are lost.")

@@ -1,9 +1,12 @@
 """The command line before anything is started: help, mistakes, versions. None of it waits for TensorFlow."""
 
+import http.server
 import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,9 +127,43 @@ def test_cli_dry_run_prints_a_command_and_starts_nothing(tmp_path: Path):
     assert not (tmp_path / "made it").exists()
 
 
-@pytest.mark.parametrize("flag", ["-np", "--np", "-n"])
-def test_cli_run_takes_the_number_of_ranks_by_any_name(flag: str, tmp_path: Path):
-    assert "-np 3 " in run(["run", flag, "3", "--dry-run", "true"], tmp_path).out
+@pytest.mark.parametrize("words", ["-np 3", "--np 3", "-n 3", "--num-proc 3", "-np=3", "--np=3", "-np3", "-n3", "-n=3"])
+def test_cli_run_takes_the_number_of_ranks_by_any_name(words: str, tmp_path: Path):
+    options = ["-x", "A=1", *words.split(), "--dry-run"]
+    ended = run(["run", *options, "true", "-np7"], tmp_path)
+    assert "ranks 0 to 2" in ended.out and "true -np7" in ended.out, ended  # words after the program are its own
+
+
+@pytest.mark.parametrize(
+    ("words", "corrected"),
+    [
+        ("train.py -np 2", "-np 2 train.py"),
+        ("python train.py --epochs 3 -np=2 -v", "-np 2 python train.py --epochs 3 -v"),
+        ("train.py -n2", "-np 2 train.py"),
+        ("-- train.py 'a b' --np 2", "-np 2 train.py 'a b'"),
+        ("--verbose train.py --num-proc 2", "-np 2 train.py"),
+    ],
+)
+def test_cli_run_says_that_the_number_of_ranks_stands_after_the_program(words: str, corrected: str, tmp_path: Path):
+    (tmp_path / "train.py").touch()
+    ended = run(["run", *shlex.split(words)], tmp_path, env={"SLURM_NTASKS": ""})
+    assert ended.status == 2 and ended.err.strip().endswith(f"Write: keras-ddl run {corrected}"), ended
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("-np 2 trian.py", "'train.py'"),
+        ("-np 2 python trian.py", "'train.py'"),
+        ("-np 2 train", "'train.py'"),
+        ("-mp 2 train.py", "'-np'"),
+        ("--restart 3 -np 2 train.py", "'--restarts'"),
+    ],
+)
+def test_cli_run_names_what_was_meant(words: str, meant: str, tmp_path: Path):
+    (tmp_path / "train.py").touch()
+    ended = run(["run", *words.split()], tmp_path)
+    assert ended.status != 0 and f"Did you mean {meant}?" in ended.err, ended
 
 
 def test_cli_info_shows_the_installation(tmp_path: Path):
@@ -142,6 +179,11 @@ def test_cli_info_shows_the_installation(tmp_path: Path):
     assert "UNKNOWN" in lines["KERAS_DDL_DEDLINE"]
     assert "keras-ddl run --tf-config" in lines["TF_CONFIG"]
     assert "600.0" not in ended.out
+    assert "Set by" not in ended.out, ended  # what keras_ddl passes to its own processes is no setting
+    as_rank = run(["info"], tmp_path, env={"KERAS_DDL_HOST_RANK": "1/2@/tmp", "KERAS_DDL_RESTART": "1"}).out
+    settings, _, handed_over = as_rank.partition("Set by keras-ddl for this process\n")
+    assert "KERAS_DDL_HOST_RANK" not in settings and "KERAS_DDL_MODE" in settings, as_rank
+    assert {line.split()[0] for line in handed_over.splitlines()} == {"KERAS_DDL_HOST_RANK", "KERAS_DDL_RESTART"}
 
 
 def test_cli_export_of_a_missing_directory_is_one_clear_message(tmp_path: Path):
@@ -246,3 +288,31 @@ def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):
     assert "warning: a warning" in text and "replayed 8 rows" in text
     assert f"keras-ddl serve digits={tmp_path}\n" in text
     assert f"-v {tmp_path}:/models/digits -e MODEL_NAME=digits tensorflow/serving" in text
+    usual = describe(result, "model")  # in the spelling of `keras-ddl serve --help`
+    assert f"keras-ddl serve {tmp_path}\n" in usual
+    assert f"docker run --rm -p 8500:8500 -p 8501:8501 -v {tmp_path}:/models/model tensorflow/serving\n" in usual
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Answers as a model server that has no such model, or that refuses the rows."""
+
+    def do_POST(self) -> None:
+        missing = "/models/absent" in self.path
+        self.send_response(404 if missing else 400)
+        self.end_headers()
+        self.wfile.write(b'{"error": "%s"}' % (b"Servable not found." if missing else b"bad rows"))
+
+
+def test_predict_says_whether_there_is_a_server_a_model_or_another_mistake(tmp_path: Path):
+    (tmp_path / "rows.json").write_text('{"x": [[1.0]]}')
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        absent = run(["predict", url, "rows.json", "--model", "absent"], tmp_path)
+        refused = run(["predict", url, "rows.json"], tmp_path)
+        server.shutdown()
+    nobody = run(["predict", url, "rows.json"], tmp_path)
+    assert "still loading it: try again" in absent.err and "404: Servable not found. It has" in absent.err, absent
+    assert f"must accept the request. Received from {url}: 400: bad rows" in refused.err, refused
+    assert f"no answer at {url} (" in nobody.err and "Start one" in nobody.err, nobody
+    assert not any("outputs" in each.err for each in (absent, refused, nobody))

@@ -46,7 +46,7 @@ class Case:
 
     Attributes:
         what: the first cell of its row.
-        words: a pattern for the last ten lines under `keras-ddl run`; the line where its match ends is shown in the row.
+        words: a pattern for the last ten lines under `keras-ddl run`; the row shows the line where its match ends.
         status: the exit status there.
         mpirun_words: what somebody says under mpirun; None: the case is not for mpirun.
         seconds: until the job has ended, at most, on a busy machine.

@@ -28,6 +28,7 @@ def end(when):
     step, how = PLAN.get(ME, (None, None))
     if when == step:
         if how == "error": raise ValueError("my own")
+        if how == "vanish": os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 
 total, step, sizes = 0.0, 0, [keras_ddl.size()]
@@ -115,6 +116,27 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     assert "rank 1 on host" in ended.err and "failed first, and the job was ended: killed by SIGKILL" in ended.err, (
         ended
     )
+
+
+def test_a_rank_that_ends_with_status_0_in_the_middle_is_lost_and_said_so(tmp_path: Path) -> None:
+    ended = job(tmp_path, 3, 2, {1: (100, "vanish")})
+    assert [each[:3] for each in left(ended)] == [[0, 0, 300 * 299 / 2], [2, 1, 300 * 299 / 2]], ended
+    middle = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
+    assert f"keras-ddl: rank 1 was lost ({middle}); 2 go on.\n" in ended.err, ended
+    assert ended.err.endswith(f"keras-ddl: the others have gone on without rank 1: {middle}.\n"), ended
+    assert "[1, was 2] [2, 1, " in ended.out, ended  # as rank() says, and the number of the launcher's lines
+
+
+def test_too_few_are_left_by_a_rank_that_ends_with_status_0(tmp_path: Path) -> None:
+    ended = job(tmp_path, 2, 2, {1: (100, "vanish")})
+    assert ended.status == 1 and ended.seconds < 60, ended
+    assert re.search(r"rank 1 on host .* failed first, .* ended with status 0 in the middle", ended.err), ended
+
+
+def test_ranks_that_end_by_os_exit_when_all_is_done_are_not_missed(tmp_path: Path) -> None:
+    source = "import keras_ddl\nkeras_ddl.init()\nkeras_ddl.barrier()\ntime.sleep(RANK)\nos._exit(0)\n"
+    ended = run(["run", "-np", "2", "--min-np", "1", "python", write_program(tmp_path, source)], tmp_path)
+    assert ended.status == 0 and not ended.err, ended
 
 
 def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:

@@ -121,6 +121,58 @@ list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.
     assert "tensorflow" not in "".join(lines[-8:]) and ended.err.count("Traceback") == 1, ended
 
 
+MISTAKES = """
+import keras, numpy as np
+import keras_ddl
+
+class Own(keras.Model):
+    def train_step(self, data):
+        return undefined(data)
+
+class Break(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if KIND == "callback" and keras_ddl.rank() == 1:
+            raise ValueError("my callback is wrong")
+
+KIND = sys.argv[1]
+strategy = keras_ddl.Strategy()
+with strategy.scope():
+    inputs = keras.Input((4,))
+    model = (Own if KIND == "name" else keras.Model)(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+x = np.ones((8, 5 if KIND == "shape" else 4))
+if KIND == "label":
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+model.fit(x, np.full(8, 7) if KIND == "label" else x[:, :1], batch_size=4, callbacks=[Break()], verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "who", "last", "most"),
+    [
+        ("shape", "all 2 ranks failed alike", "ValueError: Input 0 ", 5),
+        ("callback", "rank 1 on host ", "ValueError: my callback is wrong", 6),
+        pytest.param("name", "all 2 ranks failed alike", "NameError: name 'undefined'", 7, marks=pytest.mark.long),
+        pytest.param("label", "", " [[{{node ", 12, marks=pytest.mark.long),
+    ],
+)
+def test_run_shows_of_a_mistake_the_frames_of_the_program_and_one_message(
+    kind: str, who: str, last: str, most: int, tmp_path: Path
+):
+    program = write_program(tmp_path, MISTAKES)
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = run(["run", "-np", "2", "python", program, kind], tmp_path, env=env)
+    lines = [line for line in ended.err.splitlines() if not re.match(r"\s*\^+$|\[1\]|WARNING: All log|[IWE]0000", line)]
+    assert ended.status == 1 and lines[0].startswith(f"keras-ddl: {who}"), ended
+    assert "KERAS_DDL_ALL_FRAMES=1 shows all frames" in lines[0] and len(lines) <= most, ended
+    assert lines[-1].strip().startswith(last.strip()) and "keras_ddl/" not in "".join(lines[1:]), ended
+    if kind == "callback":
+        shown = run(["run", "-np", "2", "-x", "KERAS_DDL_ALL_FRAMES=1", "python", program, kind], tmp_path, env=env)
+        assert "keras_patches" in shown.err and shown.err.rstrip().endswith(last), shown
+
+
 def test_run_killed_rank_is_named_with_its_signal(tmp_path: Path):
     program = write_program(
         tmp_path, "if RANK == 1: here('pid'); Path('pid-1').write_text(str(os.getpid())); here('up')\ntime.sleep(600)"

@@ -175,13 +175,21 @@ class Job:
         del self.regrouping.spares[:newcomers]
 
     def _link(self, rank: Rank) -> Any:
-        outcome = SimpleNamespace(rank=rank.number, is_lost=False, done=True, survived=False, describe=lambda: "killed")
+        outcome = SimpleNamespace(
+            rank=rank.number,
+            is_lost=False,
+            done=True,
+            survived=False,
+            gives_up=False,
+            has_vanished=False,
+            describe=lambda: "killed",
+        )
         return SimpleNamespace(
             outcome=outcome,
             channel=None,
             is_missing=False,
             over=False,
-            output=SimpleNamespace(come_first=lambda: None),
+            output=SimpleNamespace(renumber=lambda _: None),
             signal=lambda _: self.end(rank),
             stop=lambda signum, _: self.end(rank) if rank.lives and signum else None,
             send=lambda kind, message: self._answer(rank, message) if kind is control.Kind.ANSWER else None,

@@ -123,6 +123,9 @@ class Callbacks:
     def agreed_state(self) -> list[Any]:
         return []
 
+    def checksums(self) -> dict[str, int]:
+        return {"state": hash(self.model.rank.state.value)}
+
     def become_first(self, *, may_lack_last: bool) -> None:
         """Nothing is written."""
 
@@ -222,13 +225,16 @@ def simulated_newcomers() -> Iterator[None]:
         mock.patch.object(communicator.meeting, "joined_membership", lambda _, is_over: _join(is_over)),
         mock.patch.object(failing_together, "forget_all_traces", lambda but: this_rank().caller.forget_traces()),
         mock.patch.object(fits, "begin_at", _begin_at),
-        mock.patch.object(replayed_calls, "_kept", lambda returned, _: returned),
-        mock.patch.object(replayed_calls, "_take", lambda result, _: result),
+        mock.patch.object(replayed_calls, "_kept", lambda returned, *_: returned),
+        mock.patch.object(replayed_calls, "_take", lambda result, *_: result),
         mock.patch.object(joining, "agreement", agreement),
         mock.patch.object(admission, "agreement", agreement),
         mock.patch.object(joining_state, "agreement", agreement),
         mock.patch.object(joining, "build_for_data", lambda _: None),
         mock.patch.object(joining, "_trace_ahead", lambda _: None),
+        mock.patch.object(joining, "_values_of", lambda _: []),
+        # Else each step has one more exchange, which is a collective like others, and schedules are too many.
+        mock.patch.object(admission, "TRIAL_STEPS", 1),
         mock.patch.object(joining, "number_slots", lambda *_: None),
         mock.patch.object(admission, "sharded_slots", SimpleNamespace(numbers_in=lambda _: ([], 0))),
         mock.patch.object(admission, "capture", _capture),

@@ -125,6 +125,88 @@ def test_a_spare_that_has_other_data_ends_and_the_others_go_on(kind: str, tmp_pa
     assert "RankMismatchError: " in ended.err, ended
 
 
+OWN_STATE = """
+import time
+import keras, numpy as np
+import keras_ddl
+strategy = keras_ddl.Strategy(seed=3)
+NUMBER = int(os.environ.get("KERAS_DDL_HOST_RANK", "0/1").split("/")[0])
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="tanh")])
+    model.compile(keras.optimizers.SGD(1e-3), "mse")
+x = np.arange(40.0).reshape(20, 2) / 40
+seen = []
+done = []
+class Own(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.random = np.random.default_rng(1)
+    def on_train_batch_begin(self, batch, logs=None):
+        if KIND == "generator":  # can be given to a newcomer
+            self.model.optimizer.learning_rate = self.random.uniform(1e-4, 1e-2)
+        if KIND == "closure":
+            seen.append(batch)
+            self.model.optimizer.learning_rate = 1e-3 * (1 + len(seen) % 7)
+        if KIND == "raises" and NUMBER == 2 and len(done) > 3: raise ValueError("of the newcomer alone")
+    def on_epoch_begin(self, epoch, logs=None):
+        if KIND == "layer" and epoch > 0 and NUMBER != 2:
+            self.model.layers[0].activation = keras.activations.relu
+            self.model.make_train_function(force=True)
+    def on_epoch_end(self, epoch, logs=None):
+        if KIND == "epoch":
+            seen.append(epoch)
+            kernel = self.model.layers[0].kernel
+            kernel.assign(kernel * (1 - 0.01 * (len(seen) % 5)))
+class Kill(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        done.append(batch)
+        if NUMBER == 1 and len(done) == 9: os.kill(os.getpid(), 9)
+        time.sleep(0 if Path("came").exists() or SIZE == 1 else 0.3)
+SIZE = keras_ddl.size()
+class Find(keras.callbacks.Callback):
+    def __init__(self): super().__init__(); self.losses = []
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 1.5
+if NUMBER == 2: Path("came").touch()
+if KIND == "finder":  # of learning rates, in a fit that has ended when the newcomer comes
+    start, find = model.get_weights(), Find()
+    model.fit(x, x[:, :1], batch_size=4, callbacks=[find], verbose=0)
+    model.set_weights(start)
+    model.optimizer.learning_rate = 1e-3 * 1.5 ** int(np.argmin(find.losses))
+history = model.fit(x, x[:, :1], batch_size=4, epochs=40, callbacks=[Own(), Kill()], verbose=0)
+print("trained", len(history.epoch), *(f"{each:.4f}" for each in np.ravel(model.get_weights()[0])), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "leaves"),
+    [
+        ("closure", "DriftError: "),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                ("epoch", "DriftError: "),
+                ("layer", "RankMismatchError: "),
+                ("raises", "ValueError: of the newcomer alone"),
+                ("generator", None),
+                ("finder", None),
+            )
+        ),
+    ],
+)
+def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_go_on(
+    kind: str, leaves: str | None, tmp_path: Path
+) -> None:
+    program = write_program(tmp_path, OWN_STATE.replace("KIND", repr(kind)))
+    alone = run(["run", "-np", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    assert ended.status == 0 and ended.out.splitlines()[0] == alone.out.strip(), (alone, ended)
+    assert "rank 2 has joined; 2 go on." in ended.err, ended
+    said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
+    assert len(said) == (leaves is not None) and (leaves is None or leaves in said[0]), ended
+
+
 TOO_FEW = """
 import keras, numpy as np
 import keras_ddl

@@ -78,6 +78,15 @@ class DriftCheck:
             if self._differ(communicator.all_gather_object(_digests(variables, sums), name=name)):
                 self._explain(variables, sums, models.steps_taken(models.optimizers_of(self._model)) or 0)
 
+    def checksums(self) -> dict[str, int]:
+        """Returns name -> checksum, of the weights and of all state of the optimizers."""
+        variables = {id(each): each for each in [*_weights(self._model), *_state_of_optimizers(self._model)]}
+        sums: dict[str, int] = {}
+        for number, each in enumerate(variables.values()):
+            name = models.plain_name(each.path)
+            sums[name if name not in sums else f"{name} ({number})"] = checksum(_values(each))
+        return sums
+
     def _check(self, everything: bool) -> None:
         begin = time.perf_counter()
         variables = _weights(self._model)

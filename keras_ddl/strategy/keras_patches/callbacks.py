@@ -247,6 +247,10 @@ class CallbackList(_KerasList):
         """Returns the objects whose plain attributes are what the ranks have agreed on in this fit."""
         return [each for each in (self._drift, self._saves) if each is not None]
 
+    def checksums(self) -> dict[str, int]:
+        """Returns name -> checksum, of all that the ranks must hold alike."""
+        return {} if self._drift is None else self._drift.checksums()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: Python's generator, which will shuffle a PyDataset, is the same on all ranks."""
         with self._of_one_rank():
@@ -266,12 +270,17 @@ class CallbackList(_KerasList):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After all callbacks: the ranks' weights are compared; stop on all ranks if any wants to."""
         self._finish_step("epoch_end")
+        survival = None if self._strategy is None else self._strategy.survival
+        if survival is not None and survival.has_newcomers:
+            self.compare()  # what callbacks change from here on has not entered a step
         readable = self._saves.gathered_slots() if self._saves is not None else contextlib.nullcontext()
         with self._of_one_rank(), readable:
             super().on_epoch_end(epoch, logs)
         if self._figures is not None:
             self._figures.end_epoch(epoch, logs)
         self.flush()
+        if survival is not None:
+            survival.prove(self)
         if self._drift is not None:
             self._drift.after_epoch()
             self._agree_to_stop_training()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_ddl import communicator
+from keras_ddl.communicator import shown_frames
 from keras_ddl.data import order
 from keras_ddl.strategy import fits, observing, replayed_calls, trainer_calls
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of, strategy_of_ranks
@@ -24,7 +25,15 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
     """Agrees on random states before, makes all ranks stop together, and reports errors as keras_ddl's."""
     compiling.check_scope(model, strategy_of(model))
     try:
-        return replayed_calls.call_of_trainer("fit", model, lambda: _fit(original, model, *args, **kwargs))
+        return replayed_calls.call_of_trainer(
+            "fit",
+            model,
+            lambda: _fit(original, model, *args, **kwargs),
+            lambda: _callbacks(inspect.signature(original).bind(model, *args, **kwargs).arguments.get("callbacks")),
+        )
+    except Exception as error:
+        shown_frames.leave_out(error, goes_on=True)  # as Keras's own fit does: a notebook shows what is left
+        raise
     finally:
         reading.close_streams()
 
@@ -55,6 +64,12 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
             model.__dict__["stop_training"], running.agreed_stop = bool(running.agreed_stop), None
 
 
+def _callbacks(given: Any) -> list[Any]:
+    """Returns the callbacks that the program has passed: in a list, in Keras's, or one alone."""
+    given = getattr(given, "callbacks", given)
+    return [] if given is None else [*given] if isinstance(given, (list, tuple)) else [given]
+
+
 def evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """The same on all ranks; the progress bar is rank 0's."""
     returned = _evaluate_or_predict(method, original, model, *args, **kwargs)
@@ -83,6 +98,9 @@ def _evaluate_or_predict(method: str, original: Callable[..., Any], model: Any, 
 
     try:
         return replayed_calls.call_of_trainer(method, model, call)
+    except Exception as error:
+        shown_frames.leave_out(error, goes_on=True)
+        raise
     finally:
         reading.close_streams()
 
