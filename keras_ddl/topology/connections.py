@@ -57,7 +57,8 @@ class Unproven(Generic[T]):
         self._by_address.setdefault(address, {})[fd] = None
         if len(self._all) <= self._most:
             return None
-        return self.pop(next(iter(max(self._by_address.values(), key=len))))
+        address_with_most = max(self._by_address, key=lambda each: len(self._by_address[each]))
+        return self.pop(next(iter(self._by_address[address_with_most])))
 
     def pop(self, fd: int) -> T:
         """Removes one and returns it."""

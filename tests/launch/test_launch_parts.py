@@ -101,6 +101,14 @@ def test_mpirun_environment_hides_an_outer_job(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
     inner = mpirun.environment({**outer, "OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h"})
     assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h", "I_MPI_PIN": "0"}
+
+
+def test_a_user_without_a_home_has_none_that_others_can_fill(monkeypatch: pytest.MonkeyPatch):
+    # Open MPI loads what $HOME/.openmpi/mca-params.conf names, and Python runs what is in $HOME/.local.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no entry for this user
+    for folder in [home := Path(mpirun.environment({})["HOME"]), *home.parents]:
+        if folder.exists():
+            assert folder == Path("/")
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 0)
     assert mpirun.environment({})["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
 
