@@ -15,10 +15,10 @@ from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import control, job, mpirun, native_mpi
 from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.job import JobResult
+from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
-from keras_ddl.launch.rank_process import remove_job_folder
 from keras_ddl.launch.stdin import StdinForwarder
 from launch.launching import LIMIT_SECONDS
 
