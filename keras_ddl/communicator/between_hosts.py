@@ -4,6 +4,10 @@ Every rank listens at a port, its door, for as long as its process lives; the la
 (membership.py). Of two ranks, the higher one connects to the door of the lower one. Each proves to the other that it
 knows the job's secret, by an HMAC over both sides' nonces; nothing else of a connection is read before. As in MPI,
 nothing is encrypted.
+
+One thread serves the door, and never waits for who knocks: a stranger costs it a nonce of 16 bytes and one proof at
+most. Few strangers are in at a time, and the next ones push them out (topology/connections.py). A rank that was pushed
+out by a flood knocks again.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import itertools
 import os
+import select
 import socket
 import struct
 import threading
@@ -22,18 +26,21 @@ from dataclasses import dataclass, field
 
 from keras_ddl import config
 from keras_ddl.errors import RankLostError
-from keras_ddl.topology.connections import keep_alive
+from keras_ddl.topology.connections import Unproven, keep_alive
 from keras_ddl.topology.launcher import host_key
 
 _NONCE_BYTES = _KEY_BYTES = 16
 _KNOCK = struct.Struct(f"!B{_KEY_BYTES}sII{_NONCE_BYTES}s")  # purpose, key, from, to, nonce
 _PROOF_BYTES = 32
+_MESSAGE_BYTES = _KNOCK.size + _PROOF_BYTES
 _CONNECT, _LOOK = 1, 2  # the purposes
 _OPEN, _GIVEN_UP = b"\1", b"\2"  # the answers
-_KNOCK_SECONDS = 10.0
-_PROOF_SECONDS = 5.0  # for a knock, once this rank can check it
+_KNOCK_SECONDS = 10.0  # for a knock, from its connection to its answer; so long both sides try
+_AGAIN_SECONDS = 0.02
 _LOOK_AFTER_SECONDS = 1.0
-_MAX_KNOCKS = 256  # at a time; the oldest makes room for the next
+_MAX_STRANGERS = 256  # at a time, beside the ranks
+_ACCEPTED_AT_ONCE = 32  # before those who have knocked are heard again
+_SWEEP_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,20 +60,33 @@ class Doors:
     secret: bytes = field(repr=False)
 
 
-class Doorkeeper:
-    """This process's door. Threads of its own answer who knocks."""
+@dataclass
+class _Knock:
+    """A connection that has not proved anything yet. `message`: what has come of it, with its proof."""
 
-    def __init__(self, rank: int) -> None:
-        """`rank`: the launcher's number of this one. Raises: OSError: no port can be opened."""
+    connection: socket.socket
+    nonce: bytes
+    until: float
+    message: bytes = b""
+
+
+class Doorkeeper:
+    """This process's door. A thread of its own answers who knocks."""
+
+    def __init__(self, rank: int, size: int = 1) -> None:
+        """`rank`: the launcher's number of this one. `size`: of the job. Raises: OSError: no port can be opened."""
         self.rank = rank
         self._doors = Doors({}, b"")
         self._listener = socket.create_server(("", 0), backlog=1024)
+        self._listener.setblocking(False)
         self._changed = threading.Condition()  # guards what follows
         self._arrived: dict[tuple[bytes, int], socket.socket] = {}
         self._given_up: set[bytes] = set()
-        self._knocks: dict[int, socket.socket] = {}  # those that have proved nothing yet, the oldest first
-        self._numbers = itertools.count()
-        threading.Thread(target=self._accept, name="keras_ddl-door", daemon=True).start()
+        self._introduced = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Of the door's thread alone:
+        self._knocks: Unproven[_Knock] = Unproven(_MAX_STRANGERS + size)
+        self._poll = select.epoll()
+        threading.Thread(target=self._serve, name="keras_ddl-door", daemon=True).start()
 
     def describe(self) -> dict[str, object]:
         """Returns what the launcher is to tell the other ranks of this door."""
@@ -76,7 +96,7 @@ class Doorkeeper:
         """Sets the doors of all ranks. Who has knocked before waits for it."""
         with self._changed:
             self._doors = doors
-            self._changed.notify_all()
+        os.eventfd_write(self._introduced, 1)
 
     def others(self, world_ranks: Sequence[int]) -> list[int]:
         """Returns those of `world_ranks` that are on other hosts."""
@@ -140,82 +160,118 @@ class Doorkeeper:
     def _knock(self, rank: int, purpose: int, digest: bytes) -> socket.socket:
         door = self._doors.by_rank[rank]
         where = f"its process does not answer at port {door.port} of {door.address}"
-        try:
-            connection = socket.create_connection((door.address, door.port), timeout=_KNOCK_SECONDS)
-        except OSError as error:
-            raise RankLostError(
-                f"rank {rank} died, or cannot be reached: {where} ({error}). Ranks need TCP connections between all "
-                "hosts."
-            ) from None
-        with _closing_on_error(connection):
-            try:
-                nonce = _receive(connection, _NONCE_BYTES)
-                own_nonce = os.urandom(_NONCE_BYTES)
-                message = _KNOCK.pack(purpose, digest, self.rank, rank, own_nonce)
-                connection.sendall(message + self._proof(b"knock", nonce, message))
-                answer, proof = _receive(connection, 1), _receive(connection, _PROOF_BYTES)
-            except OSError as error:
-                raise RankLostError(f"rank {rank} died: {where} ({error}).") from None
-            if not hmac.compare_digest(proof, self._proof(b"answer", own_nonce, answer)):
-                raise RankLostError(f"rank {rank} cannot be reached: at port {door.port} of {door.address} is another.")
-            if answer != _OPEN:
-                raise RankLostError(f"rank {rank} does not wait any more: it has lost another rank.")
-        return connection
-
-    def _accept(self) -> None:
+        until = time.monotonic() + _KNOCK_SECONDS
         while True:
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                time.sleep(0.1)  # too many open files, say
-                continue
-            number = next(self._numbers)
-            with self._changed:
-                self._knocks[number] = connection
-                if len(self._knocks) > _MAX_KNOCKS:  # a rank would have proved what it is long before
-                    with contextlib.suppress(OSError):
-                        next(iter(self._knocks.values())).shutdown(socket.SHUT_RDWR)
-            try:
-                threading.Thread(
-                    target=self._answer, args=(number, connection), name="keras_ddl-knock", daemon=True
-                ).start()
-            except RuntimeError:  # no more threads
-                self._forget(number)
-                connection.close()
-
-    def _forget(self, number: int) -> None:
-        with self._changed:
-            self._knocks.pop(number, None)
-
-    def _answer(self, number: int, connection: socket.socket) -> None:
-        try:
+                connection = socket.create_connection((door.address, door.port), timeout=_KNOCK_SECONDS)
+            except OSError as error:
+                raise RankLostError(
+                    f"rank {rank} died, or cannot be reached: {where} ({error}). Ranks need TCP connections between "
+                    "all hosts."
+                ) from None
             with _closing_on_error(connection):
-                nonce = os.urandom(_NONCE_BYTES)
-                with self._changed:  # nobody can prove anything before this rank knows the secret
-                    if not self._changed.wait_for(lambda: self._doors.secret, _KNOCK_SECONDS):
-                        raise ConnectionError("too early")
-                until = time.monotonic() + _PROOF_SECONDS
-                connection.settimeout(_PROOF_SECONDS)
-                connection.sendall(nonce)
-                message = _receive(connection, _KNOCK.size, until)
-                proof = _receive(connection, _PROOF_BYTES, until)
-                if not hmac.compare_digest(proof, self._proof(b"knock", nonce, message)):
-                    raise ConnectionError("no rank of this job")
-                purpose, digest, source, target, other_nonce = _KNOCK.unpack(message)
-                if target != self.rank:
-                    raise ConnectionError("another rank is meant")
+                try:
+                    nonce = _receive(connection, _NONCE_BYTES)
+                    own_nonce = os.urandom(_NONCE_BYTES)
+                    message = _KNOCK.pack(purpose, digest, self.rank, rank, own_nonce)
+                    connection.sendall(message + self._proof(b"knock", nonce, message))
+                    answer, proof = _receive(connection, 1), _receive(connection, _PROOF_BYTES)
+                except ConnectionError as error:
+                    # Strangers may have pushed this knock out. A process that has died refuses the next one.
+                    if time.monotonic() < until:
+                        connection.close()
+                        time.sleep(_AGAIN_SECONDS)
+                        continue
+                    raise RankLostError(f"rank {rank} died: {where} ({error}).") from None
+                except OSError as error:
+                    raise RankLostError(f"rank {rank} died: {where} ({error}).") from None
+                if not hmac.compare_digest(proof, self._proof(b"answer", own_nonce, answer)):
+                    raise RankLostError(
+                        f"rank {rank} cannot be reached: at port {door.port} of {door.address} is another."
+                    )
+                if answer != _OPEN:
+                    raise RankLostError(f"rank {rank} does not wait any more: it has lost another rank.")
+            return connection
+
+    # ---- the door's thread ---------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._poll.register(self._introduced, select.EPOLLIN)
+        sweep_at = 0.0
+        while True:
+            ready = [fd for fd, _ in self._poll.poll(_SWEEP_SECONDS)]
+            for fd in ready:
+                if fd in self._knocks:
+                    self._hear(fd)
+            if self._introduced in ready:
+                os.eventfd_read(self._introduced)
+                for fd in self._knocks:
+                    self._answer(fd)
+            if self._listener.fileno() in ready:
+                self._accept()
+            if (now := time.monotonic()) >= sweep_at:
+                sweep_at = now + _SWEEP_SECONDS
+                for fd in self._knocks:
+                    if now >= self._knocks[fd].until:
+                        self._knocks.pop(fd).connection.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, (address, _) = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # too many open files, say
+                time.sleep(0.1)
+                return
+            knock = _Knock(connection, os.urandom(_NONCE_BYTES), time.monotonic() + _KNOCK_SECONDS)
+            try:
+                connection.setblocking(False)
+                connection.send(knock.nonce)  # a new socket takes these few bytes
+            except OSError:
+                connection.close()
+                continue
+            self._poll.register(connection, select.EPOLLIN)
+            if (pushed_out := self._knocks.add(connection.fileno(), address, knock)) is not None:
+                pushed_out.connection.close()
+
+    def _hear(self, fd: int) -> None:
+        knock = self._knocks[fd]
+        try:
+            part = knock.connection.recv(_MESSAGE_BYTES - len(knock.message))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        knock.message += part
+        if not part:
+            self._knocks.pop(fd).connection.close()
+        elif len(knock.message) == _MESSAGE_BYTES:
+            self._poll.unregister(fd)  # nothing more is to come
+            self._answer(fd)
+
+    def _answer(self, fd: int) -> None:
+        """Answers a knock that is complete, if this rank knows the secret; closes one that proves nothing."""
+        knock = self._knocks[fd]
+        if not self._doors.secret or len(knock.message) < _MESSAGE_BYTES:
+            return
+        self._knocks.pop(fd)
+        message, proof = knock.message[: _KNOCK.size], knock.message[_KNOCK.size :]
+        purpose, digest, source, target, other_nonce = _KNOCK.unpack(message)
+        is_of_the_job = hmac.compare_digest(proof, self._proof(b"knock", knock.nonce, message))
+        try:
+            if is_of_the_job and target == self.rank:
                 with self._changed:
                     answer = _GIVEN_UP if digest in self._given_up else _OPEN
-                    connection.sendall(answer + self._proof(b"answer", other_nonce, answer))
+                    knock.connection.send(answer + self._proof(b"answer", other_nonce, answer))
                     if answer == _OPEN and purpose == _CONNECT:
-                        self._arrived[digest, source] = connection
+                        self._arrived[digest, source] = knock.connection
                         self._changed.notify_all()
                         return
-            connection.close()
         except OSError:
             pass
-        finally:
-            self._forget(number)
+        knock.connection.close()
 
     def _proof(self, side: bytes, nonce: bytes, message: bytes) -> bytes:
         assert self._doors.secret, "an empty key proves nothing"
@@ -230,12 +286,10 @@ def _configure(connection: socket.socket) -> None:
         keep_alive(connection, lost_after)
 
 
-def _receive(connection: socket.socket, length: int, until: float | None = None) -> bytes:
-    """Returns so many bytes. until: by time.monotonic(); None: as long as each part comes in time."""
+def _receive(connection: socket.socket, length: int) -> bytes:
+    """Returns so many bytes."""
     data = b""
     while len(data) < length:
-        if until is not None:
-            connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(length - len(data))
         if not part:
             raise ConnectionError("the connection has ended")

@@ -113,7 +113,7 @@ def doorkeeper(launcher: Launcher) -> Doorkeeper | None:
     """Returns the door of this rank, opened by the first call; None: all ranks are on one host."""
     global _doorkeeper
     if launcher.num_hosts > 1 and _doorkeeper is None:
-        _doorkeeper = Doorkeeper(launcher.rank)
+        _doorkeeper = Doorkeeper(launcher.rank, launcher.size or 1)
     return _doorkeeper
 
 

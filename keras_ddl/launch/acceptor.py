@@ -1,7 +1,8 @@
 """The launcher's listening socket, and the connections that have not yet proven to be a rank's.
 
 Anybody on the network may connect. Before its proof, a connection may send a few kilobytes, none of which is parsed;
-such connections are few at a time and are dropped after a while.
+such connections are few at a time and are dropped after a while. A rank that was pushed out by a flood of them
+connects again (rank_process.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import socket
 import time
 from typing import Any
 
+from keras_ddl.files.private import is_own_peer
 from keras_ddl.launch import control, host_facts
 from keras_ddl.launch.control import Channel, Kind
+from keras_ddl.topology.connections import Unproven
 
 # A rank answers at once; this allows for one on a machine that freezes meanwhile.
 _PROOF_SECONDS = 30.0
-# In addition to the ranks of the job. At the limit the oldest is dropped: a rank would have answered long before.
+# In addition to the ranks of the job.
 _EXTRA_CONNECTIONS = 64
+_ACCEPTED_AT_ONCE = 32  # before ranks are heard again
 
 
 class Acceptor:
@@ -28,9 +32,8 @@ class Acceptor:
     ) -> None:
         """`lost_after`: as for Channel."""
         self._listener, self._token, self._lost_after = listener, token, lost_after
-        self._max_pending = num_ranks + _EXTRA_CONNECTIONS
-        # (channel, nonce, deadline, our clock when the nonce was sent); oldest first.
-        self._pending: dict[int, tuple[Channel, bytes, float, float]] = {}
+        # (channel, nonce, deadline, our clock when the nonce was sent)
+        self._pending: Unproven[tuple[Channel, bytes, float, float]] = Unproven(num_ranks + _EXTRA_CONNECTIONS)
 
     @property
     def fds(self) -> list[int]:
@@ -41,7 +44,7 @@ class Acceptor:
     @property
     def has_pending(self) -> bool:
         """Whether there are connections without a proof yet."""
-        return bool(self._pending)
+        return len(self._pending) > 0
 
     def serve(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
         """Returns (channel, its HELLO message) when the connection `fd` has just been proven to be a rank's, else None.
@@ -57,32 +60,41 @@ class Acceptor:
     def tick(self) -> None:
         """Closes the connections whose time limit has passed."""
         now = time.monotonic()
-        for fd in [fd for fd, (_, _, end, _) in self._pending.items() if now > end]:
-            self._drop(fd)
+        for fd in self._pending:
+            if now > self._pending[fd][2]:
+                self._drop(fd)
 
     def close(self) -> None:
         """Accepts no more connections, and closes those without a proof."""
         self._listener.close()
-        for fd in list(self._pending):
+        for fd in self._pending:
             self._drop(fd)
 
     def _accept(self) -> None:
-        try:
-            channel = Channel(self._listener.accept()[0], control.PRE_AUTH_RANK_FRAMES, self._lost_after)
-        except OSError:
-            return
-        if len(self._pending) >= self._max_pending:
-            self._drop(next(iter(self._pending)))
-        nonce = os.urandom(control.NONCE_BYTES)
-        self._pending[channel.fileno()] = channel, nonce, time.monotonic() + _PROOF_SECONDS, time.time()
-        channel.send(Kind.NONCE, nonce)
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+                if sock.family == socket.AF_UNIX and not is_own_peer(sock):
+                    sock.close()
+                    continue
+                channel = Channel(sock, control.PRE_AUTH_RANK_FRAMES, self._lost_after)
+            except OSError:
+                return
+            nonce, sent = os.urandom(control.NONCE_BYTES), time.time()
+            fd = channel.fileno()
+            channel.send(Kind.NONCE, nonce)
+            if channel.closed:  # by who has opened it
+                continue
+            pending = channel, nonce, time.monotonic() + _PROOF_SECONDS, sent
+            if (pushed_out := self._pending.add(fd, address[0] if address else "", pending)) is not None:
+                pushed_out[0].close()
 
     def _read(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:
         channel, nonce, _, sent = self._pending[fd]
         frame = next(channel.read(), None)
         if frame is None and not channel.closed:
             return None
-        del self._pending[fd]
+        self._pending.pop(fd)
         hello = None if frame is None else control.verify(self._token, "rank", nonce, frame[1])
         if hello is None:
             channel.close()

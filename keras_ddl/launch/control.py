@@ -110,6 +110,7 @@ class Channel:
         self._unauthenticated: Mapping[int, int] | None = unauthenticated
         self.closed = False
         self.timed_out = False  # the network is down: the peer may live
+        self.is_impostor = False  # the peer has sent what it may not send before its proof
         self._incoming = bytearray()
         self._outgoing = bytearray()
         sock.setblocking(False)
@@ -173,6 +174,7 @@ class Channel:
             kind, size = _HEADER.unpack_from(self._incoming)
             # Checked for each frame: the caller may have authenticated the peer by the previous one.
             if self._unauthenticated is not None and size > self._unauthenticated.get(kind, -1):
+                self.is_impostor = True
                 self.close()
                 return
             end = _HEADER.size + size

@@ -52,6 +52,8 @@ _MPIRUN_SECONDS = 5.0  # to end after the launcher is gone
 _LOSS = "the loss of the launcher"
 _DRAIN_SECONDS = 0.3
 _GOODBYE_SECONDS = 15.0
+_CONNECT_SECONDS = 20.0  # to be heard by a launcher that strangers flood
+_AGAIN_SECONDS = 0.05
 _BACKLOG_BYTES = 1 << 20
 _REPORT_BYTES = 1 << 20
 # For the program, but Slurm and mpirun send them to the processes that they know.
@@ -63,7 +65,7 @@ class RankProcess:
 
     def __init__(self, rank: int, size: int, address: Address, command: list[str]) -> None:
         self.rank, self.size, self.command = rank, size, command
-        self._token = address.token
+        self._address, self._token = address, address.token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         # On one host there is nothing to compare.
         self._facts = None if address.path else host_facts.facts()
@@ -102,7 +104,17 @@ class RankProcess:
         """Serves until the launcher says goodbye. Returns the exit status of the program."""
         status = 1
         try:
-            while self._program is None and not (self._channel.closed or self._terminated or self._may_exit):
+            connect_until = time.monotonic() + _CONNECT_SECONDS
+            while self._program is None and not (self._terminated or self._may_exit):
+                if self._channel.closed:
+                    channel = self._channel
+                    if channel.authenticated or channel.is_impostor or time.monotonic() > connect_until:
+                        break
+                    time.sleep(_AGAIN_SECONDS)
+                    try:  # the launcher may have had too many strangers
+                        self._channel = Channel(connect(self._address, timeout=0.0), PRE_AUTH_LAUNCHER_FRAMES)
+                    except LaunchError:  # it is gone, or wants no more ranks
+                        break
                 self._serve(1.0)
             if self._program is not None:
                 status = self._watch(self._program)
@@ -183,7 +195,7 @@ class RankProcess:
             self._signal(self._received.pop(0))
         if self._terminated and self._stopped_by is None:
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, self._starter)
-        if self._channel.closed and self._stopped_by is None:
+        if self._channel.closed and self._channel.authenticated and self._stopped_by is None:
             self._say_that_it_is_outside()
             self._stop(signal.SIGTERM, _MPIRUN_GRACE_SECONDS, _LOSS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:

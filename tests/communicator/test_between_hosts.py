@@ -13,6 +13,7 @@ import pytest
 from keras_ddl.communicator import between_hosts
 from keras_ddl.communicator.between_hosts import Door, Doorkeeper, Doors
 from keras_ddl.errors import RankLostError
+from keras_ddl.topology.connections import Unproven
 
 SECRET = b"s" * 32
 
@@ -96,15 +97,17 @@ def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypat
     assert [list(each) for each in connect_all(keepers, [0, 1], "again")] == [[1], [0]]
 
 
-def test_strangers_are_not_let_in() -> None:
+def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = keepers_on("ab")
     stranger = Doorkeeper(1)
     stranger.introduce(Doors(doors_of(keepers, "ab"), b"x" * 32))
+    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 0.5)
     raises(lambda: stranger.connect("world", [0, 1], patient), "rank 0 died")
     assert not keepers[0]._arrived
 
 
-def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it() -> None:
+def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 0.5)
     keepers = keepers_on("ab")
     other = Doorkeeper(0)  # of another job
     other.introduce(Doors({}, b"x" * 32))
@@ -113,11 +116,73 @@ def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it() -> None:
     raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 (died|cannot be reached)")
 
 
-def test_who_knocks_and_says_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_hosts, "_PROOF_SECONDS", 3600.0)  # a rank gives up after _KNOCK_SECONDS
+def silent_strangers(keeper: Doorkeeper, number: int) -> list[socket.socket]:
+    address = ("127.0.0.1", int(keeper.describe()["port"]))
+    return [socket.create_connection(address) for _ in range(number)]
+
+
+def is_pushed_out(connection: socket.socket) -> bool:
+    connection.settimeout(60)
+    try:
+        while connection.recv(64):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_who_knocks_and_says_nothing_holds_up_nobody() -> None:
     keepers = keepers_on("ab")
-    address = ("127.0.0.1", int(keepers[0].describe()["port"]))
-    silent = [socket.create_connection(address) for _ in range(20)]
+    silent = silent_strangers(keepers[0], 20)
     connect_all(keepers, [0, 1])
     for each in silent:
         each.close()
+
+
+@pytest.mark.parametrize("is_introduced", [True, False])
+def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # From the first moment on, when nobody can prove anything yet, too; and no thread waits for one of them.
+    monkeypatch.setattr(between_hosts, "_MAX_STRANGERS", 50)
+    monkeypatch.setattr(between_hosts, "_KNOCK_SECONDS", 3600.0)
+    keepers = [Doorkeeper(rank) for rank in range(2)]
+    doors = Doors(doors_of(keepers, "ab"), SECRET)
+    for each in keepers if is_introduced else keepers[1:]:
+        each.introduce(doors)
+    threads = threading.active_count()
+    silent = silent_strangers(keepers[0], 400)
+    assert all(is_pushed_out(each) for each in silent[:300])
+    assert len(keepers[0]._knocks) <= 51 and threading.active_count() == threads
+    threading.Timer(0.0 if is_introduced else 0.3, keepers[0].introduce, [doors]).start()
+    connect_all(keepers, [0, 1])
+    for each in silent:
+        each.close()
+
+
+def test_a_rank_that_strangers_push_out_knocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    keepers = keepers_on("ab")
+    hear, pushed_out = Doorkeeper._hear, []
+
+    def after_strangers(keeper: Doorkeeper, fd: int) -> None:
+        if len(pushed_out) < 3:
+            pushed_out.append(fd)
+            keeper._knocks.pop(fd).connection.close()
+        else:
+            hear(keeper, fd)
+
+    monkeypatch.setattr(Doorkeeper, "_hear", after_strangers)
+    assert [list(each) for each in connect_all(keepers, [0, 1])] == [[1], [0]]
+    assert len(pushed_out) == 3
+
+
+def test_who_floods_shuts_out_itself_and_no_other_address() -> None:
+    unproven: Unproven[int] = Unproven(10)
+    assert unproven.add(0, "a rank", 0) is None
+    out = [unproven.add(each, "a stranger", each) for each in range(1, 100)]
+    assert out == [None] * 9 + list(range(1, 91)) and 0 in unproven and list(unproven) == [0, *range(91, 100)]
+    assert unproven.pop(0) == 0 and len(unproven) == 9
+    assert [unproven.add(each, f"address {each}", each) for each in (200, 201)] == [None, 91]
+    for each in unproven:
+        unproven.pop(each)
+    assert len(unproven) == 0 and list(unproven) == []

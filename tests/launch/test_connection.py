@@ -168,6 +168,22 @@ def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(over: Path | None)
     rank.close()
 
 
+def test_wrapper_that_strangers_push_out_connects_again(tmp_path: Path):
+    listener, address = control.listen(None)
+    listener.settimeout(LIMIT_SECONDS)
+    env = environment("-", tmp_path, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
+    wrapper = subprocess.Popen([sys.executable, "-m", "keras_ddl.launch.rank_process", "--", "true"], env=env)
+    listener.accept()[0].close()
+    channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+    nonce = os.urandom(control.NONCE_BYTES)
+    channel.send(Kind.NONCE, nonce)
+    kind, payload = wait_for_frame(channel)
+    assert kind is Kind.HELLO and control.verify(address.token, "rank", nonce, payload)["rank"] == 0
+    listener.close()  # nobody to come back to
+    channel.close()
+    assert wrapper.wait(LIMIT_SECONDS) == 1
+
+
 @pytest.mark.parallel
 def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
     # An mpirun that starts nothing: the ranks are played here.

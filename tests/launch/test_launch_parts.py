@@ -15,10 +15,10 @@ from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import control, job, mpirun, native_mpi
 from keras_ddl.launch.control import Address, Channel, Kind
 from keras_ddl.launch.job import JobResult
+from keras_ddl.launch.job_folder import remove_job_folder
 from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
-from keras_ddl.launch.rank_process import remove_job_folder
 from keras_ddl.launch.stdin import StdinForwarder
 from launch.launching import LIMIT_SECONDS
 
@@ -101,6 +101,14 @@ def test_mpirun_environment_hides_an_outer_job(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 1000)
     inner = mpirun.environment({**outer, "OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h"})
     assert inner == {"OMPI_MCA_btl": "tcp,self", "PATH": "/bin", "HOME": "/h", "I_MPI_PIN": "0"}
+
+
+def test_a_user_without_a_home_has_none_that_others_can_fill(monkeypatch: pytest.MonkeyPatch):
+    # Open MPI loads what $HOME/.openmpi/mca-params.conf names, and Python runs what is in $HOME/.local.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no entry for this user
+    for folder in [home := Path(mpirun.environment({})["HOME"]), *home.parents]:
+        if folder.exists():
+            assert folder == Path("/")
     monkeypatch.setattr(mpirun.os, "geteuid", lambda: 0)
     assert mpirun.environment({})["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
 

@@ -361,8 +361,8 @@ def test_a_membership_socket_hears_no_other_user(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
         own.connect(str(path))
         assert list(membership.serve(listener)) == [] and len(membership.fds) == 2
-        says = f"import socket; s = socket.socket(1, 5); s.connect({str(path)!r}); s.send(b'{{}}'); print('sent', flush=True)"
-        with as_stranger(f"{says}; s.recv(1)"):
+        says = f"import socket; s = socket.socket(1, 5); s.connect({str(path)!r}); s.send(b'{{}}')"
+        with as_stranger(f"{says}; print('sent', flush=True); s.recv(1)"):
             assert list(membership.serve(listener)) == []
         own.send(b'{"start": true}')
         (_, fd) = membership.fds

@@ -22,7 +22,7 @@ struct Record {
   int32_t pid;
   int32_t fd;  // of the leader; -1: none
   int32_t failed;
-  uint64_t inode;  // of the file behind `fd`
+  uint64_t inode;  // of the file behind `fd` or `name`
   uint64_t device;
   char name[64];
 };
@@ -53,16 +53,33 @@ int MakeMemfd(size_t bytes) {
   return fd;
 }
 
+// Says in `record` which file `fd` is. Returns whether it is known.
+bool Identify(int fd, Record* record) {
+  struct stat status{};
+  if (fstat(fd, &status) != 0) return false;
+  record->inode = status.st_ino;
+  record->device = status.st_dev;
+  return true;
+}
+
+// Returns `fd` if it is the leader's file; else closes it: -1. Another user may have put another file in its place.
+int OnlyIfOf(const Record& leader, int fd) {
+  struct stat status{};
+  if (fd < 0) return -1;
+  if (fstat(fd, &status) == 0 && status.st_ino == leader.inode && status.st_dev == leader.device &&
+      status.st_uid == geteuid() && S_ISREG(status.st_mode)) {
+    return fd;
+  }
+  close(fd);
+  errno = EPERM;
+  return -1;
+}
+
 // Opens the leader's memfd. In another process-id namespace its number may be another file: -1.
 int OpenMemfdOf(const Record& leader) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(leader.pid), static_cast<int>(leader.fd));
-  const int fd = open(path, O_RDWR | O_CLOEXEC);
-  if (fd < 0) return -1;
-  struct stat status{};
-  if (fstat(fd, &status) == 0 && status.st_ino == leader.inode && status.st_dev == leader.device) return fd;
-  close(fd);
-  return -1;
+  return OnlyIfOf(leader, open(path, O_RDWR | O_CLOEXEC));
 }
 
 }  // namespace
@@ -87,12 +104,7 @@ Status GroupMemory::AttachMemfd(const ddl_transport& transport, int leader, size
   int own_fd = -1;
   if (transport.rank == leader) {
     own_fd = MakeMemfd(bytes);
-    struct stat status{};
-    if (own_fd >= 0 && fstat(own_fd, &status) == 0 && Map(own_fd, bytes).ok()) {
-      mine.fd = own_fd;
-      mine.inode = status.st_ino;
-      mine.device = status.st_dev;
-    }
+    if (own_fd >= 0 && Identify(own_fd, &mine) && Map(own_fd, bytes).ok()) mine.fd = own_fd;
   }
   std::vector<Record> records;
   Status status = Gather(transport, mine, &records);
@@ -123,7 +135,7 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
     const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd >= 0) std::memcpy(mine.name, name.c_str(), name.size() + 1);
     // posix_fallocate, unlike ftruncate, fails now rather than with SIGBUS later when /dev/shm is too small.
-    if (fd < 0 || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0 || !Map(fd, bytes).ok()) {
+    if (fd < 0 || !Identify(fd, &mine) || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0 || !Map(fd, bytes).ok()) {
       reason = OsError("shared memory of " + std::to_string(bytes) + " bytes in /dev/shm");
       mine.failed = 1;
     }
@@ -131,7 +143,8 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
   }
   Status status = Gather(transport, mine, &records);
   if (status.ok() && transport.rank != leader && !AnyFailed(records)) {
-    const int fd = shm_open(records[static_cast<size_t>(leader)].name, O_RDWR | O_CLOEXEC, 0600);
+    const Record& lead = records[static_cast<size_t>(leader)];
+    const int fd = OnlyIfOf(lead, shm_open(lead.name, O_RDWR | O_CLOEXEC, 0600));
     if (fd < 0 || !Map(fd, bytes).ok()) {
       reason = OsError("attaching to the shared memory of rank " + std::to_string(leader));
       mine.failed = 1;
