@@ -4,16 +4,12 @@ Only the first lines of each program are in the scope; everything else is as one
 """
 
 import contextlib
-import copy
 
 import numpy as np
 
-import keras_ddl
-from harness.rank_program import long
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
-from strategy.common import RANK, RNG, STRATEGY, X, Y, keras, linear_model, raises, set_precision
+from strategy.common import RNG, STRATEGY, X, Y, keras
 from strategy.oracle import Trained, case, fit
 
 ops, layers, optimizers = keras.ops, keras.layers, keras.optimizers
@@ -68,7 +64,7 @@ def check_the_base_is_trained_in_the_second_fit(scope):
 def check_layers_are_unfrozen_one_by_one(scope):
     base, model = with_head(scope)
     fits = []
-    for number, layer in enumerate(reversed(base.layers)):
+    for number in range(len(base.layers)):
         for each in base.layers:
             each.trainable = False
         for each in base.layers[-1 - number :]:

@@ -19,7 +19,7 @@ from keras_ddl import communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.shards.sharded_slots import Share, ShardedVariable, sharded_variable, slot_of
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, slot_of
 
 _calls = itertools.count()
 
@@ -167,8 +167,8 @@ def _are_alike(one: Share, other: Share) -> bool:
 
 
 def part_of(variable: Any, value: np.ndarray) -> Any:
-    """Returns this rank's part of an array, as `get_weights` returns it of the variable; the array, if it is of one that
-    each rank has all of. To be called on all ranks alike.
+    """Returns this rank's part of an array, as `get_weights` returns it of the variable; or the array, if each rank has
+    all of the variable. To be called on all ranks alike.
     """
     slot = sharded_variable(variable)
     if slot is None:
@@ -184,7 +184,7 @@ def complete(kept: KeptWeight | None, name: str) -> np.ndarray | None:
     name: of the collective. Cost: all parts, as Python objects, on every rank.
     """
     mine = None if kept is None else (kept.shape, kept.share.layout.boxes(kept.share.rank), kept.parts[0])
-    everyone = [each for each in communicator.all_gather_object(mine, name=name)]
+    everyone = communicator.all_gather_object(mine, name=name)
     if any(each is None for each in everyone):
         return None
     shape, _, part = everyone[0]
