@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     """This rank's part of the values that a weight had, and the mirror of another rank's where there is one.
 
     Attributes:
-        shape, dtype: of all of the weight. share: as it was shared out then. parts: the entries of `share`'s variables.
+        shape, dtype: of all of the weight. share: as it was shared out then, without its variables. parts: the entries
+            that those had.
         number: of the call of get_weights, the same on all ranks that make the same calls.
     Raises: ConfigError, when it is read as an array.
     """
@@ -36,7 +38,8 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(
         self, name: str, shape: tuple[int, ...], share: Share, parts: Sequence[np.ndarray], number: int
     ) -> None:
-        self.name, self.shape, self.share, self.parts, self.number = name, shape, share, list(parts), number
+        self.name, self.shape, self.parts, self.number = name, shape, list(parts), number
+        self.share = replace(share, chunk=None, mirror=None)  # whose memory is not to be kept
 
     @property
     def dtype(self) -> np.dtype[Any]:
