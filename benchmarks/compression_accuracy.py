@@ -36,7 +36,7 @@ def train(compression: str | None, seed: int, epochs: int) -> tuple[float, float
         optimizer = keras.optimizers.SGD(0.04, momentum=0.9, nesterov=True)
         model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     callbacks = [
-        keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=3),
+        keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=3, scaling="linear"),
         keras_ddl.callbacks.LearningRateSchedule(0.1, start_epoch=max(1, epochs * 3 // 4)),
     ]
     model.fit(*data["train"], batch_size=32 * keras_ddl.size(), epochs=epochs, verbose=0, callbacks=callbacks)

@@ -51,7 +51,8 @@ class Checkpoint(keras.callbacks.Callback):
     Args:
         dir: the checkpoint directory, on a file system that rank 0 can access. Where the ranks that have parts of
             variables cannot, rank 0 gathers these.
-        monitor: the metric by which 'best' is chosen; a key of the epoch's logs.
+        monitor: the metric by which 'best' is chosen; a key of the epoch's logs. Default: "val_loss", where fit
+            validates; elsewhere none is the best.
         mode: 'min', 'max', or 'auto': the direction of the compiled metric, else by Keras's names (accuracy, auc,
             loss, `<any>_loss`, ...). Custom metrics need it.
         save_best: keep the best checkpoint beside the newest ones.
@@ -94,7 +95,7 @@ class Checkpoint(keras.callbacks.Callback):
     def __init__(
         self,
         dir: str | Path,
-        monitor: str = "val_loss",
+        monitor: str | None = None,
         mode: str = "auto",
         save_best: bool = True,
         keep: int = 3,
@@ -132,7 +133,8 @@ class Checkpoint(keras.callbacks.Callback):
             raise ConfigError(f"save_minutes must be a number above 0, or None. Received: {save_minutes!r}.")
         keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
-        self.monitor, self.mode = monitor, mode
+        self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
+        self._warned = monitor is None  # nobody has asked for it: without validation there is nothing to say
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
         self._every = None if save_freq == "epoch" else int(save_freq)  # steps
@@ -153,7 +155,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved: int | None = None  # the step of the last checkpoint of this object, or _LOST
         self._begun: int | None = None  # ... of those that this process has written
         self._epoch = self._marks = self._batches = 0
-        self._trained = self._warned = self._is_due = False
+        self._trained = self._is_due = False
         self._has_memory = False
         self._restoration: Restoration | None = None
         self._clock: Clock | None = None

@@ -1,4 +1,4 @@
-"""LearningRateWarmup: raises the learning rate step by step from that of one process to that of all ranks."""
+"""LearningRateWarmup: raises the learning rate step by step when training begins."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from keras_ddl.schedules import Scaling, positive, scale_factor, warmup_factor
 
 
 class LearningRateWarmup(LearningRateFactor):
-    """Scales the learning rate by the number of ranks, over a gradual warm-up (Goyal et al. 2017).
+    """Raises the learning rate over the first epochs, step by step (Goyal et al. 2017); to a larger one where the batch
+    has grown with the ranks (`scaling`).
 
-    With k = scale_factor(scaling, size), the step number t (0-based, of T = warmup_epochs * steps per epoch) is made
-    with initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k. At size 1 nothing changes.
+    The step number t (0-based, of T = warmup_epochs * steps per epoch) is made with initial_lr * (t + 1) / (T + 1), at
+    any number of ranks. With a `scaling`, k = scale_factor(scaling, size), it goes from the rate of one process to k
+    times that: initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k.
 
     It is a factor: LearningRateSchedule's multipliers apply on top, and if another callback (ReduceLROnPlateau) lowers
     the rate, it stays lower by that factor. The rate is written before a step while it changes and never afterwards, so
@@ -26,12 +28,13 @@ class LearningRateWarmup(LearningRateFactor):
     Args:
         initial_lr: the rate that suits one process; default: the optimizer's.
         warmup_epochs: length in epochs, may be a fraction; 0 scales at once.
-        scaling: as in `schedules.scale_factor`: "linear", "sqrt", a number, or None for a rate that the script has
-            already scaled: the warm-up then goes from initial_lr / size to initial_lr (as Horovod's).
+        scaling: as in `schedules.scale_factor`: None, "linear", "sqrt" or a number. fit's batch_size is the global one,
+            so a script whose batches do not grow with the ranks needs none.
         steps_per_epoch: only needed when fit cannot know it (a dataset of unknown length).
         momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
         verbose: 1: rank 0 prints a line when the warm-up ends.
-        start: rate of the first step as a fraction of initial_lr; default 1, with scaling=None 1 / size.
+        start: rate of the first step as a fraction of initial_lr; default: 1 with a scaling, else 1 / (T + 1). For a
+            rate that the script has scaled itself: 1 / keras_ddl.size().
     Raises: ConfigError: bad arguments (when created); a learning rate that is a schedule, or unknown steps per epoch
         (at train begin), on every rank.
     """
@@ -42,7 +45,7 @@ class LearningRateWarmup(LearningRateFactor):
         self,
         initial_lr: float | None = None,
         warmup_epochs: float = 5,
-        scaling: Scaling = "linear",
+        scaling: Scaling = None,
         steps_per_epoch: int | None = None,
         momentum_correction: bool = True,
         verbose: int = 0,
@@ -74,9 +77,12 @@ class LearningRateWarmup(LearningRateFactor):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._to = scale_factor(self.scaling)
-        default = 1.0 / scale_factor("linear") if self.scaling is None else 1.0
-        self._from = default if self.start is None else self.start
+        self._from = self._default_start() if self.start is None else self.start
         super().on_train_begin(logs)
+
+    def _default_start(self) -> float:
+        """The rate of the first step, as a fraction of initial_lr."""
+        return 1.0 if self.scaling is not None else 1 / (self.warmup_epochs * (self.steps() or 0) + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.is_active(epoch):

@@ -84,10 +84,14 @@ def other_strategy_of(owner: Any) -> Any:
     return None if is_ddl_strategy(strategy) or strategies.is_none(strategy) else strategy
 
 
-def give_strategy(owner: Any, strategy: Any) -> None:
-    """Has a model, or an optimizer, be of a keras_ddl.Strategy that it was not made under."""
-    name = "_distribution_strategy" if isinstance(owner, keras.optimizers.Optimizer) else "_distribute_strategy"
-    setattr(owner, name, strategy)
+def give_strategy_to_model(model: Any, strategy: Any) -> None:
+    """Has a model be of a keras_ddl.Strategy that it was not made under."""
+    model._distribute_strategy = strategy
+
+
+def give_strategy_to_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Has an optimizer be of a keras_ddl.Strategy that it was not made under."""
+    optimizer._distribution_strategy = strategy
 
 
 def scope_strategy() -> Any:

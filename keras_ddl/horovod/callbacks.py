@@ -12,6 +12,7 @@ from keras_ddl.communicator.first_rank import is_first_rank
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod.failures import as_tensorflow_errors
+from keras_ddl.schedules import scale_factor
 
 __all__ = [
     "BestModelCheckpoint",
@@ -119,6 +120,9 @@ class LearningRateWarmupCallback(_LogsLr, LearningRateWarmup):
         verbose: int = 0,
     ) -> None:
         super().__init__(_required(initial_lr), warmup_epochs, None, steps_per_epoch, momentum_correction, verbose)
+
+    def _default_start(self) -> float:
+        return 1 / scale_factor("linear")
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

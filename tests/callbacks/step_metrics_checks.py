@@ -15,6 +15,7 @@ import keras_ddl
 from keras_ddl import timeline
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+from keras_ddl.strategy.keras_patches import progress
 from strategy.common import RANK, SIZE, X, Y, keras, linear_model
 
 ROWS, BATCH = len(X), 10  # the last batch has fewer
@@ -100,6 +101,7 @@ def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
     def values(text, key):  # every state of the bar
         return re.findall(rf" {key}: ([\d.e,-]+)", text)
 
+    progress._said.clear()
     for verbose in ("auto", 1, 2):
         began = time.monotonic()
         text = shown(model, verbose, Sleep())
@@ -110,6 +112,8 @@ def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
         elif SIZE == 1:
             assert "rows/s" not in text
         else:
+            said = f"keras_ddl: {SIZE} ranks on 1 host train together, each on its part of every batch.\n"
+            assert text.startswith(said) if verbose == "auto" else "keras_ddl" not in text, text
             states = STEPS + 1 if verbose != 2 else 1
             assert len(values(text, "rows/s")) == states, text
             # Of all ranks, without the first step; rank 0 itself sleeps in each.

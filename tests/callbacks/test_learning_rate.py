@@ -70,33 +70,44 @@ def test_warmup_follows_goyals_line(four_ranks, scaling, factor):
     np.testing.assert_allclose(history["learning_rate"], expected, rtol=1e-6)
 
 
-def test_warmup_without_scaling_rises_to_the_rate_that_the_script_scaled(four_ranks):
-    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2, scaling=None))
+def test_warmup_is_the_same_at_any_number_of_ranks(monkeypatch):
+    for size in (1, 2, 4):
+        monkeypatch.setattr(communicator, "is_initialized", lambda: True)
+        monkeypatch.setattr(communicator, "size", lambda size=size: size)
+        monkeypatch.setattr(communicator, "rank", lambda: 0)
+        rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2))
+        np.testing.assert_allclose(rates, 0.01 * np.minimum(np.arange(1, 21) / 11, 1), rtol=1e-6)
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=0), epochs=1)
+    np.testing.assert_allclose(rates, 0.01, rtol=1e-6)
+
+
+def test_warmup_rises_to_the_rate_that_the_script_scaled(four_ranks):
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2, start=1 / communicator.size()))
     np.testing.assert_allclose(rates, 0.01 * np.minimum(0.25 + 0.75 * np.arange(20) / 10, 1), rtol=1e-6)
 
 
 def test_warmup_of_a_part_of_an_epoch_and_of_none(four_ranks):
-    rates, _ = fit(make(), callbacks.LearningRateWarmup(0.02, warmup_epochs=0.4, start=0.5), epochs=1)
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(0.02, warmup_epochs=0.4, start=0.5, scaling="linear"), epochs=1)
     np.testing.assert_allclose(rates, 0.02 * np.array([0.5, 2.25, 4, 4, 4]), rtol=1e-6)
-    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=0), epochs=1)
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=0, scaling="linear"), epochs=1)
     np.testing.assert_allclose(rates, 0.04, rtol=1e-6)
 
 
-def test_warmup_changes_nothing_at_size_1():
-    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2))
+def test_warmup_with_scaling_changes_nothing_at_size_1():
+    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear"))
     assert set(rates) == {np.float32(0.01)}
 
 
 def test_warmup_steps_every_execution_when_several_steps_are_one_call(four_ranks):
     model = make(steps_per_execution=5)
-    rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=2))
+    rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear"))
     np.testing.assert_allclose(rates, [0.01, 0.025, 0.04, 0.04], rtol=1e-6)
 
 
 def test_warmup_goes_on_in_a_second_fit(four_ranks):
-    model, warmup = make(), callbacks.LearningRateWarmup(warmup_epochs=4)
+    model, warmup = make(), callbacks.LearningRateWarmup(warmup_epochs=4, scaling="linear")
     first, _ = fit(model, warmup, epochs=2)
-    second, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=4), initial_epoch=2, epochs=5)
+    second, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=4, scaling="linear"), initial_epoch=2, epochs=5)
     step = np.arange(25)
     expected = 0.01 * (1 + 3 * np.minimum(step / 20, 1))
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-6)
@@ -112,7 +123,7 @@ def test_a_second_fit_does_not_scale_again_what_another_callback_has_changed(fou
 
     def parts():
         plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e9)
-        return [*[callbacks.LearningRateWarmup(warmup_epochs=1), plateau][::order], Interrupt()]
+        return [*[callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), plateau][::order], Interrupt()]
 
     model = make()
     with no_warnings():
@@ -128,16 +139,16 @@ def test_a_second_fit_does_not_scale_again_what_another_callback_has_changed(fou
 
 def test_warmup_starts_from_a_rate_that_the_user_set_between_fits(four_ranks):
     model = make()
-    fit(model, callbacks.LearningRateWarmup(warmup_epochs=1), epochs=2)
+    fit(model, callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), epochs=2)
     model.optimizer.learning_rate = 0.5
     with no_warnings():
-        rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=1), epochs=2)
+        rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), epochs=2)
     np.testing.assert_allclose(rates, 0.5 * (1 + 3 * np.minimum(np.arange(10) / 5, 1)), rtol=1e-6)
 
 
 def test_schedules_in_sequence_multiply_the_warmed_up_rate(four_ranks):
     parts = [
-        callbacks.LearningRateWarmup(warmup_epochs=1),
+        callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"),
         callbacks.LearningRateSchedule(0.5, start_epoch=2, end_epoch=3),
         callbacks.LearningRateSchedule(lambda epoch: 0.1**epoch, start_epoch=4, end_epoch=5),
     ]
@@ -218,7 +229,7 @@ def test_an_object_gives_the_same_training_to_the_optimizer_and_as_a_callback(na
 def test_an_object_composes_with_the_warmup_and_with_accumulation_and_may_end_at_0(four_ranks):
     cosine = keras.optimizers.schedules.CosineDecay(0.01, 4 * STEPS // 2)
     model = make(keras.optimizers.SGD(0.3, momentum=MOMENTUM, gradient_accumulation_steps=2))
-    parts = [callbacks.LearningRateWarmup(warmup_epochs=1), callbacks.LearningRateSchedule(cosine)]
+    parts = [callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), callbacks.LearningRateSchedule(cosine)]
     with no_warnings():
         rates, _ = fit(model, *parts, epochs=5)
     step = np.arange(5 * STEPS)
@@ -239,7 +250,7 @@ def test_an_object_starts_with_its_first_epoch_and_holds_its_last_value():
 
 def test_another_callback_that_sets_the_rate_during_warmup_is_reported(four_ranks):
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.05)
-    warmup = callbacks.LearningRateWarmup(warmup_epochs=2)
+    warmup = callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear")
     with pytest.warns(
         UserWarning,
         match="Two callbacks set the learning rate: it was changed from .* to 0.05 while LearningRateWarmup",
@@ -249,7 +260,7 @@ def test_another_callback_that_sets_the_rate_during_warmup_is_reported(four_rank
 
 def test_a_scheduler_that_begins_after_the_warmup_takes_over_without_a_word(four_ranks):
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05 / epoch)
-    for parts in ([scheduler, callbacks.LearningRateWarmup(warmup_epochs=2)],) * 2:
+    for parts in ([scheduler, callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear")],) * 2:
         with no_warnings():
             rates, _ = fit(make(), *parts)
         np.testing.assert_allclose(rates[10::5], [0.025, 0.05 / 3], rtol=1e-6)
@@ -259,18 +270,18 @@ def test_a_scheduler_that_begins_after_the_warmup_takes_over_without_a_word(four
 def test_a_plateau_found_during_warmup_stays_a_factor(four_ranks):
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e9)
     with pytest.warns(UserWarning, match="kept as a factor"):
-        rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3), plateau, epochs=3)
+        rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3, scaling="linear"), plateau, epochs=3)
     line = 0.01 * (1 + 3 * np.arange(15) / 15)
     np.testing.assert_allclose(rates[5:], line[5:] * np.repeat([1, 0.5], 5), rtol=1e-5)
 
 
 def test_two_warmups_are_refused(four_ranks):
     with pytest.raises(ConfigError, match="one LearningRateWarmup"):
-        fit(make(), callbacks.LearningRateWarmup(), callbacks.LearningRateWarmup())
+        fit(make(), callbacks.LearningRateWarmup(scaling="linear"), callbacks.LearningRateWarmup(scaling="linear"))
 
 
 def test_initial_lr_must_be_agreed(four_ranks):
-    parts = [callbacks.LearningRateWarmup(0.1), callbacks.LearningRateSchedule(0.1, initial_lr=0.2)]
+    parts = [callbacks.LearningRateWarmup(0.1, scaling="linear"), callbacks.LearningRateSchedule(0.1, initial_lr=0.2)]
     with pytest.raises(ConfigError, match=r"initial_lr must be the same.*Received: \[0.1, 0.2\]"):
         fit(make(), *parts)
 
@@ -278,9 +289,9 @@ def test_initial_lr_must_be_agreed(four_ranks):
 def test_backup_and_restore_gets_its_rate_back_once(four_ranks, tmp_path):
     def parts():
         restore = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
-        return [callbacks.LearningRateWarmup(warmup_epochs=3), restore]
+        return [callbacks.LearningRateWarmup(warmup_epochs=3, scaling="linear"), restore]
 
-    whole, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3), epochs=5)
+    whole, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=3, scaling="linear"), epochs=5)
     for order in (1, -1):
         first, _ = fit(make(), *parts()[::order], epochs=2)
         with no_warnings():
@@ -325,7 +336,7 @@ def float64():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_momentum_correction_equals_the_form_without_the_rate_inside(float64, four_ranks, nesterov, accumulate):
     parts = [
-        callbacks.LearningRateWarmup(warmup_epochs=2),
+        callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear"),
         callbacks.LearningRateSchedule(0.1, start_epoch=3),
     ]
     options = {"nesterov": nesterov, "gradient_accumulation_steps": None if accumulate == 1 else accumulate}

@@ -4,16 +4,13 @@ Only the first lines of each program are in the scope; everything else is as one
 """
 
 import contextlib
-import copy
 
 import numpy as np
 
-import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
-from strategy.common import RANK, RNG, STRATEGY, X, Y, keras, linear_model, raises, set_precision
+from strategy.common import RNG, STRATEGY, X, Y, keras
 from strategy.oracle import Trained, case, fit
 
 ops, layers, optimizers = keras.ops, keras.layers, keras.optimizers
@@ -64,11 +61,12 @@ def check_the_base_is_trained_in_the_second_fit(scope):
     return several(first, second)
 
 
+@long
 @case()
 def check_layers_are_unfrozen_one_by_one(scope):
     base, model = with_head(scope)
     fits = []
-    for number, layer in enumerate(reversed(base.layers)):
+    for number in range(len(base.layers)):
         for each in base.layers:
             each.trainable = False
         for each in base.layers[-1 - number :]:
@@ -93,6 +91,7 @@ def check_a_head_is_made_outside_of_the_scope(scope):
     return several(first, second, Trained(model, {"loss": loss, "predicted": predicted}))
 
 
+@long
 @case()
 def check_a_list_of_layers_around_the_base(scope):
     base = base_of(scope)
@@ -101,6 +100,7 @@ def check_a_list_of_layers_around_the_base(scope):
     return fit(of_the_job(scope, model))
 
 
+@long
 @case()
 def check_layers_of_the_scope_that_are_built_later(scope):
     with scope:
@@ -130,6 +130,7 @@ def check_optimizers_inside_of_others(scope):
     return fit(model)
 
 
+@long
 @case()
 def check_an_average_takes_the_weights_place(scope):
     _, model = with_head(scope)
@@ -137,6 +138,7 @@ def check_an_average_takes_the_weights_place(scope):
     return fit(model)
 
 
+@long
 @case()
 def check_accumulated_gradients(scope):
     _, model = with_head(scope)
@@ -165,6 +167,7 @@ def check_an_optimizer_that_was_built_outside(scope):
     return fit(model)
 
 
+@long
 @case()
 def check_an_optimizer_keeps_its_slots_over_compile(scope):
     base, model = with_head(scope)
@@ -176,6 +179,7 @@ def check_an_optimizer_keeps_its_slots_over_compile(scope):
     return several(first, second, fit(model))
 
 
+@long
 @case()
 def check_losses_and_metrics_with_variables_of_their_own(scope):
     class Moving(keras.losses.Loss):
@@ -205,6 +209,7 @@ def check_losses_and_metrics_with_variables_of_their_own(scope):
     return Trained(model, {**trained.logs, "mean": loss.mean.numpy()})
 
 
+@long
 @case()
 def check_a_gan_gets_its_optimizers_in_compile(scope):
     class Gan(keras.Model):
@@ -238,6 +243,7 @@ def check_a_gan_gets_its_optimizers_in_compile(scope):
     return Trained(gan, logs, [gan.of_generator, gan.of_critic])
 
 
+@long
 @case()
 def check_a_teacher_is_a_clone_of_the_student(scope):
     class Student(keras.Model):
@@ -281,6 +287,7 @@ def check_folds_are_clones(scope):
     return several(*fits)
 
 
+@long
 @case()
 def check_a_learning_rate_finder_and_the_training_after_it(scope):
     class Finder(keras.callbacks.Callback):
@@ -309,6 +316,7 @@ def check_a_learning_rate_finder_and_the_training_after_it(scope):
     return several(Trained(model, {"found": finder.found}), fit(model))
 
 
+@long
 @case()
 def check_a_loop_by_hand_after_a_fit(scope):
     base, model = with_head(scope)
@@ -328,6 +336,7 @@ def check_a_loop_by_hand_after_a_fit(scope):
     return several(first, Trained(model, {"loss": losses}), fit(model, epochs=1))
 
 
+@long
 @case()
 def check_weights_are_kept_and_loaded_between_fits(scope):
     base, model = with_head(scope)
@@ -341,6 +350,7 @@ def check_weights_are_kept_and_loaded_between_fits(scope):
     return several(first, fit(of_the_job(scope, other)))
 
 
+@long
 @case()
 def check_two_heads_share_the_base(scope):
     base = base_of(scope)

@@ -1,4 +1,4 @@
-"""Callbacks that keep weights and set them later, for models whose weights are spread over ranks, against one process."""
+"""Callbacks that keep weights and set them later, where these are spread over ranks, against one process."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.cut import after_commit, requests
-from strategy.common import RANK, SIZE, gathers, of_one_process, set_precision
+from strategy.common import RANK, SIZE, of_one_process, set_precision
 
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)

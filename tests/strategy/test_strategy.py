@@ -20,7 +20,7 @@ OF_TWO = (
     *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
     *("callback", "decision", "saving", "drift", "guard", "error", "failing", "deadlock", "plan"),
     *("data", "rank_0_data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
-    *("exact", "state", "bucket", "same_step"),
+    *("exact", "state", "bucket", "same_step", "fine_tuning"),
     *PROGRAMS,
 )
 # What differs between two ranks and more: `make test-all`.

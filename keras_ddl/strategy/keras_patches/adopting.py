@@ -65,7 +65,7 @@ def adopt_model(model: Any) -> StrategyInterface | None:
             raise ConfigError(outside_message("A model", part.name, strategy, theirs))
         strategy = strategy or theirs
     if strategy is not None:
-        keras_compat.give_strategy(model, strategy)
+        keras_compat.give_strategy_to_model(model, strategy)
         models.forget_functions(model)
     return strategy
 
@@ -77,7 +77,7 @@ def adopt_optimizer(optimizer: Any, strategy: StrategyInterface) -> None:
     """
     theirs = strategy_of(optimizer)
     if theirs is None and keras_compat.other_strategy_of(optimizer) is None:
-        keras_compat.give_strategy(optimizer, strategy)
+        keras_compat.give_strategy_to_optimizer(optimizer, strategy)
     elif theirs is not strategy:
         raise ConfigError(outside_message("An optimizer", optimizer.name, strategy, theirs))
 

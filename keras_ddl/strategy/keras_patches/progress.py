@@ -7,8 +7,10 @@ from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
+from keras_ddl.strategy.interface import StrategyInterface
 
 _LOOK_SECONDS = 0.05  # Keras draws no more often
+_said: set[str] = set()  # by this process, before a bar
 
 
 class _Rows(float):
@@ -32,6 +34,15 @@ class JobBar(keras.callbacks.ProgbarLogger):
     _speed = _Rows(0)
     _steps = 0
     target: int | None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Says once, and again when it changes, who trains: the rest looks as in one process."""
+        super().on_train_begin(logs)
+        strategy: StrategyInterface = keras_compat.strategy_of(self.model)
+        words = _who_trains(strategy)
+        if strategy.rank == 0 and strategy.size > 1 and words not in _said:
+            _said.add(words)
+            print(words, flush=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_begin(epoch, logs)
@@ -70,6 +81,13 @@ class JobBar(keras.callbacks.ProgbarLogger):
 
     def _with_speed(self, logs: Any) -> dict[str, Any]:
         return {"rows/s": self._speed, **(logs or {})} if self._speed else dict(logs or {})
+
+
+def _who_trains(strategy: StrategyInterface) -> str:
+    hosts, mesh = strategy.topology.num_hosts, strategy.job.mesh
+    how = "each on its part of every batch" if mesh is None else f"a mesh of {mesh.data.size} x {mesh.model.size}"
+    where = f"{hosts} host{'' if hosts == 1 else 's'}"
+    return f"keras_ddl: {strategy.size} ranks on {where} train together, {how}."
 
 
 def adopt(callback: Any) -> None:

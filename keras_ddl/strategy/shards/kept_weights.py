@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from keras_ddl import communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.shards.sharded_slots import Share, ShardedVariable, sharded_variable, slot_of
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share, sharded_variable, slot_of
 
 _calls = itertools.count()
 
@@ -28,7 +29,8 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     """This rank's part of the values that a weight had, and the mirror of another rank's where there is one.
 
     Attributes:
-        shape, dtype: of all of the weight. share: as it was shared out then. parts: the entries of `share`'s variables.
+        shape, dtype: of all of the weight. share: as it was shared out then, without its variables. parts: the entries
+            that those had.
         number: of the call of get_weights, the same on all ranks that make the same calls.
     Raises: ConfigError, when it is read as an array.
     """
@@ -36,7 +38,8 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(
         self, name: str, shape: tuple[int, ...], share: Share, parts: Sequence[np.ndarray], number: int
     ) -> None:
-        self.name, self.shape, self.share, self.parts, self.number = name, shape, share, list(parts), number
+        self.name, self.shape, self.parts, self.number = name, shape, list(parts), number
+        self.share = replace(share, chunk=None, mirror=None)  # whose memory is not to be kept
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -167,8 +170,8 @@ def _are_alike(one: Share, other: Share) -> bool:
 
 
 def part_of(variable: Any, value: np.ndarray) -> Any:
-    """Returns this rank's part of an array, as `get_weights` returns it of the variable; the array, if it is of one that
-    each rank has all of. To be called on all ranks alike.
+    """Returns this rank's part of an array, as `get_weights` returns it of the variable; or the array, if each rank has
+    all of the variable. To be called on all ranks alike.
     """
     slot = sharded_variable(variable)
     if slot is None:
@@ -184,7 +187,7 @@ def complete(kept: KeptWeight | None, name: str) -> np.ndarray | None:
     name: of the collective. Cost: all parts, as Python objects, on every rank.
     """
     mine = None if kept is None else (kept.shape, kept.share.layout.boxes(kept.share.rank), kept.parts[0])
-    everyone = [each for each in communicator.all_gather_object(mine, name=name)]
+    everyone = communicator.all_gather_object(mine, name=name)
     if any(each is None for each in everyone):
         return None
     shape, _, part = everyone[0]
