@@ -64,6 +64,7 @@ class CutStep:
         self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # the same
         self._trained: set[tuple[int, ...]] = set()  # shapes of the weights
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
+        self._used: list[tf.Variable] = []
         self._known: set[Any] = set()  # references of variables that are equal on all ranks already
 
     @property
@@ -171,6 +172,7 @@ class CutStep:
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
         self._known.clear()
+        self._used.clear()
         self._programs.clear()
         self.reports.clear()
 
@@ -185,7 +187,7 @@ class CutStep:
         """Forgets all traces but one, which all ranks have. Returns the variables of which they must have one value."""
         self.reports.clear()
         self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
-        self._traced, self._known, self._trained, self._unrepeatable = [], set(), set(), {}
+        self._traced, self._used, self._known, self._trained, self._unrepeatable = [], [], set(), set(), {}
         return self._remember(concrete, [])
 
     def trace(
@@ -220,7 +222,12 @@ class CutStep:
         self._known.update(each.ref() for each in parts)
         variables = [each for each in used if each.ref() not in self._known]
         self._known.update(each.ref() for each in variables)
+        self._used += variables
         return variables
+
+    def used_variables(self) -> list[tf.Variable]:
+        """Returns the variables that its traces use, in an order that is the same on all ranks."""
+        return list(self._used)
 
     def program_of(self, concrete: ConcreteFunction) -> cut.Program:
         """Returns a traced step as a program to be cut."""
