@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.keras_patches.save_records import SaveRecords
+from keras_ddl.strategy.keras_patches.save_records import Call, SaveRecords
 from launch.launching import Started, write_program
 
 
 def save_and_wait(job: str, folder: str, saved: "multiprocessing.synchronize.Event") -> None:
     records = SaveRecords(job, 0)
-    with records.claim(f"{folder}/model", "call"):
+    with records.claim(f"{folder}/model", Call("call", 0)):
         Path(folder, "model").touch()
     saved.set()
     signal.pause()
@@ -80,7 +80,11 @@ def test_records_are_kept_in_no_directory_of_a_stranger(kind: str, tmp_path: Pat
             records.folder.symlink_to(tmp_path)
         case "file":
             records.folder.touch()
-    with time_limit(60), pytest.raises(ConfigError, match="set TMPDIR"), records.claim(f"{tmp_path}/model", "call"):
+    with (
+        time_limit(60),
+        pytest.raises(ConfigError, match="set TMPDIR"),
+        records.claim(f"{tmp_path}/model", Call("call", 0)),
+    ):
         pass
 
 
@@ -103,7 +107,7 @@ def test_records_go_with_the_last_rank(tmp_path: Path, monkeypatch: pytest.Monke
     ranks = [SaveRecords("mine", rank) for rank in range(2)]
     written = []
     for rank in ranks:
-        with rank.claim(f"{tmp_path}/model", "call") as mine:
+        with rank.claim(f"{tmp_path}/model", Call("call", 0)) as mine:
             (tmp_path / "model").touch()
             written.append(mine)
     assert written == [True, False]
@@ -115,12 +119,36 @@ def test_records_go_with_the_last_rank(tmp_path: Path, monkeypatch: pytest.Monke
     assert records_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_rank_0_has_changed_alone_stays(order: tuple[int, int], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
+    ranks, path, writers = [SaveRecords("mine", rank) for rank in range(2)], tmp_path / "model", []
+
+    def save(rank: int, weights: int, agreed: int, times: int) -> None:
+        with ranks[rank].claim(str(path), Call("save", weights, weights, agreed, times)) as mine:
+            if mine:
+                path.write_text(str(weights))
+                writers.append(rank)
+
+    for rank in order:  # all have 7, and rank 0 alone goes on to 8
+        is_late = rank == 1 and order[0] == 0
+        with pytest.warns(match="which has changed them") if is_late else contextlib.nullcontext():
+            save(rank, 8 if rank == 0 else 7, agreed=7, times=1)
+    assert (path.read_text(), writers) == ("8", [0] if order[0] == 0 else [1, 0])
+    save(0, 8, agreed=8, times=2)  # rank 0 alone, and then all what all have changed
+    for rank in order:
+        save(rank, 9, agreed=8, times=2)
+        assert path.read_text() == "9", "a rank that has changed its weights writes"
+    for each in ranks:
+        each._leave(os.getpid())
+
+
 @pytest.mark.parametrize("scheme", ["", "file://"])  # TensorFlow knows others, such as gs://, likewise
 def test_a_file_is_written_once_whatever_names_it(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
     written = []
     for rank in (ranks := [SaveRecords("mine", rank) for rank in range(2)]):
-        with rank.claim(f"{scheme}{tmp_path}/model", "call") as mine:
+        with rank.claim(f"{scheme}{tmp_path}/model", Call("call", 0)) as mine:
             (tmp_path / "model").touch()
             written.append(mine)
     assert written == [True, False]

@@ -18,7 +18,7 @@ def checks(*names: str) -> list[Path]:
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 OF_TWO = (
     *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
-    *("callback", "decision", "saving", "drift", "guard", "error", "failing", "deadlock", "plan"),
+    *("callback", "decision", "saving", "outside", "drift", "guard", "error", "failing", "deadlock", "plan"),
     *("data", "rank_0_data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
     *("exact", "state", "bucket", "same_step", "fine_tuning"),
     *PROGRAMS,

@@ -17,8 +17,6 @@ from keras_ddl.compat.callbacks import initial_epoch, set_initial_epoch
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
 from keras_ddl.compat.optimizers import trained_variables
-from keras_ddl.compat.tensorflow import tf
-from keras_ddl.strategy.agreement.equal_values import are_equal
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 
 ONE_LEARNING_RATE = (
@@ -92,11 +90,8 @@ def broadcast_value(value: np.ndarray, name: str, root: int = 0) -> np.ndarray:
     return broadcast(value, root=root, name=name)
 
 
-def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, may_be_equal: bool = False) -> None:
-    """Gives all ranks the values of rank `root`.
-
-    may_be_equal: they are compared first, and are not sent if all ranks have the same.
-    """
+def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, are_equal: bool = False) -> None:
+    """Gives all ranks the values of rank `root`. are_equal: all ranks have the same numbers already."""
     plain, variables = [], list(variables)
     gathered_slots.scatter_restored(gathered_slots.slots_in(variables), root)
     for variable in variables:
@@ -106,7 +101,7 @@ def broadcast_variables(variables: Iterable[keras.Variable], root: int = 0, *, m
             plain.append(variable.value)
         else:
             variable.assign(communicator.as_one(functools.partial(_value_of, variable, root)))
-    if plain and not (may_be_equal and are_equal(map(tf.convert_to_tensor, plain), "keras_ddl/values")):
+    if plain and not are_equal:
         ops.broadcast_variables(plain, root=root)
 
 

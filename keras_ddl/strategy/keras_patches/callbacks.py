@@ -20,6 +20,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
 from keras_ddl.strategy import agreement, fits, trainer_calls, writers
+from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
@@ -93,8 +94,9 @@ class CallbackList(_KerasList):
     on_test_end = _hook("on_test_end", lambda self: self.flush(), before=lambda self: self._finish_step("test_end"))
     on_predict_end = _hook("on_predict_end", before=lambda self: self._finish_step("predict_end"))
     # Whether ranks will ask each other after each batch; and whether any of them wants to stop, on all ranks then.
-    on_test_begin = _hook("on_test_begin", lambda self: self._agree_who_may_stop("test"))
-    on_predict_begin = _hook("on_predict_begin", lambda self: self._agree_who_may_stop("predict"))
+    # And the model is rank 0's on all ranks.
+    on_test_begin = _hook("on_test_begin", lambda self: self._begin_loop("test", "evaluate begins"))
+    on_predict_begin = _hook("on_predict_begin", lambda self: self._begin_loop("predict", "predict begins"))
     on_test_batch_end = _hook(
         "on_test_batch_end",
         lambda self: self._agree_to_stop("test", "stop_evaluating"),
@@ -208,10 +210,11 @@ class CallbackList(_KerasList):
         self._figures = fit_figures.of_fit(self.model)
         self._is_beginning = True
         self._end_joining()  # of a fit that was broken off
+        strategy = self._strategy
+        before = None if strategy is None else of_rank_0.Held(self.model, strategy.job)
         with self._of_one_rank():
             super().on_train_begin(logs)
-        strategy = self._strategy
-        if strategy is None:
+        if strategy is None or before is None:
             return
         model = self.model
         with self._of_one_rank():
@@ -219,7 +222,7 @@ class CallbackList(_KerasList):
         agreement.check_same_model(model)
         _agree_on_steps(self)
         agreement.agree_on_initial_epoch(model)
-        agreement.broadcast_variables(agreement.all_variables(model), may_be_equal=True)
+        of_rank_0.follow_before_training(model, strategy.job, before)
         _agree_on_global_seed(model)
         self._drift = DriftCheck(model, strategy.job)
         self._is_beginning = False
@@ -234,9 +237,18 @@ class CallbackList(_KerasList):
         """On one rank, and then nobody can join any more."""
         with self._of_one_rank():
             super().on_train_end(logs)
+        self._follow_rank_0()
         if self._figures is not None:
             self._figures.end_fit()
         self._end_joining()
+
+    def _follow_rank_0(self) -> None:
+        """All ranks have what rank 0's callbacks have made of the weights when training ended. COLLECTIVE."""
+        strategy = self._strategy
+        if strategy is not None and self._drift is not None:
+            held = of_rank_0.Held(self.model, strategy.job, with_optimizers=True)
+            name = agreement.name_of(self.model, "train_end")
+            held.follow(communicator.all_gather_object(held.digests(), name=name), "fit has ended")
 
     def _end_joining(self) -> None:
         strategy = strategy_of(self.model)  # also where one rank is left
@@ -324,6 +336,25 @@ class CallbackList(_KerasList):
         strategy = self._strategy
         if strategy is not None and strategy.job.goes_on:
             communicator.barrier(name=agreement.name_of(self.model, moment))
+
+    def _begin_loop(self, kind: str, call: str) -> None:
+        """evaluate or predict begins. COLLECTIVE, with one exchange."""
+        strategy = self._strategy
+        if strategy is None:
+            return
+        step = strategy.keras_steps.step_of(self.model, f"{kind}_step")
+        in_metrics = {id(models.inner_variable(each)) for each in models.metric_variables(self.model)}
+        further = [each for each in step.used_variables() if id(each) not in in_metrics]
+        held = of_rank_0.Held(self.model, strategy.job, further)
+        name = agreement.name_of(self.model, f"{kind}_begins")
+        gathered = communicator.all_gather_object((_may_stop(self, kind), held.digests()), name=name)
+        asks, digests = any(asks for asks, _ in gathered), [each for _, each in gathered]
+        self._ask_to_stop = self._ask_to_stop | {kind} if asks else self._ask_to_stop - {kind}
+        if fits.of(self.model) is None:
+            held.follow(digests, call)
+        else:
+            drift = DriftCheck(self.model, strategy.job) if self._drift is None else self._drift
+            drift.require_equal(held.compared, digests)
 
     def _agree_who_may_stop(self, kind: str) -> None:
         if self._strategy is not None:

@@ -16,6 +16,7 @@ from keras_ddl.compat import models
 from keras_ddl.errors import ConfigError
 from keras_ddl.gradients import own_reductions
 from keras_ddl.strategy import one_per_job
+from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.interface import StrategyInterface, strategy_of
 from keras_ddl.strategy.keras_patches import adopting
 from keras_ddl.strategy.one_per_job import outside_message
@@ -40,7 +41,10 @@ def compile_model(
     bound = inspect.signature(original).bind(model, optimizer, *args, **kwargs)
     _refuse_xla(bound, model, f"under a keras_ddl.Strategy (rank {strategy.rank})")
     with strategy.scope():
-        return original(model, optimizer, *args, **kwargs)
+        returned = original(model, optimizer, *args, **kwargs)
+    if strategy.is_several:  # what is saved before the first step is compared with this
+        of_rank_0.remember(model, of_rank_0.Held(model, strategy.job).digest)
+    return returned
 
 
 def _check_optimizer(model: Any, optimizer: Any, strategy: StrategyInterface | None) -> None:

@@ -20,10 +20,12 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from keras_ddl import config
+from keras_ddl.communicator import stack_position
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import DeadlineError
 from keras_ddl.files.durable import remove_unless_read
@@ -31,6 +33,44 @@ from keras_ddl.files.private import private_directory
 
 _POLL_SECONDS = 0.01
 _PREFIX = "keras_ddl-saves-"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that writes, by which ranks find what others have written in the same one.
+
+    Attributes:
+        name: of the function, with what else tells its calls apart; without spaces. content: a digest of the rest.
+        weights: of the model's, where it writes a model. agreed: of the model's when all ranks last had the same.
+        times: how often the ranks had compared them by then; 0: they have not.
+    """
+
+    name: str
+    content: int
+    weights: int = 0
+    agreed: int = -1
+    times: int = 0
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    content: int
+    weights: int
+    times: int
+    rank: int
+
+    @classmethod
+    def of(cls, call: Call, rank: int) -> _Entry:
+        return cls(call.name, call.content, call.weights, call.times, rank)
+
+    @classmethod
+    def read(cls, line: str) -> _Entry:
+        name, *numbers = line.split()
+        return cls(name, *map(int, numbers))
+
+    def line(self) -> str:
+        return f"{self.name} {self.content} {self.weights} {self.times} {self.rank}\n"
 
 
 class SaveRecords:
@@ -51,23 +91,43 @@ class SaveRecords:
         atexit.register(self._leave, os.getpid())
 
     @contextlib.contextmanager
-    def claim(self, path: str, call: str) -> Iterator[bool]:
+    def claim(self, path: str, call: Call, appears_as: str | None = None) -> Iterator[bool]:
         """Yields whether this rank is to carry out `call`, which writes `path`; waits while another rank does.
 
+        A rank whose weights are those that all ranks had last does not replace what a lower rank, which has changed its
+        own since, has written: that is what one process would have written.
+
         Args:
-            call: what is written, so that the ranks' calls find each other: equal on all ranks that write the same.
+            call: equal on all ranks that write the same. appears_as: the file by which one sees that it is written.
         Raises: DeadlineError: another rank has been writing for KERAS_DDL_DEADLINE_SECONDS.
         """
         path = _name_of(path)
         with self._locked(path) as file:
-            record = file.read().split()
+            record = [_Entry.read(line) for line in file.read().splitlines()]
             seen = self._seen.get(path, 0)
-            if call in record[seen:] and tf.io.gfile.exists(path):
-                self._seen[path] = record.index(call, seen) + 1
+            if not tf.io.gfile.exists(path if appears_as is None else appears_as):
+                seen = len(record)
+            alike = [(entry.name, entry.content) == (call.name, call.content) for entry in record]
+            place = next((number for number in range(seen, len(record)) if alike[number]), None)
+            if place is not None:
+                self._seen[path] = place + 1
                 yield False
                 return
+            if call.times and call.weights == call.agreed:
+                for place in range(seen, len(record)):
+                    theirs = record[place]
+                    is_same_moment = (theirs.name, theirs.times) == (call.name, call.times)
+                    if is_same_moment and theirs.rank < self.rank and theirs.weights != call.weights:
+                        self._seen[path] = place + 1
+                        stack_position.warn(
+                            f"All ranks must hold the same weights when they save one file. Received: {path}, with the "
+                            f"weights of rank {theirs.rank}, which has changed them since all ranks had the same (rank "
+                            f"{self.rank}). It stays. To be rid of this warning, do what sets weights on all ranks."
+                        )
+                        yield False
+                        return
             yield True  # where this raises, nothing is recorded: the next rank tries, and learns why itself
-            file.write(call + "\n")
+            file.write(_Entry.of(call, self.rank).line())
             self._seen[path] = len(record) + 1
 
     def is_written(self, path: str) -> bool:
@@ -76,7 +136,7 @@ class SaveRecords:
         if not self._file_of(path).exists():
             return False
         with self._locked(path) as file:
-            return len(file.read().split()) > self._seen.get(path, 0)
+            return len(file.read().splitlines()) > self._seen.get(path, 0)
 
     def _file_of(self, path: str) -> Path:
         return self.folder / hashlib.sha256(path.encode()).hexdigest()[:32]

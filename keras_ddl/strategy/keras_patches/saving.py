@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import zlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -21,9 +20,10 @@ from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import agreement, one_per_job
-from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.interface import strategy_of_ranks
 from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.keras_patches.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
@@ -37,7 +37,7 @@ def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **
     if strategy is None or not isinstance(filepath, (str, os.PathLike)) or _saving.get():
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    saves = strategy.saves.claim(path, _call_of(original.__name__, model))
+    saves = strategy.saves.claim(path, _call_of(original.__name__, model, strategy.job))
     with of_one_rank(), setting(_saving, True), saves as mine:
         if not mine:
             return None
@@ -63,14 +63,12 @@ def ask_to_proceed_with_overwrite(original: Callable[..., Any], filepath: Any) -
     return original(filepath)
 
 
-def _call_of(name: str, model: Any) -> str:
-    """Returns a string that is equal on all ranks if they make the same call with the same weights."""
-    seen = zlib.crc32(name.encode())
-    for variable in model.trainable_variables:
-        seen = zlib.crc32(checksum(variable.numpy()).to_bytes(4, "little"), seen)
-    optimizer = getattr(model, "optimizer", None)
-    steps = int(optimizer.iterations.numpy()) if optimizer is not None and optimizer.built else 0
-    return f"{name}-{steps}-{seen:08x}"
+def _call_of(name: str, model: Any, job: Job) -> Call:
+    """Returns what is equal on all ranks if they make the same call with the same weights and optimizer state."""
+    held = of_rank_0.Held(model, job, with_optimizers=True)
+    last = of_rank_0.agreed(model)
+    steps = models.steps_taken(each for each in models.optimizers_of(model) if each.built) or 0
+    return Call(f"{name}-{steps}", of_rank_0.digest_of(held.compared), held.digest, last.digest, last.times)
 
 
 class MidEpochSaves:

@@ -66,6 +66,7 @@ class CutStep:
         self._unrepeatable: dict[int, tuple[str, str] | None] = {}  # the same
         self._trained: set[tuple[int, ...]] = set()  # shapes of the weights
         self._without_batch: dict[int, Callable[[], None] | None] = {}  # by id of what was traced
+        self._used: list[tf.Variable] = []
         self._known: set[Any] = set()  # references of variables that are equal on all ranks already
 
     @property
@@ -173,6 +174,7 @@ class CutStep:
     def forget_traces(self) -> None:
         """Begins anew: the next call traces, on all ranks."""
         self._known.clear()
+        self._used.clear()
         self._programs.clear()
         self.reports.clear()
 
@@ -195,7 +197,7 @@ class CutStep:
         """Forgets all traces but one, which all ranks have. Returns the variables of which they must have one value."""
         self.reports.clear()
         self._programs = {key: each for key, each in self._programs.items() if key == id(concrete)}
-        self._traced, self._known, self._trained, self._unrepeatable = [], set(), set(), {}
+        self._traced, self._used, self._known, self._trained, self._unrepeatable = [], [], set(), set(), {}
         variables = self._not_known(concrete, [])
         self._remember(concrete, variables, [])
         return variables
@@ -260,6 +262,11 @@ class CutStep:
         self._traced.append(concrete)
         self._trained.update(tuple(each.shape) for each in concrete.graph.trainable_variables)
         self._known.update(each.ref() for each in [*variables, *parts])
+        self._used += variables
+
+    def used_variables(self) -> list[tf.Variable]:
+        """Returns the variables that its traces use, in an order that is the same on all ranks."""
+        return list(self._used)
 
     def program_of(self, concrete: ConcreteFunction) -> cut.Program:
         """Returns a traced step as a program to be cut."""

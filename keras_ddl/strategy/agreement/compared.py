@@ -1,0 +1,124 @@
+"""Variables that ranks compare by checksums, each of which is read once, at the speed of memory.
+
+Of what a layout cuts along the model axis, each slice is compared among the ranks that have it; of what is in shards no
+other rank has this one's part, so that what the program has assigned to it is compared.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_ddl import communicator
+from keras_ddl.compat import models
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import as_array, tf
+from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.mesh import laid_out
+from keras_ddl.strategy.shards import sharded_slots
+
+
+class Digests(NamedTuple):
+    """Of what all ranks have, of this rank's slices, and of what was assigned to variables in shards or slices."""
+
+    common: int
+    slices: int
+    assigned: int
+
+
+class Compared:
+    """The checksums of this rank's variables."""
+
+    def __init__(self, variables: Iterable[Any], job: Job) -> None:
+        self.variables: list[Any] = []
+        self.sums: list[int] = []
+        self._parts: list[sharded_slots.ShardedVariable] = []
+        self._job = job
+        self.add(variables)
+
+    def add(self, variables: Iterable[Any]) -> None:
+        """Adds those that are not there yet."""
+        known = {id(tf_variable(each)) for each in self.variables}
+        numeric = {id(tf_variable(each)): each for each in variables if _has_numbers(each)}
+        found = [each for key, each in numeric.items() if key not in known]
+        compared = [each for each in found if is_compared(each)]
+        self.variables += compared
+        self.sums += [checksum(values(each)) for each in compared]
+        self._parts += [part for each in found if (part := sharded_slots.sharded_variable(each)) is not None]
+
+    def digests(self) -> Digests:
+        """Returns what ranks exchange."""
+        is_slice = [laid_out.slice_of(each) is not None for each in self.variables]
+        common, slices = ([s for s, cut in zip(self.sums, is_slice) if cut is wanted] for wanted in (False, True))
+        assigned = [number for each in self._parts for number in each.assignments]
+        return Digests(_digest(common), _digest(slices), _digest(assigned))
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a rank lacks some of these variables' values."""
+        return bool(self._parts)
+
+    def differing(self, name: str) -> tuple[list[list[tuple[str, int]]], list[tuple[int, range]]]:
+        """Returns names and checksums by rank, and which variables differ on which ranks. COLLECTIVE, under `name`."""
+        named = [(name_of(each), number) for each, number in zip(self.variables, self.sums)]
+        gathered = communicator.all_gather_object(named, name=name)
+        where = [
+            (number, ranks)
+            for number, variable in enumerate(self.variables)
+            for ranks in self._ranks_with(variable)
+            if len({tuple(gathered[rank][number : number + 1]) for rank in ranks}) > 1
+        ]
+        return gathered, where
+
+    def _ranks_with(self, variable: Any) -> list[range]:
+        """Returns, for each slice of a variable, the ranks that have it; for other variables all ranks at once."""
+        apart = ranks_apart(self._job) if laid_out.slice_of(variable) is not None else 1
+        return [range(first, self._job.size, apart) for first in range(apart)]
+
+
+def name_of(variable: Any) -> str:
+    """Returns the name of a variable of Keras or TensorFlow, the same on all ranks."""
+    return models.plain_name(getattr(variable, "path", None) or variable.name)
+
+
+def tf_variable(variable: Any) -> Any:
+    """Returns the tf.Variable of a variable of Keras or TensorFlow."""
+    return models.inner_variable(variable) if isinstance(variable, keras.Variable) else variable
+
+
+def differ(digests: Sequence[Digests], job: Job) -> bool:
+    """Whether ranks differ in what all have, or in a slice that several have. digests: by rank."""
+    apart = ranks_apart(job)
+    slices = [[each.slices for each in digests][rank::apart] for rank in range(apart)]
+    common, assigned = ([getattr(each, part) for each in digests] for part in ("common", "assigned"))
+    return any(len(set(each)) > 1 for each in (common, assigned, *slices))
+
+
+def ranks_apart(job: Job) -> int:
+    """Ranks so far apart have the same slices."""
+    return 1 if job.mesh is None else job.mesh.model.size
+
+
+def values(variable: Any) -> np.ndarray:
+    """Returns what this rank has of a variable that is compared."""
+    own = laid_out.slice_of(variable)
+    return as_array(tf.convert_to_tensor(variable if own is None else own))
+
+
+def is_compared(variable: Any) -> bool:
+    """Whether other ranks have what this one has of a variable."""
+    return sharded_slots.sharded_variable(variable) is None or laid_out.slice_of(variable) is not None
+
+
+def _has_numbers(variable: Any) -> bool:
+    if tf_variable(variable) is None:  # it is made later
+        return False
+    return bool(tf.as_dtype(variable.dtype) not in (tf.string, tf.resource, tf.variant))
+
+
+def _digest(sums: Sequence[int]) -> int:
+    return zlib.crc32(np.array(sums, np.uint64).tobytes()) ^ len(sums)

@@ -1,0 +1,168 @@
+"""Variables that one rank has changed outside of a step: where the next call begins, all ranks have rank 0's.
+
+A script means one process, and rank 0 is that process: `if keras_ddl.rank() == 0: model.load_weights(...)` is what
+scripts for Horovod do. So where fit, evaluate and predict begin, and where fit has ended, the ranks exchange a digest
+of their weights; where these differ, all get rank 0's, and rank 0 warns once. Within a fit, between its steps, nothing
+is repaired: a DriftError says what differs (drift.py), as it does where a rank has parts of the variables only, because
+rank 0 cannot give what it has not got.
+
+Compared are all variables of the model that count, also those that are not trained; metrics begin anew in each call.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keras_ddl import communicator, ops
+from keras_ddl.communicator import stack_position
+from keras_ddl.communicator.comparison import require_equal_values
+from keras_ddl.communicator.dtypes import DTYPES
+from keras_ddl.compat import models
+from keras_ddl.errors import DriftError
+from keras_ddl.strategy import agreement
+from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, name_of, tf_variable
+from keras_ddl.strategy.job import Job
+from keras_ddl.strategy.shards import sharded_slots
+
+
+class Held:
+    """What this rank holds of a model when a call begins or ends.
+
+    Args:
+        further: variables that the call uses besides those of the model. with_optimizers: what these keep counts, too.
+    Cost: all of the variables are read once, at the speed of memory; ranks exchange some 30 bytes each.
+    """
+
+    def __init__(self, model: Any, job: Job, further: Iterable[Any] = (), *, with_optimizers: bool = False) -> None:
+        self._model, self._job = model, job
+        self.compared = Compared(weights(model, job), job)
+        self.digest = digest_of(self.compared)
+        self._has_parts = self.compared.has_parts
+        if with_optimizers:
+            left_out = {id(each) for each in models.accumulators_of(model)}
+            state = [each for one in models.optimizers_of(model) if one.built for each in one.variables]
+            self.compared.add([each for each in state if id(each) not in left_out])
+        self.compared.add(further)
+
+    def digests(self) -> Digests:
+        """Returns what ranks exchange."""
+        return self.compared.digests()
+
+    def follow(self, gathered: Sequence[Digests], call: str) -> None:
+        """Gives all ranks rank 0's values where the ranks differ. COLLECTIVE then.
+
+        Args:
+            gathered: `digests()` by rank. call: names what begins or has ended, for the warning.
+        Raises: RankMismatchError: the ranks' models have other variables. DriftError: ranks have parts of them only.
+        """
+        if differ(gathered, self._job):
+            checksums, differing = self.compared.differing(agreement.name_of(self._model, "weights_of_ranks"))
+            if not all(checksums):  # a model that some rank has not built: the step does, or says what differs
+                return
+            variables = [[name for name, _ in each] for each in checksums]
+            require_equal_values(
+                [f"{len(each)} variables, {each}" for each in variables],
+                f"All ranks must have the same model where {call}.",
+                "Build it the same way on every rank.",
+            )
+            received = _received(self.compared, checksums, differing)
+            if self._has_parts or not differing:
+                raise DriftError(
+                    "Variables of which each rank has a part must be changed the same way on every rank, outside of "
+                    f"steps. Received, where {call}: {received} (rank {self._job.rank}). Do what sets weights on all "
+                    "ranks."
+                )
+            _take_from_rank_0([self.compared.variables[n] for n in sorted({number for number, _ in differing})])
+            if self._job.rank == 0:
+                say(call, received)
+            self.digest = digest_of(Compared(weights(self._model, self._job), self._job))
+        remember(self._model, self.digest)
+
+
+def follow_before_training(model: Any, job: Job, before: Held) -> None:
+    """Gives all ranks rank 0's variables where fit begins: what callbacks have restored there, too. COLLECTIVE.
+
+    before: what this rank held before the callbacks began; where ranks differed then, rank 0 warns.
+    """
+    variables = agreement.all_variables(model)
+    now = Compared([each for each in variables if sharded_slots.sharded_variable(each) is None], job)
+    gathered = communicator.all_gather_object((before.digests(), now.digests()), agreement.name_of(model, "fit_begins"))
+    are_equal = not differ([digests for _, digests in gathered], job)
+    if not are_equal and differ([digests for digests, _ in gathered], job):
+        received = _received(now, *now.differing(agreement.name_of(model, "weights_of_ranks")))
+        if job.rank == 0:
+            say("fit begins", received)
+    agreement.broadcast_variables(variables, are_equal=are_equal)
+    remember(model, digest_of(Compared(weights(model, job), job)))
+
+
+def _take_from_rank_0(variables: Iterable[Any]) -> None:
+    inner = [tf_variable(each) for each in variables]
+    numbers = [each for each in inner if each.dtype.name in DTYPES]
+    if numbers:
+        ops.broadcast_variables(numbers, root=0)
+    for each in inner:
+        if each.dtype.name not in DTYPES:  # seeds, and flags
+            each.assign(agreement.broadcast_value(each.numpy(), f"keras_ddl/{models.plain_name(each.name)}"))
+
+
+def say(call: str, received: str) -> None:
+    """Warns that ranks had unlike values, and have rank 0's now."""
+    stack_position.warn(
+        f"All ranks must hold the same weights outside of steps, too. Received, where {call}: {received}. Rank 0's are "
+        "used on all ranks. To be rid of this warning, do what sets weights on all ranks."
+    )
+
+
+def _received(compared: Compared, checksums: list[list[Any]], differing: Sequence[tuple[int, Any]]) -> str:
+    if len({len(each) for each in checksums}) > 1:
+        return f"{[len(each) for each in checksums]} variables by rank"
+    if not differing:
+        return "assignments to them on some ranks only"
+    numbers = sorted({number for number, _ in differing})
+    others = [r for r, theirs in enumerate(checksums) if any(theirs[n] != checksums[0][n] for n in numbers)]
+    first = name_of(compared.variables[numbers[0]])
+    more = f" and {len(numbers) - 1} more of {len(compared.sums)} variables" if len(numbers) > 1 else ""
+    ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
+    return f"other values of {first}{more} on {ranks} than on rank 0"
+
+
+def weights(model: Any, job: Job) -> list[Any]:
+    """Returns the variables of a model that all ranks must have alike: without statistics that are each rank's own."""
+    left_out: set[int] = set()
+    if job.settings.batch_statistics == "rank":
+        trained = models.weights_made_trainable(model)
+        left_out = {id(each) for each in models.layer_state(model) if id(each) not in trained}
+    return [each for each in model.variables if id(each) not in left_out]
+
+
+def digest_of(compared: Compared) -> int:
+    """Returns a number that is equal on ranks that hold the same."""
+    return zlib.crc32(np.array([*compared.sums, *compared.digests()], np.uint64).tobytes())
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks held of a model when they last compared it. times: how often they have."""
+
+    times: int
+    digest: int
+
+
+_agreed: weakref.WeakKeyDictionary[Any, Agreed] = weakref.WeakKeyDictionary()
+
+
+def remember(model: Any, digest: int) -> None:
+    """Notes that all ranks hold the same."""
+    _agreed[model] = Agreed(agreed(model).times + 1 if model in _agreed else 1, digest)
+
+
+def agreed(model: Any) -> Agreed:
+    """Returns what the ranks have agreed on last; nothing: Agreed(0, -1)."""
+    return _agreed.get(model, Agreed(0, -1))
