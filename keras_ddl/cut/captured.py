@@ -13,9 +13,14 @@ def uses(program: Program, value: Value) -> dict[tf.Operation, bool]:
     """Returns the operations that read a captured value, and whether each is in a branch or a loop. An operation that
     hands it on in a way that is not known is one itself.
     """
-    readers = [node for node in program.readers(value) if not isinstance(node, Return)]
-    places = [(node, i) for node in readers for i, one in enumerate(node.inputs) if one is value]
-    return dict(found for node, i in places for found in _uses(node.operation, i, is_inside=False))
+    found: dict[tf.Operation, bool] = {}
+    for node in program.readers(value):
+        if node.type == "Identity":
+            found |= uses(program, node.outputs[0])
+        elif not isinstance(node, Return):
+            places = [place for place, each in enumerate(node.inputs) if each is value]
+            found |= dict(each for place in places for each in _uses(node.operation, place, is_inside=False))
+    return found
 
 
 def _uses(operation: tf.Operation, index: int, is_inside: bool) -> Iterator[tuple[tf.Operation, bool]]:
@@ -24,7 +29,8 @@ def _uses(operation: tf.Operation, index: int, is_inside: bool) -> Iterator[tupl
         return
     place = index - 1 if operation.type in BRANCHES else index
     graphs = tf_compat.graphs_of(operation)
-    if place < 0 or not graphs or operation.type not in (*BRANCHES, *LOOPS, *tf_compat.CALLS):
+    is_known = operation.type in (*BRANCHES, *LOOPS, *tf_compat.CALLS) and place >= 0 and graphs
+    if not is_known or any(each.consumers() for each in operation.outputs if each.dtype == tf.resource):
         yield operation, is_inside
         return
     for graph in graphs:

@@ -119,6 +119,8 @@ def _of_resource(
     step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, line: Callable[[], str], rank: int
 ) -> Read:
     operations = cut.uses(program, value)
+    if not operations:
+        raise _refusal(step, "a resource that the step hands on", line, rank, _OUTSIDE)
     if all(each.type in cut.OF_RESOURCES and not is_inside for each, is_inside in operations.items()):
         return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
     if all(each.type.startswith("LookupTable") for each in operations):
