@@ -33,6 +33,7 @@ _TABLE_REMEDY = (
     "whose order differs between processes unless PYTHONHASHSEED is the same."
 )
 _OUTSIDE = "Read it outside of the step, and pass what was read as an argument."
+_ORDER_REMEDY = "Use the variables of a model in the same order on every rank, which that of a set of layers is not."
 # Attributes of operations on tables: types of keys and values.
 _TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
 _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents can be read
@@ -107,7 +108,7 @@ def _of_variable(
     """is_agreed: it gets rank 0's value, or each rank has its own part of it."""
     kind = f"variable {'' if place is None else f'{place} of the model, '}{kind}"
     if is_agreed:
-        return Read(_digest(kind), kind, outer, line, lambda: "")
+        return Read(_digest(kind), kind, outer, line, lambda: "", _ORDER_REMEDY)
 
     def read() -> tf.Tensor:
         return tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
