@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import socket
 import struct
@@ -445,3 +446,17 @@ def test_ranks_that_end_together_remove_the_folder_of_their_job_together(tmp_pat
             for removal in [ranks.submit(remove_job_folder, folder, 0.0) for _ in range(4)]:
                 removal.result()
             assert not folder.exists()
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "0"), ("", "0"), ("7", "7"), ("random", r"\d+")])
+def test_all_ranks_of_a_job_list_sets_in_one_order(monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    given = {} if chosen is None else {"PYTHONHASHSEED": chosen}
+    made = job.make(["true"], num_ranks=2, env=given)
+    assert re.fullmatch(expected, made.environment["PYTHONHASHSEED"])
+    if chosen == "random":
+        other = job.make(["true"], num_ranks=2, env=given).environment["PYTHONHASHSEED"]
+        assert other != made.environment["PYTHONHASHSEED"] and int(other) < 2**32
+    if chosen:
+        monkeypatch.setenv("PYTHONHASHSEED", chosen)
+        assert re.fullmatch(expected, job.make(["true"], num_ranks=2).environment["PYTHONHASHSEED"])

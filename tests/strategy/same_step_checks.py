@@ -103,14 +103,17 @@ def check_same_step_compares_lookup_tables():
     refuses(
         lambda: words_model(other).fit(words, answers, batch_size=2, verbose=0),
         r"layer 'words', attribute lookup_table",
-        r"4 entries \{b'cat': 1, b'dog': 2, b'cow': 3, ...\} on rank 0, and 4 entries \{b'hen': 1",
+        r"4 entries \{b'cat': 1, b'dog': 2, b'cow': 3, b'hen': 4\} on rank 0, and 4 entries \{b'hen': 1",
         "sorted",
     )
     refuses(lambda: words_model(WORDS[: 4 - RANK]).predict(words, verbose=0), "4 entries.*3 entries")
     adapted = layers.TextVectorization(output_mode="multi_hot", name="text")
     adapted.adapt(tf.constant(["one two", "two three", ["four", "five"][RANK > 0]]))
     model = model_with(adapted, inputs=keras.Input((), dtype="string"))
-    refuses(lambda: model.evaluate(tf.constant(["one", "two"]), answers[:2], verbose=0), "layer 'string_lookup.*five")
+    refuses(
+        lambda: model.evaluate(tf.constant(["one", "two"]), answers[:2], verbose=0),
+        "layer 'string_lookup.*b'four'.*on rank 0, and 4 entries .*b'five'",
+    )
 
 
 def check_same_step_compares_what_layers_adapt_to():
@@ -265,7 +268,8 @@ def check_same_step_uses_the_weights_of_a_model_in_one_order():
 def check_same_step_of_every_model_of_keras_is_traced_alike_though_names_differ():
     """Keras and TensorFlow number what a process has made: rank 1 has made more."""
     if RANK == 1:
-        words_model(WORDS)
+        keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dense(2)])(FEW[0])
+        layers.StringLookup(vocabulary=WORDS)
         tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1.0))
     random.seed(RANK)
     model = model_with(layers.Dense(4), layers.Lambda(lambda x: tf.map_fn(lambda row: row * 2, x)))

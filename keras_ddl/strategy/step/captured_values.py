@@ -7,7 +7,9 @@ have other values on each rank.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ _TABLE_REMEDY = (
     "whose order differs between processes unless PYTHONHASHSEED is the same."
 )
 _OUTSIDE = "Read it outside of the step, and pass what was read as an argument."
+_ORDER_REMEDY = "Use the variables of a model in the same order on every rank, which that of a set of layers is not."
 # Attributes of operations on tables: types of keys and values.
 _TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
 _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents can be read
@@ -39,14 +42,14 @@ _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents 
 class Read(NamedTuple):
     """Something that a step reads.
 
-    Attributes: digest: 8 bytes that differ where it does. kind: what it is. outer: what the graph captures. line: where
-        the program reads it. show: returns its value in a few words.
+    Attributes: digest: 8 bytes that differ where it does. kind: what it is. outer: what the graph captures. line:
+        returns where the program reads it. show: returns its value in a few words.
     """
 
     digest: bytes
     kind: str
     outer: tf.Tensor
-    line: str
+    line: Callable[[], str]
     show: Callable[[], str]
     remedy: str = _TENSOR_REMEDY
 
@@ -59,18 +62,30 @@ def reads_of(step: str, program: cut.Program, places: Mapping[int, int], rank: i
     Cost: reads all of it once, tensors on a CPU in place.
     Raises: ConfigError: it captures something that cannot be compared.
     """
-    used = [(value, outer) for value, outer in program.captured if program.readers(value)]
-    return [_read(step, program, value, outer, places.get(id(outer)), rank) for value, outer in used]
+    agreed = {id(each.handle) for each in program.graph.variables}  # others are used by their handle alone
+    reads = []
+    for value, outer in program.captured:
+        if not program.readers(value):
+            continue
+        dtype = tf_compat.variable_dtype(value.tensor) if value.dtype == tf.resource else None
+        if dtype is None:
+            reads.append(_read(step, program, value, outer, rank))
+        else:
+            kind = f"{dtype.name}{_extents(tf_compat.variable_shape(value.tensor))}"
+            is_agreed = sharded_variable_of_handle(outer) is not None or id(outer) in agreed and dtype != tf.string
+            reads.append(_of_variable(outer, dtype, kind, places.get(id(outer)), is_agreed, _line(program, value)))
+    return reads
 
 
-def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, place: int | None, rank: int) -> Read:
-    line = next((line for node in program.readers(value) if (line := cut.line_of(node))), "")
+def _line(program: cut.Program, value: cut.Value) -> Callable[[], str]:
+    return lambda: next((line for node in program.readers(value) if (line := cut.line_of(node))), "")
+
+
+def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, rank: int) -> Read:
+    line = _line(program, value)
     kind = f"{value.dtype.name}{_extents(value.tensor.shape)}"
     if value.dtype == tf.resource:
-        dtype = tf_compat.variable_dtype(value.tensor)
-        if dtype is None:
-            return _of_resource(step, program, value, outer, line, rank)
-        return _of_variable(outer, dtype, tf_compat.variable_shape(value.tensor), place, line)
+        return _of_resource(step, program, value, outer, line, rank)
     if not tf_compat.is_eager(outer):
         raise _refusal(step, "a tensor of a function around the step", line, rank, "Pass it as an argument.")
     if value.dtype == tf.string and cut.has_no_result(value, program):
@@ -87,11 +102,13 @@ def _read(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, p
     return Read(_digest(kind, content), kind, outer, line, lambda: "other values")
 
 
-def _of_variable(outer: tf.Tensor, dtype: tf.DType, shape: Any, place: int | None, line: str) -> Read:
-    """Variables of numbers get rank 0's values; in shards, each rank has its own part."""
-    kind = f"variable {'' if place is None else f'{place} of the model, '}{dtype.name}{_extents(shape)}"
-    if dtype != tf.string or sharded_variable_of_handle(outer) is not None:
-        return Read(_digest(kind), kind, outer, line, lambda: "")
+def _of_variable(
+    outer: tf.Tensor, dtype: tf.DType, kind: str, place: int | None, is_agreed: bool, line: Callable[[], str]
+) -> Read:
+    """is_agreed: it gets rank 0's value, or each rank has its own part of it."""
+    kind = f"variable {'' if place is None else f'{place} of the model, '}{kind}"
+    if is_agreed:
+        return Read(_digest(kind), kind, outer, line, lambda: "", _ORDER_REMEDY)
 
     def read() -> tf.Tensor:
         return tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
@@ -99,27 +116,48 @@ def _of_variable(outer: tf.Tensor, dtype: tf.DType, shape: Any, place: int | Non
     return Read(_digest(kind, fingerprint(read())), kind, outer, line, lambda: _some(read()))
 
 
-def _of_resource(step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, line: str, rank: int) -> Read:
+def _of_resource(
+    step: str, program: cut.Program, value: cut.Value, outer: tf.Tensor, line: Callable[[], str], rank: int
+) -> Read:
     operations = cut.uses(program, value)
-    if all(each.type in cut.OF_RESOURCES for each in operations):
+    if not operations:
+        raise _refusal(step, "a resource that the step hands on", line, rank, _OUTSIDE)
+    if all(each.type in cut.OF_RESOURCES and not is_inside for each, is_inside in operations.items()):
         return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
     if all(each.type.startswith("LookupTable") for each in operations):
-        return _of_table(step, operations, outer, line, rank)
-    other = next(each.type for each in operations if each.type not in cut.OF_RESOURCES)
-    raise _refusal(step, f"a resource that {other} reads", line, rank, _OUTSIDE)
+        return _of_table(_types_in([*operations]), outer, line)
+    if (types := _types_found_in(outer)) is not None:  # a table that an operation of another package reads
+        return _of_table(types, outer, line)
+    other, is_inside = next(each for each in operations.items() if each[0].type not in cut.OF_RESOURCES or each[1])
+    where = " in a branch or a loop" if is_inside else ""
+    raise _refusal(step, f"a resource that {other.type} reads{where}", line, rank, _OUTSIDE)
 
 
-def _of_table(step: str, operations: Sequence[tf.Operation], table: tf.Tensor, line: str, rank: int) -> Read:
-    types = [
-        (operation.get_attr(keys), operation.get_attr(values))
-        for operation in operations
-        for keys, values in _TYPES
-        if {keys, values} <= set(operation.node_def.attr)
-    ]
+def _types_in(operations: Sequence[tf.Operation]) -> tuple[tf.DType, tf.DType] | None:
+    """Returns the types of keys and values of a table, as operations on it say them; None: they say none."""
+    for operation in operations:
+        for keys, values in _TYPES:
+            if {keys, values} <= set(operation.node_def.attr):
+                return operation.get_attr(keys), operation.get_attr(values)
+    return None
+
+
+def _types_found_in(resource: tf.Tensor) -> tuple[tf.DType, tf.DType] | None:
+    """Returns the types of keys and values of a resource that may be a table; None: it is none of the usual types."""
+    for keys, values in itertools.product((tf.string, tf.int64, tf.int32), (tf.int64, tf.int32, tf.string, tf.float32)):
+        none = tf.zeros([0], keys) if keys != tf.string else tf.constant([], tf.string)
+        default = tf.zeros([], values) if values != tf.string else tf.constant("")
+        with contextlib.suppress(tf.errors.OpError):  # those of another type, or no table
+            tf.raw_ops.LookupTableFindV2(table_handle=resource, keys=none, default_value=default)
+            return keys, values
+    return None
+
+
+def _of_table(types: tuple[tf.DType, tf.DType] | None, table: tf.Tensor, line: Callable[[], str]) -> Read:
     size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
-    if not types:  # the step reads no more than how many there are
+    if types is None:  # the step reads no more than how many there are
         return Read(_digest("table", size.to_bytes(8)), "table", table, line, lambda: f"{size} entries", _TABLE_REMEDY)
-    key_type, value_type = types[0]
+    key_type, value_type = types
 
     def entries() -> tuple[tf.Tensor, tf.Tensor]:
         return tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=key_type, Tvalues=value_type)
@@ -127,8 +165,10 @@ def _of_table(step: str, operations: Sequence[tf.Operation], table: tf.Tensor, l
     def show() -> str:
         keys, values = (tf_compat.as_array(each) for each in entries())
         order = np.argsort(values, axis=0, kind="stable").ravel() if values.ndim == 1 else range(len(keys))
-        some = [f"{keys[place]!r}: {values[place]!s}" for place in order[:_SHOWN]]
-        return f"{size} entries {{{', '.join(some)}{', ...' if size > _SHOWN else ''}}}"
+        some = [f"{keys[place]!r}: {values[place]!s}" for place in order]
+        if size > _SHOWN + 1:
+            some[_SHOWN:-1] = ["..."]
+        return f"{size} entries {{{', '.join(some)}}}"
 
     kind = f"table from {key_type.name} to {value_type.name}"
     return Read(_digest(kind, _unordered(*entries())), kind, table, line, show, _TABLE_REMEDY)
@@ -163,8 +203,8 @@ def _extents(shape: Any) -> str:
     return f"[{', '.join('?' if each is None else str(each) for each in shape)}]"
 
 
-def _refusal(step: str, what: str, line: str, rank: int, remedy: str) -> ConfigError:
-    where = f" ({line})" if line else ""
+def _refusal(step: str, what: str, line: Callable[[], str], rank: int, remedy: str) -> ConfigError:
+    where = f" ({found})" if (found := line()) else ""
     return ConfigError(
         f"{step}: whatever a step reads is compared between ranks, or is rank 0's. Received: {what}{where}, which "
         f"ranks cannot compare (rank {rank}). {remedy}"

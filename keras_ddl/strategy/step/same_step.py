@@ -47,7 +47,8 @@ class TracedStep:
         self._name, self._program, self._owners, self._rank = name, program, owners, rank
         self._returned = repr(tf.nest.map_structure(_leaf, returned))
         known = [each for owner in owners if isinstance(owner, keras.Model) for each in agreement.all_variables(owner)]
-        places = {id(each.value.handle): place for place, each in enumerate(known)}
+        handles = [getattr(models.inner_variable(each), "handle", None) for each in known]
+        places = {id(handle): place for place, handle in enumerate(handles) if handle is not None}
         self._reads = reads_of(name, program, places, rank)
 
     def digest(self) -> bytes:
@@ -93,7 +94,7 @@ class TracedStep:
 
     def _words(self, read: Read) -> str:
         where = next((found for owner in self._owners if (found := _place_in(owner, read.outer))), "")
-        line = f", read in {read.line}" if read.line else ""
+        line = f", read in {found}" if (found := read.line()) else ""
         return f"{where} ({read.kind}{line})" if where else f"{read.kind}{line}"
 
 
