@@ -24,7 +24,8 @@ from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
 from keras_ddl.strategy.step import building, notices
-from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
+from keras_ddl.strategy.step.eager_copies import EagerCopies
+from keras_ddl.strategy.step.tracing import as_one_graph, as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
@@ -56,7 +57,7 @@ class CutStep:
         self.traces = 0  # begun
         self._snapshots: list[cut.Snapshots] = []
         self._staging: dict[Hashable, tf.Tensor] = {}
-        self._copies: list[tuple[Any, tf.Tensor]] = []
+        self.eager_copies = EagerCopies()
         self._has_failed = False
         self.rows_of_ranks = ""  # what of its batches only one rank has, for messages; "": every rank has all of them
         self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
@@ -131,15 +132,14 @@ class CutStep:
         """Restores, after a failed run, the variables that it has written before its commit."""
         for each in self._snapshots:
             each.restore()
-        for variable, value in self._copies:
-            variable.assign(value)
-        self._copies = []
+        self.eager_copies.undo()
         self._has_failed = True
 
     def complete(self) -> None:
         """Writes, after a failed run that other ranks have committed, what only this rank has computed of it."""
         for each in self._snapshots:
             each.complete()
+        self.eager_copies.redo()
 
     def begin(self) -> None:
         """Forgets what a failed run has left."""
@@ -147,6 +147,7 @@ class CutStep:
             self._has_failed = False
             for each in self._snapshots:
                 each.discard()
+        self.eager_copies.forget()
 
     def forget_graphs(self) -> None:
         """Forgets what was built for other ranks than there are now; what was traced stays."""
@@ -158,10 +159,6 @@ class CutStep:
     def optimization(self) -> AbstractContextManager[None]:
         """Returns the context in which the graphs of this step run: TensorFlow optimizes them as this device needs."""
         return tf_compat.optimized_once() if "CPU" in self._job.device else nullcontext()
-
-    def copy_eagerly(self, variables: Sequence[Any]) -> None:
-        """Copies variables that a step that runs eagerly may write; [] when it has committed."""
-        self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
 
     @property
     def committed(self) -> tf.Operation:
@@ -192,19 +189,22 @@ class CutStep:
         self,
         step: Callable[..., Any],
         specs: Sequence[Any],
-        parts: Callable[[], list[tf.Variable]] = list,
+        following: Sequence[tuple[Callable[..., Any], Sequence[Any]]] = (),
         *,
+        parts: Callable[[], list[tf.Variable]] = list,
         is_alone: bool = False,
     ) -> ConcreteFunction:
         """Returns `step` as a concrete function of the global batch. COLLECTIVE where it uses variables first.
 
         Args:
+            following: steps, with their specs, that one process traces in the same graph.
             parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
             is_alone: other ranks do not trace it now, and its variables are to get their values later (`keep_only`).
         """
         self.traces += 1
         with as_one_process(), tracing_for(self._job):
-            concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
+            function = tf.function(as_one_graph(step, following) if following else step, autograph=False)
+            concrete = function.get_concrete_function(*specs)
         notices.refuse_collectives(self.name, self.rank, concrete)
         variables = self._remember(concrete, parts())
         if not is_alone:
@@ -215,10 +215,8 @@ class CutStep:
         """Returns the variables that no trace before has used, in an order that is the same on all ranks."""
         self._traced.append(concrete)
         self._trained.update(tuple(each.shape) for each in concrete.graph.trainable_variables)
-        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
-        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
         self._known.update(each.ref() for each in parts)
-        variables = [each for each in used if each.ref() not in self._known]
+        variables = [each for each in variables_of(concrete) if each.ref() not in self._known]
         self._known.update(each.ref() for each in variables)
         return variables
 
@@ -358,10 +356,16 @@ class CutStep:
             notices.warn_of_what_is_slow(self.name, report)
 
 
+def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
+    """Returns all variables that a traced step uses, whoever made them, in an order that is the same on all ranks."""
+    by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
+    return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
+
+
 def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
     """Gives rank 0's values to variables that a step uses first, however the script made them. COLLECTIVE."""
     with tf.init_scope():
-        numbers = _numbers_of(variables)
+        numbers = _whole_numbers_of(variables)
         # One at a time: a variable that was written row by row is read into memory of its own.
         if numbers and not are_equal((each.read_value() for each in numbers), "keras_ddl/first_values"):
             ops.broadcast_variables(numbers, root=0)
@@ -370,14 +374,18 @@ def _agree_on_variables(variables: Sequence[tf.Variable]) -> None:
 
 def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
     """Gives all ranks the values that rank `root` has of variables of numbers, except of those in shards."""
-    if numbers := _numbers_of(variables):
+    if numbers := _whole_numbers_of(variables):
         ops.broadcast_variables(numbers, root=root)
 
 
-def _numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+def numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Returns the variables of numbers among all."""
+    return [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+
+
+def _whole_numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """Returns the variables of numbers that every rank holds in full."""
-    numbers = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-    return [each for each in numbers if sharded_slots.sharded_variable(each) is None]
+    return [each for each in numbers_of(variables) if sharded_slots.sharded_variable(each) is None]
 
 
 class Outputs:
