@@ -200,6 +200,14 @@ def is_eager(tensor: Any) -> bool:
     return isinstance(tensor, EagerTensor)
 
 
+def outermost_graph() -> Any:
+    """Returns the graph of the outermost function that is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), FuncGraph):
+        graph = graph.outer_graph
+    return graph
+
+
 def as_array(value: Any) -> np.ndarray:
     """As np.asarray, which fails for scalars of bfloat16 and float8. Shares the memory of a tensor where it can."""
     is_scalar = isinstance(value, (tf.Tensor, tf.Variable)) and value.shape.rank == 0

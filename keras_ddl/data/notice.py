@@ -34,7 +34,7 @@ def _words() -> _Words:
 
 
 def prepare() -> None:
-    """Makes what the first step will use: a tf.function that makes a variable is traced again."""
+    """Makes what the first step will use (order.prepare)."""
     _words()
 
 

@@ -44,10 +44,9 @@ _components: dict[int, list[str]] = {}  # by dataset: what the error calls the c
 
 
 class _Notes:
-    """The variables of the process, made when the first dataset is shared."""
+    """The variables of the process, made by `prepare`."""
 
     def __init__(self) -> None:
-        # The first may be made in the middle of a program's step.
         with tf.init_scope(), tf.device("CPU:0"), outside_strategies():
 
             def variable(shape: list[int], name: str) -> tf.Variable:
@@ -64,6 +63,14 @@ class _Notes:
 @functools.cache
 def _notes() -> _Notes:
     return _Notes()
+
+
+def prepare() -> None:
+    """Makes the variables that `exchange_step_header` uses, before a step does: a tf.function that makes a variable is
+    traced again, and would run the program's Python once more than in one process.
+    """
+    _notes()
+    notice.prepare()
 
 
 # ---- while a batch is read -------------------------------------------------------------------------------------------

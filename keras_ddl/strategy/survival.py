@@ -392,8 +392,14 @@ class Survival:
         written = [each for each in written if sharded_slots.sharded_variable(each) is None]
         before = [(each, tf.identity(tf.convert_to_tensor(each))) for each in written if is_behind]
         try:
-            if written:
-                ops.broadcast_variables(written, root=root)
+            if numbers := [each for each in written if each.dtype not in (tf.string, tf.variant, tf.resource)]:
+                ops.broadcast_variables(numbers, root=root)
+            strings = [each for each in written if each.dtype == tf.string]
+            texts = [each.numpy() for each in strings] if communicator.rank() == root else None
+            if strings:
+                texts = communicator.broadcast_object(texts, root, name="keras_ddl/survival/strings")
+                for variable, value in zip(strings, texts if is_behind else ()):
+                    variable.assign(value)
             returned = tf.nest.map_structure(_sent, self._returned) if communicator.rank() == root else None
             returned = communicator.broadcast_object(returned, root, name="keras_ddl/survival/returned")
         except BaseException:  # the root is lost, too: what has come of its state may never be complete

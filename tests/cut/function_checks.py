@@ -90,6 +90,26 @@ def check_function_with_open_sizes_is_traced_twice():
     assert_same(found, expected(lambda _, d: guide_loop(tf.function(reduce_retracing=True), d), data))
 
 
+def check_function_with_open_sizes_is_traced_as_often_as_in_one_process():
+    shapes = [(4, 3), (4, 5), (2, 5), (4, 3), (4, 7), (6, 6), (4, 5), (1, 3)]
+
+    def traced(wrap):
+        seen = []
+
+        def step(x, y):
+            seen.append((tuple(x.shape), tuple(y.shape)))
+            return tf.reduce_sum(x) + tf.reduce_sum(y)
+
+        function = wrap(step)
+        for rows, columns in shapes:
+            function(np.ones([rows, columns]), np.ones([rows]))
+        return seen
+
+    one = traced(lambda step: tf.function(step, reduce_retracing=True))
+    assert len(one) == 3, one
+    assert traced(lambda step: STRATEGY.function(step, reduce_retracing=True)) == one
+
+
 @long
 def check_function_of_two_optimizers_and_rows_one_after_the_other():
     def loop(wrap, data):

@@ -10,6 +10,7 @@ import numpy as np
 
 import keras_ddl
 from harness.rank_program import long
+from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
 from strategy.common import RANK, SIZE, STRATEGY, keras, of_one_process, set_precision
@@ -245,6 +246,51 @@ def check_a_step_of_ones_own_that_fails_first():
 
 def check_eager_steps():
     compare(train_on_batch, [X, bad(SIZE - 1), X], run_eagerly=True)
+
+
+def check_eager_steps_that_fail_write_nothing_outside_of_the_model_either():
+    teacher, words = tf.Variable(tf.zeros([2])), tf.Variable("begun")
+
+    class Taught(keras.Model):
+        """Knows what it writes only by a closure. Its weights are made by the first step."""
+
+        fails = True
+
+        def __init__(self):
+            super().__init__()
+            self.last = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.last(x)
+
+        def train_step(self, batch):
+            teacher.assign_add(keras.random.uniform((2,), dtype="float32"))
+            words.assign(words + "!")
+            logs = super().train_step(batch)
+            if Taught.fails and RANK == SIZE - 1:
+                raise KeyError("not on this rank")
+            return logs
+
+    set_precision("float32")
+    keras_compat.make_global_seed_generator()
+    draws = keras_compat.global_seed_generator().state
+    with STRATEGY.scope():
+        made = Taught()
+        made.compile("adam", "mse", run_eagerly=True)
+    x = keras_ddl.broadcast_object(RNG.normal(size=(ROWS, 3)), name="x")
+    before = None
+    for number in range(4):
+        # The first step makes variables, which it undoes as well, and the third makes none.
+        Taught.fails = number % 2 == 0
+        kind, _ = outcome(lambda: made.train_on_batch(rows_of(x), rows_of(Y)))
+        assert (kind == "KeyError") is Taught.fails, kind
+        found = [np.asarray(each) for each in (teacher, words, draws, *made.variables, *made.optimizer.variables)]
+        everyone = keras_ddl.all_gather_object([each.tolist() for each in found], name="found")
+        assert all(each == everyone[0] for each in everyone), (number, everyone)
+        if Taught.fails:
+            assert before is None or everyone[0] == before, (number, everyone[0], before)
+            assert words.numpy() == b"begun" + b"!" * (number // 2), words
+        before = everyone[0]
 
 
 def check_an_exception_while_one_rank_traces():

@@ -62,6 +62,8 @@ class Engine:
 class Variable:
     """A variable of a model: an integer."""
 
+    dtype = "int64"
+
     def __init__(self, value: int) -> None:
         self.value = value
 

@@ -3,6 +3,7 @@
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled
         (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first),
+        teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, at a commit),
         saving; A+B is both. With meshM: on a mesh with a model axis of M, whose layout cuts what M divides
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
@@ -32,7 +33,9 @@ import tensorflow as tf
 
 import keras_ddl
 from keras_ddl import communicator, ops
+from keras_ddl.compat import keras as keras_compat
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step.execution import Execution
 
 ROWS, BATCH, EPOCHS = 90, 20, int(os.environ.get("EPOCHS", "3"))
 MODEL, DATA = sys.argv[1:3]
@@ -197,6 +200,18 @@ def squared(difference):
     return difference * difference
 
 
+teacher = tf.Variable(tf.zeros([8, 6], tf.float64), name="teacher")
+lesson = tf.Variable("none", name="lesson")
+
+
+def taught(x):
+    """Returns noisy rows, with what a teacher has noted of earlier ones."""
+    noisy = x + 0.01 * keras.random.normal(tf.shape(x)) + teacher
+    teacher.assign(0.5 * teacher + 0.01 * tf.reduce_mean(noisy, 0))
+    lesson.assign(tf.strings.as_string(tf.reduce_sum(teacher), precision=6))
+    return noisy
+
+
 class OwnStep(keras.Sequential):
     """A train_step that updates twice, with two optimizers: the second update reads what the first has written."""
 
@@ -208,6 +223,8 @@ class OwnStep(keras.Sequential):
         x, y = data
         if "unlike" in KIND and ME >= AWAITED > 0 and traces(self) < 2:
             x += 0.0
+        if "teacher" in KIND:
+            x = taught(x)
         for optimizer, weights in ((self.optimizer, self.trainable_weights), (self.second, self.layers[-1].weights)):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(squared(y - self(x, training=True)))
@@ -222,7 +239,7 @@ class OwnStep(keras.Sequential):
 
 
 with strategy.scope() if strategy is not None else contextlib.nullcontext():
-    of_class = OwnStep if {"two", "compiled", "unlike"} & set(KIND.split("+")) else keras.Sequential
+    of_class = OwnStep if {"two", "compiled", "unlike", "teacher"} & set(KIND.split("+")) else keras.Sequential
     model = of_class([keras.Input((8, 6)), *built(MODEL), layers.Dropout(0.2, seed=4), layers.Dense(1, name="last")])
     several = {"gradient_accumulation_steps": 3} if "accumulation" in KIND else {}
     model.compile(
@@ -233,6 +250,22 @@ with strategy.scope() if strategy is not None else contextlib.nullcontext():
         jit_compile=False,
         run_eagerly="eager" in KIND,
     )
+if "behind" in KIND and ME == 2 and strategy is not None:
+    # As if rank 1 had been lost while step 5 was committed: rank 0 had committed it, and this one had not.
+    run, calls = Execution.run, itertools.count()
+
+    def falls_behind(execution, data, make):
+        if execution.step != "train_step" or next(calls) != 5:
+            return run(execution, data, make)
+        used = [each for trace in execution.traces for each in trace.graph.variables]
+        before = [each.read_value() for each in used]
+        run(execution, data, make)
+        for variable, value in zip(used, before):
+            variable.assign(value)
+        return communicator.barrier("not_of_all")  # fails as soon as rank 1 is lost
+
+    Execution.run = falls_behind
+
 kills = Kills()
 callbacks = [kills]
 if "saving" in KIND:
@@ -257,6 +290,9 @@ if ON_MESH and strategy is not None:
     print(f"mesh {'none' if mesh is None else (mesh.data.size, mesh.model.size)}", file=sys.stderr, flush=True)
 with strategy.whole_model(model) if strategy is not None else contextlib.nullcontext():
     variables = [*model.variables, *model.optimizer.variables, *(model.second.variables if "two" in KIND else [])]
+    if "teacher" in KIND:
+        variables += [teacher, keras_compat.global_seed_generator().state]
+        history.history["lesson"] = [float(lesson.numpy())]
     weights = [np.asarray(each).ravel().tolist() for each in variables]
 if "saving" in KIND:
     saved = keras.models.load_model(saved_at)

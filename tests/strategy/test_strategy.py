@@ -17,6 +17,7 @@ def checks(*names: str) -> list[Path]:
 # One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
 PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
 OF_TWO = (
+    "first_trace",
     *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
     *("callback", "decision", "saving", "outside", "drift", "guard", "error", "failing", "deadlock", "plan"),
     *("data", "rank_0_data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),

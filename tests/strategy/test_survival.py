@@ -112,6 +112,17 @@ def test_models(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_rank_that_has_not_committed_gets_all_that_the_step_has_written(tmp_path: Path) -> None:
+    check(tmp_path, "teacher+behind", "arrays", "between", "1:6")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["step 2:7", "step 1:4 0:9"])
+def test_eager_steps_are_undone_outside_of_the_model_too(moment: str, tmp_path: Path) -> None:
+    check(tmp_path, "eager+teacher", "arrays", *moment.split())
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7"]
 )

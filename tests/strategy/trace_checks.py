@@ -175,6 +175,13 @@ def check_calls_before_fit(scope):
     model.fit(X[:9], Y[:9], batch_size=4, verbose=0)
 
 
+@notes_of
+def check_calls_of_several_steps_of_predict_that_make_variables(scope):
+    with scope:
+        model = compiled(without_input(), steps_per_execution=2)
+    model.predict(X[:10], batch_size=4, verbose=0)
+
+
 @long
 @notes_of
 def check_calls_for_batches_of_changing_sizes(scope):

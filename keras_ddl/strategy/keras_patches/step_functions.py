@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.compat import models
 from keras_ddl.compat.datasets import continued
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays, notice
@@ -50,6 +49,7 @@ class _KerasFunction(Caller):
         self._kinds = BatchKinds()
         self._executions: dict[Any, Execution] = {}
         self._has_executed = False  # in this call, and may have traced
+        self._executed: list[Execution] = []  # the same
 
     def _call(self, run: Callable[[], Any], rows_of_ranks: str = "") -> Any:
         """Calls `run` on all ranks together; again, where some are lost and a job goes on that may.
@@ -59,8 +59,11 @@ class _KerasFunction(Caller):
         if self._survival is None:
             return self.together(run)
         self.cut_step.rows_of_ranks = rows_of_ranks
+        executed = list[Execution]()  # of this call, which others may ask for when the next one has begun
 
         def call() -> Any:
+            executed.clear()
+            self._executed = executed
             if self._epoch != self._job.epoch:  # what was cut for more ranks; what was traced stays
                 self._epoch = self._job.epoch
                 self._forget_executions()
@@ -68,7 +71,13 @@ class _KerasFunction(Caller):
                 self.cut_step.forget_graphs()
             return self.together(run)
 
-        return self._survival.call(call, lambda: [*models.written_by_steps(self._model), *notice.variables()], self)
+        def written() -> list[Any]:
+            return [*(each for execution in executed for each in execution.written()), *notice.variables()]
+
+        try:
+            return self._survival.call(call, written, self)
+        finally:
+            self._executed = []
 
     def _own_rows(self, batch: Any) -> Any:
         return tf.nest.map_structure(lambda leaf: take_chunk(leaf, self._job.rank, self._job.size), batch)
@@ -82,6 +91,7 @@ class _KerasFunction(Caller):
 
     def _execute(self, execution: Execution, data: Any) -> Any:
         self._has_executed = True
+        self._executed[:] = [execution]
         with self.cut_step.optimization():
             return execution.run(data, self._make_function)
 

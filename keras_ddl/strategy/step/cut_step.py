@@ -25,7 +25,8 @@ from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import chunk_of_handle
 from keras_ddl.strategy.step import building, notices, same_step
-from keras_ddl.strategy.step.tracing import as_one_process, tracing_for
+from keras_ddl.strategy.step.eager_copies import EagerCopies
+from keras_ddl.strategy.step.tracing import as_one_graph, as_one_process, tracing_for
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
@@ -58,7 +59,7 @@ class CutStep:
         self.runs_eagerly = 0  # of a step without a graph
         self._snapshots: list[cut.Snapshots] = []
         self._staging: dict[Hashable, tf.Tensor] = {}
-        self._copies: list[tuple[Any, tf.Tensor]] = []
+        self.eager_copies = EagerCopies()
         self._has_failed = False
         self.rows_of_ranks = ""  # what of its batches only one rank has, for messages; "": every rank has all of them
         self._traced: list[ConcreteFunction] = []  # keeps what the ranks' graphs use alive
@@ -134,15 +135,14 @@ class CutStep:
         """Restores, after a failed run, the variables that it has written before its commit."""
         for each in self._snapshots:
             each.restore()
-        for variable, value in self._copies:
-            variable.assign(value)
-        self._copies = []
+        self.eager_copies.undo()
         self._has_failed = True
 
     def complete(self) -> None:
         """Writes, after a failed run that other ranks have committed, what only this rank has computed of it."""
         for each in self._snapshots:
             each.complete()
+        self.eager_copies.redo()
 
     def begin(self) -> None:
         """Forgets what a failed run has left."""
@@ -150,6 +150,7 @@ class CutStep:
             self._has_failed = False
             for each in self._snapshots:
                 each.discard()
+        self.eager_copies.forget()
 
     def forget_graphs(self) -> None:
         """Forgets what was built for other ranks than there are now; what was traced stays."""
@@ -161,10 +162,6 @@ class CutStep:
     def optimization(self) -> AbstractContextManager[None]:
         """Returns the context in which the graphs of this step run: TensorFlow optimizes them as this device needs."""
         return tf_compat.optimized_once() if "CPU" in self._job.device else nullcontext()
-
-    def copy_eagerly(self, variables: Sequence[Any]) -> None:
-        """Copies variables that a step that runs eagerly may write; [] when it has committed."""
-        self._copies = [(each, tf.identity(tf.convert_to_tensor(each))) for each in variables]
 
     @property
     def committed(self) -> tf.Operation:
@@ -206,8 +203,9 @@ class CutStep:
         self,
         step: Callable[..., Any],
         specs: Sequence[Any],
-        parts: Callable[[], list[tf.Variable]] = list,
+        following: Sequence[tuple[Callable[..., Any], Sequence[Any]]] = (),
         *,
+        parts: Callable[[], list[tf.Variable]] = list,
         owners: Sequence[Any] = (),
         is_alone: bool = False,
     ) -> ConcreteFunction:
@@ -217,6 +215,7 @@ class CutStep:
         before get rank 0's values, however the script made them.
 
         Args:
+            following: steps, with their specs, that one process traces in the same graph.
             parts: returns, once the step has been traced, the variables that are sums over ranks of what each stores.
             owners: see same_step.TracedStep.
             is_alone: other ranks do not trace it now, and its variables are to get their values later (`keep_only`).
@@ -225,7 +224,8 @@ class CutStep:
         """
         self.traces += 1
         with as_one_process(), tracing_for(self._job):
-            concrete = tf.function(step, autograph=False).get_concrete_function(*specs)
+            function = tf.function(as_one_graph(step, following) if following else step, autograph=False)
+            concrete = function.get_concrete_function(*specs)
         notices.refuse_collectives(self.name, self.rank, concrete)
         program, own = cut.Program(concrete.graph), parts()
         variables = self._not_known(concrete, own)
@@ -238,7 +238,7 @@ class CutStep:
 
     def _agree(self, traced: same_step.TracedStep, variables: Sequence[tf.Variable]) -> None:
         """Makes sure that all ranks compute the same in a step that they have traced. COLLECTIVE."""
-        numbers = _numbers_of(variables)
+        numbers = _whole_numbers_of(variables)
         # One at a time: a variable that was written row by row is read into memory of its own.
         values = comparison.digest(description(each.read_value() for each in numbers))
         gathered = communicator.all_gather_object((traced.digest(), values), name=f"{self.scope}/traced")
@@ -251,10 +251,8 @@ class CutStep:
 
     def _not_known(self, concrete: ConcreteFunction, parts: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the variables that no trace before has used, in an order that is the same on all ranks."""
-        by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
-        used = [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
         known = self._known.union(each.ref() for each in parts)
-        return [each for each in used if each.ref() not in known]
+        return [each for each in variables_of(concrete) if each.ref() not in known]
 
     def _remember(
         self, concrete: ConcreteFunction, variables: Sequence[tf.Variable], parts: Sequence[tf.Variable]
@@ -403,16 +401,26 @@ class CutStep:
             notices.warn_of_what_is_slow(self.name, report)
 
 
+def variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
+    """Returns all variables that a traced step uses, whoever made them, in an order that is the same on all ranks."""
+    by_handle = {id(each.handle): each for each in concrete.graph.variables}  # in no order of their own
+    return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
+
+
 def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
     """Gives all ranks the values that rank `root` has of variables of numbers, except of those in shards."""
-    if numbers := _numbers_of(variables):
+    if numbers := _whole_numbers_of(variables):
         ops.broadcast_variables(numbers, root=root)
 
 
-def _numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+def numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """Returns the variables of numbers among all."""
+    return [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
+
+
+def _whole_numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """Returns the variables of numbers that every rank holds in full."""
-    numbers = [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
-    return [each for each in numbers if sharded_slots.sharded_variable(each) is None]
+    return [each for each in numbers_of(variables) if sharded_slots.sharded_variable(each) is None]
 
 
 class Outputs:

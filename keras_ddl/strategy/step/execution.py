@@ -7,14 +7,19 @@ of global batch (batch_kinds.py) and each way in which this rank has its rows of
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_ddl.compat import models
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
 from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind
+from keras_ddl.strategy.step.cut_step import variables_of
 from keras_ddl.strategy.trainer_calls import TrainerCall
 
 
@@ -30,7 +35,8 @@ class Execution(TrainerCall):
         is_local: the rows are those that the caller has passed, and the step is this rank's alone (predict_on_batch).
         is_single: Keras passes a batch and no iterator, and traces another function for it, whose kernels have their
             own state, in one process as well.
-        steps_traced: since the function was called: each of several steps has a trace of its own.
+        traces: of its steps, in the graph of the function that was traced last.
+        steps_traced: in the graph of the function that is traced now: each of several steps has a trace of its own.
     """
 
     step: str
@@ -39,8 +45,10 @@ class Execution(TrainerCall):
     accumulates_parts: bool = False
     is_local: bool = False
     is_single: bool = False
-    steps_traced: int = 0
+    traces: list[tf.types.experimental.ConcreteFunction] = field(default_factory=list, init=False)
+    steps_traced: int = field(default=0, init=False)
     _function: Callable[[Any], Any] | None = field(default=None, init=False)
+    _graph: weakref.ref[Any] | None = field(default=None, init=False)  # of the function that was traced last
 
     def run(self, data: Any, make_function: Callable[[Execution, Any], Callable[[Any], Any]]) -> Any:
         """Executes the steps on `data`, which is this rank's. `make_function`: makes what does so, from the first data.
@@ -48,17 +56,32 @@ class Execution(TrainerCall):
         In it only Keras calls `Strategy.run`: the program's code runs as in one process (tracing.py).
         """
         with self.entered(), order.translate_errors():
-            self.steps_traced = 0
             if self._function is not None:
                 return self._function(data)
             with garbage.paused():
                 self._function = make_function(self, data)
-                self.steps_traced = 0
                 return self._function(data)
 
-    def specs_of_step(self, tensors: int) -> Sequence[Any] | None:
-        """Returns the types of the `tensors` tensors of the step that is traced now, as its kind has them, if known."""
+    def begin_step(self) -> None:
+        """A step is traced. Where TensorFlow traces the function again, its first step comes again."""
+        graph = tf_compat.outermost_graph()
+        if self._graph is None or self._graph() is not graph:
+            self._graph, self.traces, self.steps_traced = weakref.ref(graph), [], 0
+
+    def written(self) -> list[Any]:
+        """Returns all variables that its steps may write, in the same order on all ranks: where they are traced, what
+        the traces use, whoever made it. An eager step is undone and redone by each rank for itself (eager_copies.py):
+        here those of the model must do.
+        """
+        if not self.traces:
+            return models.written_by_steps(self.model)
+        return list({id(each): each for concrete in self.traces for each in variables_of(concrete)}.values())
+
+    def specs_of_steps(self, tensors: int) -> list[Sequence[Any]]:
+        """Returns the types of the `tensors` tensors of the step that is traced now, as its kind has them, and of those
+        that follow in the execution; [] where they are not known.
+        """
         if self.kind is None or tensors == 0 or len(self.kind.specs) % tensors:
-            return None
-        specs = self.kind.specs[self.steps_traced * tensors :][:tensors]
-        return specs if len(specs) == tensors else None
+            return []
+        of_steps = range(self.steps_traced * tensors, len(self.kind.specs), tensors)
+        return [self.kind.specs[first : first + tensors] for first in of_steps]

@@ -24,7 +24,8 @@ from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
-from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs
+from keras_ddl.strategy.step.batch_kinds import BatchKinds
+from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs, numbers_of, variables_of
 from keras_ddl.strategy.step.failing_together import Caller
 from keras_ddl.strategy.step.tracing import sees_global_batch
 
@@ -59,6 +60,7 @@ class StepFunction(Caller):
         self._calls = 0
         self._rows = 0.0  # of the last call, of all ranks, for those who watch the job
         self._traced: dict[Hashable, _Traced] = {}
+        self._kinds: dict[Hashable, BatchKinds] = {}  # of arguments whose extents may be left open
         self._epoch = strategy.job.epoch
 
     @property
@@ -85,8 +87,8 @@ class StepFunction(Caller):
                 of_job.write()
         if observer is not None:
             if self.cut_step.size == 1:
-                used = _variables_of(self._function.get_concrete_function(*args, **kwargs))
-            observer.end_step(self.__name__, None, used, returned)
+                used = variables_of(self._function.get_concrete_function(*args, **kwargs))
+            observer.end_step(self.__name__, None, numbers_of(used), returned)
         return returned
 
     def _run(self, args: Any, kwargs: Any, used: list[Any]) -> Any:
@@ -148,6 +150,7 @@ class StepFunction(Caller):
     def forget_traces(self) -> None:
         super().forget_traces()
         self._traced.clear()
+        self._kinds.clear()
 
     def explain(self) -> str:
         """Returns a table of the collectives of each trace: bytes, reason, and the line of the step."""
@@ -196,17 +199,15 @@ class StepFunction(Caller):
         return self._traced[key]
 
     def _find_open(self, key: Hashable, arguments: Arguments, rows: int | None) -> _Traced:
-        """As tf.function(reduce_retracing=True): extents that change are left open, from the second size on."""
-        before = self._traced.get(key)
-        shapes = arguments.shapes(arguments.specs(rows))
-        if before is not None and before.batch.includes(shapes):
-            return before
-        if before is not None:
-            shapes = [_common(one, other) for one, other in zip(before.batch.shapes, shapes)]
-        if before is not None or self._batches == "rank":
-            sharded = {component for _, component in arguments.sharded()}
-            shapes = [(None, *shape[1:]) if i in sharded else shape for i, shape in enumerate(shapes)]
-        self._traced[key] = self._trace(arguments, arguments.specs(None), _TracedBatch(tuple(shapes)))
+        """As tf.function(reduce_retracing=True) does for the global batch. Where each rank passes rows of its own,
+        their number is open from the first call on: how many all ranks have would have to be asked in each call.
+        """
+        specs = arguments.specs(None if self._batches == "rank" else rows)
+        kind = self._kinds.setdefault(key, BatchKinds()).of(specs)
+        key = (key, kind)
+        if key not in self._traced:
+            shapes = tuple(arguments.shapes(kind.specs))
+            self._traced[key] = self._trace(arguments, kind.specs, _TracedBatch(shapes))
         return self._traced[key]
 
     def _trace(self, arguments: Arguments, specs: Sequence[Any], batch: _TracedBatch) -> _Traced:
@@ -256,10 +257,6 @@ class _TracedBatch(NamedTuple):
     rows: int | None = None
     counts: tuple[int, ...] = ()
 
-    def includes(self, shapes: Sequence[tuple[int | None, ...]]) -> bool:
-        """Whether the trace takes components of these shapes."""
-        return all(tf.TensorShape(own).is_compatible_with(other) for own, other in zip(self.shapes, shapes))
-
 
 class _Traced:
     """The step for arguments of one kind.
@@ -272,7 +269,7 @@ class _Traced:
     ) -> None:
         self.batch = batch
         self._owner, self._arguments, self._concrete = weakref.proxy(owner), arguments, concrete
-        self.variables = _variables_of(concrete)
+        self.variables = variables_of(concrete)
         self._slots = gathered_slots.slots_in(self.variables)
         self._name = owner.__name__
         self._outputs = Outputs(concrete)
@@ -306,14 +303,6 @@ class _Traced:
         return self._outputs.packed(tf.nest.flatten(self._run(*tensors)))
 
 
-def _variables_of(concrete: ConcreteFunction) -> list[tf.Variable]:
-    """Returns the variables of numbers that a trace uses, in the same order on all ranks."""
-    captured = [outer for outer, _ in concrete.graph.captures]
-    by_handle = {id(each.handle): each for each in concrete.graph.variables}
-    used = [by_handle[id(outer)] for outer in captured if id(outer) in by_handle]
-    return [each for each in used if each.dtype not in (tf.string, tf.variant, tf.resource)]
-
-
 def _method(step: Any, instance: Any, reference: weakref.ref[Any]) -> Callable[..., Any]:
     """Returns `step` bound to the object `instance`, which it does not keep alive."""
     if isinstance(step, tf.types.experimental.PolymorphicFunction):
@@ -333,7 +322,3 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _constant(leaf: Any) -> Hashable:
     return leaf if isinstance(leaf, (int, float, str, bytes, bool, type(None))) else ("object", id(leaf))
-
-
-def _common(one: Any, other: Any) -> tuple[int | None, ...]:
-    return tuple(a if a == b else None for a, b in zip(one, other))

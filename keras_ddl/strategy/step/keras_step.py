@@ -8,7 +8,7 @@ gathered, and every rank computes the step on all of them, which is right, and n
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, cut
@@ -16,7 +16,7 @@ from keras_ddl.communicator import comparison, stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import do_not_convert, tf
-from keras_ddl.data import notice, order
+from keras_ddl.data import order
 from keras_ddl.data.rows import gather_rows, row_count
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import trainer_calls
@@ -57,7 +57,7 @@ class KerasSteps:
         self._steps: weakref.WeakKeyDictionary[Any, dict[str, CutStep]] = weakref.WeakKeyDictionary()
         self._warned_of: set[str] = set()  # steps that run eagerly
         self.rows_trained = RowsTrained()  # on rank 0, which shows them
-        notice.prepare()
+        order.prepare()
 
     # In a tf.function of the program's own, autograph would convert the cut as well: half a minute for five layers.
     @do_not_convert
@@ -115,11 +115,10 @@ class KerasSteps:
             if is_tensor(leaf) and leaf.shape.rank:
                 leaves[place] = gather_rows(leaf, rank, name=f"{execution.step}/batch_{place}")
         args, kwargs = tf.nest.pack_sequence_as(arguments, leaves)
-        step.copy_eagerly(models.written_by_steps(execution.model))
-        with as_one_process():
+        with step.eager_copies.taken(), as_one_process():
             outputs = function(*args, **kwargs)
         self._commit_eagerly(execution, step, outputs)
-        step.copy_eagerly([])
+        step.eager_copies.forget()
         if counts is not None and execution.step == "train_step" and rank == 0:
             self.rows_trained.add(counts)
         return outputs
@@ -207,21 +206,27 @@ class KerasSteps:
         is_alone: bool = False,
     ) -> ConcreteFunction:
         """Returns the traced step for the kind of batches of the execution. Traces it unless an earlier call has."""
-        specs = arguments.specs(execution.rows.total)
-        of_kind = execution.specs_of_step(len(specs))
-        kind = None if of_kind is None else execution.kind
-        specs = arguments.specs(execution.rows.total, of_kind)
+        execution.begin_step()
+        total = execution.rows.total
+        of_kind = execution.specs_of_steps(len(arguments.specs(total)))
+        kind = execution.kind if of_kind else None
         concrete = None if kind is None else kind.traces.get(execution.steps_traced)
         if concrete is None:
             laid_out.refuse_made_outside(self._job, execution.model.variables)
-            flat = arguments.components(arguments.shapes(specs))
+
+            def bound(of_batch: Sequence[Any] | None) -> tuple[Callable[..., Any], list[tf.TensorSpec]]:
+                specs = arguments.specs(total, of_batch)
+                return arguments.bound(function, specs), arguments.components(arguments.shapes(specs))
+
+            following = [bound(specs) for specs in of_kind[1:]]
             concrete = step.trace(
-                arguments.bound(function, specs),
-                flat,
+                *bound(of_kind[0] if of_kind else None),
+                following,
                 parts=lambda: _accumulators(execution),
                 owners=[execution.model],
                 is_alone=is_alone,
             )
+        execution.traces.append(concrete)
         if kind is not None:
             kind.traces[execution.steps_traced] = concrete
             graph = execution.steps_traced, execution.is_single

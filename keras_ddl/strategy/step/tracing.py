@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from typing import Any
 
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.strategies import outside_strategies
+from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.strategy.job import Job
 
 _sees_global_batch: ContextVar[bool] = ContextVar("keras_ddl_sees_global_batch", default=False)
@@ -35,3 +37,33 @@ def job_of_step() -> Job | None:
 def tracing_for(job: Job) -> AbstractContextManager[None]:
     """Returns a context in which a step is traced, to be cut for the ranks of `job`."""
     return setting(_job_of_step, job)
+
+
+def as_one_graph(
+    step: Callable[..., Any], following: Sequence[tuple[Callable[..., Any], Sequence[tf.TensorSpec]]]
+) -> Callable[..., Any]:
+    """Returns `step`, to be traced by itself, so that the program's Python runs as where one graph has several steps.
+
+    A tf.function that makes variables is traced again, whole: in one process the steps that follow run before this one
+    runs again.
+
+    Args:
+        following: the steps that follow in the graph, with the types of their arguments.
+    """
+
+    @do_not_convert
+    def alone(*tensors: Any) -> Any:
+        made = list[Any]()
+
+        def note(make: Callable[..., Any], **kwargs: Any) -> Any:
+            made.append(make(**kwargs))
+            return made[-1]
+
+        with tf.variable_creator_scope(note):
+            outputs = step(*tensors)
+        if made:
+            for each, specs in following:
+                each(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs))
+        return outputs
+
+    return alone

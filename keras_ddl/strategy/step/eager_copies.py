@@ -1,0 +1,86 @@
+"""What a step that runs eagerly has written: undone where it fails, written again where other ranks have committed it.
+
+A traced step says which variables it uses. An eager one does not: it may write a teacher that only its closure knows,
+or Keras's global seed generator. So all variables of the process count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.tensorflow import ResourceVariable, tf
+
+_OWN = "keras_ddl_"  # begins the names of variables that are no part of the program
+_Copy = tuple[tf.Tensor, tf.Tensor]  # handle, value
+
+
+class EagerCopies:
+    """The values that variables had before a step, and after it.
+
+    Cost: a look at every object of the process and a read of every variable in each step, some 0.1 s in a large
+    program; memory for what the step writes, once more, as long as it runs.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[_Copy] = []
+        self._after: list[_Copy] = []
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, a step runs, and makes variables, of which the first values are copied, too."""
+        self._before = [copy for each in _variables() for copy in _copies_of(each)]
+
+        def note(make: Callable[..., Any], **kwargs: Any) -> Any:
+            made = make(**kwargs)
+            self._before += _copies_of(made)
+            return made
+
+        with tf.variable_creator_scope(note):
+            yield
+
+    def undo(self) -> None:
+        """Gives all variables the values that they had before the step."""
+        if self._before:
+            self._after = [(handle, _read(handle, value.dtype)) for handle, value in self._before]
+            _write(self._before)
+            self._before = []
+
+    def redo(self) -> None:
+        """Gives all variables the values that the step has computed, where it was undone."""
+        _write(self._after)
+        self.forget()
+
+    def forget(self) -> None:
+        """The step has committed, or a new one begins."""
+        self._before, self._after = [], []
+
+
+def _variables() -> Iterator[Any]:
+    for each in gc.get_objects():
+        if issubclass(type(each), ResourceVariable):  # isinstance would ask weak references
+            yield each
+
+
+def _copies_of(variable: Any) -> list[_Copy]:
+    """Returns a copy of a variable that has a value of its own; [] for others."""
+    is_plain = issubclass(type(variable), ResourceVariable) and type(variable).handle is ResourceVariable.handle
+    handle = getattr(variable, "handle", None) if is_plain else None
+    if not tf_compat.is_eager(handle) or variable.dtype in (tf.resource, tf.variant) or variable.name.startswith(_OWN):
+        return []
+    try:
+        return [(handle, _read(handle, variable.dtype))]
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):  # it has no value yet
+        return []
+
+
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def _write(copies: list[_Copy]) -> None:
+    for handle, value in copies:
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
