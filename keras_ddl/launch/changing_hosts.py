@@ -65,13 +65,14 @@ class ChangingHosts:
     def ended(self, outcome: RankOutcome) -> None:
         """A process has ended."""
         rank, host = outcome.rank, self.plan.host_of(outcome.rank)
-        self.plan.end(rank, is_lost=outcome.is_lost, has_reported=outcome.status is not None)
+        is_lost = outcome.is_lost and not outcome.gives_up
+        self.plan.end(rank, is_lost=is_lost, has_reported=outcome.status is not None)
         self._expected.pop(rank, None)
         if outcome.survived or host is None:
             return  # it has left, or was given up
-        if rank in self._regrouping.membership.members:
-            self._is_ending |= not outcome.is_lost
-        elif not outcome.is_lost and self.plan.takes_newcomers:  # what one cannot do, no other could
+        if rank in self._regrouping.membership.members and not outcome.gives_up:
+            self._is_ending |= not is_lost
+        elif not is_lost and self.plan.takes_newcomers:  # what one cannot do, no other could
             self.plan.takes_newcomers = False
             self._job.say(f"no other ranks are started before {self._name} changes.")
         if self.plan.is_exhausted(host) and host not in self._given_up:

@@ -153,7 +153,7 @@ model.fit(x, np.full(8, 7) if KIND == "label" else x[:, :1], batch_size=4, callb
     ("kind", "who", "last", "most"),
     [
         ("shape", "all 2 ranks failed alike", "ValueError: Input 0 ", 5),
-        ("callback", "rank 1 on host ", "ValueError: my callback is wrong", 6),
+        ("callback", "rank 1 on host ", "ValueError: my callback is wrong", 7),
         pytest.param("name", "all 2 ranks failed alike", "NameError: name 'undefined'", 7, marks=pytest.mark.long),
         pytest.param("label", "", " [[{{node ", 12, marks=pytest.mark.long),
     ],

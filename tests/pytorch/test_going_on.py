@@ -72,7 +72,7 @@ def trained(folder: Path, ranks: int, plan: dict[int, int]) -> list[list]:
     ended = run(arguments, folder, env=env)
     assert ended.status == 0, ended
     assert "Traceback" not in ended.err, ended
-    return sorted(json.loads(re.sub(r"^\[\d\] ", "", line)) for line in ended.out.splitlines())
+    return sorted(json.loads(re.sub(r"^\[\d(, was \d)?\] ", "", line)) for line in ended.out.splitlines())
 
 
 LONG = [pytest.param(each, marks=pytest.mark.long) for each in ({1: 7}, {0: 7})]

@@ -44,7 +44,7 @@ def of_ranks(
 
 def printed(ended: Ended) -> list[list]:
     """Returns what the ranks have printed, in their order."""
-    lines = [re.sub(r"^\[\d\] ", "", line) for line in ended.out.splitlines()]
+    lines = [re.sub(r"^\[\d(, was \d)?\] ", "", line) for line in ended.out.splitlines()]
     return sorted(json.loads(line) for line in lines if line.startswith("["))
 
 
