@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from keras_ddl.checkpoint import BASE, base_directory, list_bases
 from keras_ddl.errors import ExportError
-from keras_ddl.files import digests, durable
+from keras_ddl.files import digests, durable, foreign
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -101,7 +101,9 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
             f"callbacks.Checkpoint(..., export_base=True), or call export.write_base_graph(model, {str(ckpt_dir)!r})."
         )
     try:
-        record = json.loads((path / NAME).read_text())
+        if (strange := foreign.strange_entry(path)) is not None:
+            _refuse(path, f"{strange}, which an export does not read")
+        record = foreign.read_json(path, NAME)
     except FileNotFoundError:
         _refuse(path, f"{NAME} is missing")
     except (OSError, ValueError) as error:
