@@ -51,6 +51,8 @@ class Manifest:
     record: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.record:
+            _refuse(self.path, f"{NAME} lacks {name}")
         return self.record[name]
 
     @property
@@ -110,12 +112,15 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
         _refuse(path, f"{NAME} cannot be read ({error})")
     if not digests.is_sealed(record):
         _refuse(path, f"{NAME} was altered after it was written (its SHA-256 differs)")
-    if record["format"] != FORMAT:
-        _refuse(path, f"{NAME} has format {record['format']}, not {FORMAT}; export with the keras_ddl that trained it")
-    problem = digests.difference(path, record["files"], contents=True)
+    if record.get("format") != FORMAT:
+        _refuse(
+            path, f"{NAME} has format {record.get('format')}, not {FORMAT}; export with the keras_ddl that trained it"
+        )
+    base = Manifest(path, record)
+    problem = digests.difference(path, base["files"], contents=True)
     if problem is not None:
         _refuse(path, problem)
-    return Manifest(path, record)
+    return base
 
 
 def _refuse(path: Path, problem: str) -> NoReturn:

@@ -50,6 +50,9 @@ def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents
     A link below `folder` is not followed: it counts as different.
     `contents`: read every file and compare its SHA-256; otherwise only sizes are compared.
     """
+    records = files.values() if isinstance(files, Mapping) else [None]
+    if not all(isinstance(each, Mapping) and {"bytes", "sha256"} <= each.keys() for each in records):
+        return "its list of files is damaged"
     for name, record in files.items():
         try:
             with foreign.open_regular(folder, name) as file:

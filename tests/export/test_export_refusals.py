@@ -23,6 +23,7 @@ from keras import layers
 from keras_ddl import export, model_state
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
 from keras_ddl.export import manifest, versions
+from keras_ddl.files import digests
 from keras_ddl.serving import model_config
 
 
@@ -155,6 +156,22 @@ def test_files_that_the_manifest_does_not_list_are_not_exported(copy: Path, tmp_
     (copy / "base" / "assets" / "hard").hardlink_to(tmp_path / "private")
     result = export_here(copy, tmp_path / "out")
     assert contents(result.path / "assets") == []
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({}, "format None"),
+        ({"format": 1}, "lacks files"),
+        ({"format": 1, "files": []}, "list of files is damaged"),
+        ({"format": 1, "files": {"saved_model.pb": 3}}, "list of files is damaged"),
+        ({"format": 1, "files": {}}, r"lacks \w+"),
+    ],
+)
+def test_manifests_of_others_are_refused_in_words(copy: Path, tmp_path: Path, record: Any, words: str) -> None:
+    (copy / "base" / "manifest.json").write_text(json.dumps(digests.sealed(record)))
+    with pytest.raises(ExportError, match=f"The base graph must be intact.*{words}"):
+        export_here(copy, tmp_path / "out")
 
 
 @pytest.mark.parametrize("where", ["base/manifest.json", "ckpt-00000002/state.json"])
