@@ -58,7 +58,9 @@ def write_and_sync(path: Path, arrays: list[np.ndarray]) -> None:
 
 
 def run(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
 
 
 def size_of(folder: Path) -> float:

@@ -299,7 +299,7 @@ def lose(contestant: str, plan: tuple[int, int, float], options: argparse.Namesp
         if contestant == "torchft":
             times = {"join_timeout_ms": options.join_timeout_ms, "heartbeat_timeout_ms": options.heartbeat_ms}
             house = [sys.executable, str(HERE), "--in-rank", "lighthouse", json.dumps(times | {"quorum_tick_ms": 100})]
-            server = subprocess.Popen(house, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            server = subprocess.Popen(house, cwd=folder, stdout=subprocess.DEVNULL)
             try:
                 while not (folder / "address").exists():
                     assert server.poll() is None, "the lighthouse has ended"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +26,10 @@ from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import HALF_TOLERANCE, TOLERANCE, CleanProcess, validate_saved_model
 from keras_ddl.export.signatures import METHODS, composites, declarations
 from keras_ddl.export.sources.weights import Source, read, source_of_checkpoint
-from keras_ddl.files import digests, durable
+from keras_ddl.files import digests, durable, foreign
 
 _WHAT = "An export"
+_COPIED = ("saved_model.pb", "fingerprint.pb")
 
 
 @dataclass(frozen=True)
@@ -150,17 +150,15 @@ def export_saved_model(
 
 
 def _fill(staged: Path, base: manifest.Manifest, weights: Iterable[Mapping[str, Any]]) -> None:
-    shutil.copyfile(base.path / "saved_model.pb", staged / "saved_model.pb")
-    if (base.path / "assets").is_dir():
-        shutil.copytree(base.path / "assets", staged / "assets")
+    # What the manifest lists, and nothing that lies beside it.
+    listed = [name for name in base["files"] if name in _COPIED or name.startswith("assets/")]
+    foreign.copy(base.path, listed, staged)
     (staged / "assets").mkdir(exist_ok=True)
     (staged / "variables").mkdir()
     static = str(base.path / manifest.STATIC)
     kept = bundle.read(static, {key: dtype for key, (dtype, _) in bundle.entries(static).items()})
     bundle.write_in_parts(str(staged / "variables" / "variables"), weights, beside=kept)
-    if (base.path / "fingerprint.pb").exists():
-        shutil.copyfile(base.path / "fingerprint.pb", staged / "fingerprint.pb")
-        fingerprint.follow_weights(staged)
+    fingerprint.follow_weights(staged)
     (staged / "assets.extra").mkdir()
 
 

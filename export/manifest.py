@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from keras_ddl.checkpoint import BASE, base_directory, list_bases
 from keras_ddl.errors import ExportError
-from keras_ddl.files import digests, durable
+from keras_ddl.files import digests, durable, foreign
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -51,6 +51,8 @@ class Manifest:
     record: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.record:
+            _refuse(self.path, f"{NAME} lacks {name}")
         return self.record[name]
 
     @property
@@ -101,19 +103,24 @@ def read(ckpt_dir: str | Path, name: str | None = None) -> Manifest:
             f"callbacks.Checkpoint(..., export_base=True), or call export.write_base_graph(model, {str(ckpt_dir)!r})."
         )
     try:
-        record = json.loads((path / NAME).read_text())
+        if (strange := foreign.strange_entry(path)) is not None:
+            _refuse(path, f"{strange}, which an export does not read")
+        record = foreign.read_json(path, NAME)
     except FileNotFoundError:
         _refuse(path, f"{NAME} is missing")
     except (OSError, ValueError) as error:
         _refuse(path, f"{NAME} cannot be read ({error})")
     if not digests.is_sealed(record):
         _refuse(path, f"{NAME} was altered after it was written (its SHA-256 differs)")
-    if record["format"] != FORMAT:
-        _refuse(path, f"{NAME} has format {record['format']}, not {FORMAT}; export with the keras_ddl that trained it")
-    problem = digests.difference(path, record["files"], contents=True)
+    if record.get("format") != FORMAT:
+        _refuse(
+            path, f"{NAME} has format {record.get('format')}, not {FORMAT}; export with the keras_ddl that trained it"
+        )
+    base = Manifest(path, record)
+    problem = digests.difference(path, base["files"], contents=True)
     if problem is not None:
         _refuse(path, problem)
-    return Manifest(path, record)
+    return base
 
 
 def _refuse(path: Path, problem: str) -> NoReturn:

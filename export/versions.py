@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from pathlib import Path
 
 from keras_ddl.errors import ExportError
-from keras_ddl.files import durable
+from keras_ddl.files import durable, version_directories
 
 _WHAT = "An export"
 KINDS = ("saved_model.pb", "model.onnx", "model.tflite")  # the file that identifies a version's format
@@ -24,15 +25,16 @@ def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str
     """
     if version == "step":
         version = step
-    if version is not None and not (str(version).isascii() and str(version).isdigit() and int(version) < 2**63):
+    if version is not None and version_directories.number_of(str(version)) is None:
         raise ExportError(
-            f"A version must be a whole number, 0 or more, because TensorFlow Serving loads only those. Received: "
-            f"{version!r}. Give a number, 'step', or nothing for the next one."
+            f"A version must be a whole number, 0 or more and below 2**63, because TensorFlow Serving loads only "
+            f"those. Received: {version!r}. Give a number, 'step', or nothing for the next one."
         )
-    if version is not None and (out_dir / str(int(version))).exists():
+    if version is not None and os.path.lexists(out_dir / str(int(version))):
         raise _exists(out_dir / str(int(version)))
     durable.make_directory(out_dir, _WHAT, ExportError)
-    others = [file for other in KINDS if other != kind for file in out_dir.glob(f"[0-9]*/{other}")]
+    files = [entry / other for entry in _versions_in(out_dir).values() for other in KINDS if other != kind]
+    others = [file for file in files if os.path.lexists(file)]
     if others:
         raise ExportError(
             f"A directory must hold versions of one format, because a server loads the highest. Received: {others[0]}, "
@@ -67,9 +69,9 @@ def prune(final: Path, keep: int) -> list[Path]:
     A version that `keras-ddl serve` is loading stays until the next call. Each is renamed before its files are removed,
     so nobody sees an incomplete one. A version that cannot be removed is a warning, because `final` is published.
     """
-    numbers = sorted((int(entry.name) for entry in final.parent.iterdir() if _is_version(entry.name)), reverse=True)
+    found = _versions_in(final.parent)
     removed = []
-    for version in [final.parent / str(number) for number in numbers[keep:] if number != int(final.name)]:
+    for version in [found[number] for number in sorted(found, reverse=True)[keep:] if number != int(final.name)]:
         try:
             if durable.remove_unless_read(version):
                 removed.append(version)
@@ -79,12 +81,18 @@ def prune(final: Path, keep: int) -> list[Path]:
 
 
 def _next(out_dir: Path) -> Path:
-    taken = [int(entry.name) for entry in out_dir.iterdir() if _is_version(entry.name)]
-    return out_dir / str(max(taken, default=0) + 1)
+    highest = max(_versions_in(out_dir).items(), default=(0, out_dir))
+    if highest[0] == version_directories.LARGEST:
+        raise ExportError(
+            f"The next version is the highest in the directory plus one. Received: {highest[1]}, the highest there "
+            f"can be. Give a free number with --version (version=), remove that directory, or export to another one."
+        )
+    return out_dir / str(highest[0] + 1)
 
 
-def _is_version(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+def _versions_in(out_dir: Path) -> dict[int, Path]:
+    numbered = [(version_directories.number_of(entry.name), entry) for entry in sorted(out_dir.iterdir(), reverse=True)]
+    return {number: entry for number, entry in numbered if number is not None}
 
 
 def _exists(final: Path) -> ExportError:

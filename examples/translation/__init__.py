@@ -37,7 +37,7 @@ What is exported, for servers, which run no Python, and for `python -m translati
 
 and studies/, commands that measure, compute and predict what many ranks cost.
 
-`pip install 'keras_ddl[translation]'` brings what it needs. The folder that holds this one must be on the path of
+`pip install '.[translation]'` in a checkout brings what it needs. The folder that holds this one must be on the path of
 Python: start it from examples/, or with PYTHONPATH=examples.
 """
 

@@ -16,6 +16,7 @@ from keras_ddl.export.proof.replay import load_rows, save
 from keras_ddl.export.proof.scan import scan_saved_model
 from keras_ddl.export.proof.validate import CleanProcess, validate_saved_model
 from keras_ddl.export.signatures import composites
+from keras_ddl.files import foreign
 
 _ROWS = 2  # made-up rows
 
@@ -160,7 +161,7 @@ def _made_up(inputs: dict[str, Any], path: Path, folder: Path) -> Path:
         rows[name] = np.zeros(sizes, "S1" if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype)
     # An export of keras_ddl records shapes; other SavedModels have only the names of their inputs.
     provenance = path / "assets.extra" / PROVENANCE
-    record = json.loads(provenance.read_text()) if provenance.is_file() else {}
+    record = foreign.parse_json(provenance.read_text()) if provenance.is_file() else {}
     shapes = dict.fromkeys(composites.found_in(inputs)) | record.get("composites", {})
     save(folder / "rows.npz", composites.make_consistent(shapes, rows))
     return folder / "rows.npz"

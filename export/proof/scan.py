@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ExportError
+from keras_ddl.files import foreign, version_directories
 
 _CALLS_PYTHON = re.compile(r"^(Eager)?PyFunc(Stateless)?$")
 _CALLS_RANKS = re.compile(r"^_?(Ddl|Collective|Nccl|Horovod)")
@@ -64,10 +65,13 @@ def scan_saved_model(path: str | Path, allow_ops: Iterable[str] = ()) -> ScanRep
 
     file = Path(path) / "saved_model.pb"
     try:
+        foreign.check_opens(file)
         return scan_proto(saved_model_pb2.SavedModel.FromString(file.read_bytes()), allow_ops)
     except (OSError, DecodeError) as error:
-        versions = sorted(int(each.name) for each in Path(path).glob("[0-9]*/") if each.name.isdigit())
-        remedy = f" Give one of its versions: {Path(path) / str(versions[-1])}." if versions else ""
+        entries = list(Path(path).iterdir()) if Path(path).is_dir() else []
+        versions = [each for each in entries if version_directories.number_of(each.name) is not None and each.is_dir()]
+        highest = max(versions, key=lambda each: int(each.name), default=None)
+        remedy = "" if highest is None else f" Give one of its versions: {highest}."
         raise ExportError(
             f"A SavedModel directory must hold saved_model.pb. Received: {file}: {error}.{remedy}"
         ) from error

@@ -14,6 +14,7 @@ from keras_ddl.checkpoint import Checkpoint
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.errors import ExportError
+from keras_ddl.files import version_directories
 from keras_ddl.files.durable import being_read, make_directory
 
 # Variables of the job, which the exporting process must not see: it is no rank.
@@ -74,9 +75,10 @@ class Publisher:
                         _warn_of_failure(checkpoint.step, directory, str(error))
 
     def _publish(self, step: int, model: str | None, directory: Path) -> None:
-        if (directory / str(step)).exists():  # a resumed run repeats steps
+        if os.path.lexists(directory / str(step)):  # a resumed run repeats steps
             return
-        higher = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal() and int(entry.name) > step]
+        found = [version_directories.number_of(entry.name) for entry in directory.iterdir()]
+        higher = [number for number in found if number is not None and number > step]
         if higher and directory not in self._warned:
             self._warned.add(directory)
             stack_position.warn(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from typing import Any, NoReturn
 
 from keras_ddl.checkpoint.direction import direction_of_name
 from keras_ddl.errors import CheckpointError
-from keras_ddl.files import digests, durable
+from keras_ddl.files import digests, durable, foreign
 
 __all__ = [
     "Checkpoint",
@@ -99,12 +100,12 @@ def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
         matches = [(entry, match) for entry in sorted(root.iterdir()) if (match := _NAME.match(entry.name))]
         for entry, match in matches:
             # `.replaced` sorts after the name it replaces, and counts only while that is missing.
-            if entry.is_dir():
+            if entry.is_dir() or entry.is_symlink():
                 paths.setdefault(int(match[1]), entry)
         read = [_read(path, step) for step, path in sorted(paths.items())]
         # If the writer has pruned or replaced one before it was read, read again.
         intact = {each.path for each in read if each.problem is None}
-        if all(entry in intact or entry.exists() for entry, _ in matches):
+        if all(entry in intact or os.path.lexists(entry) for entry, _ in matches):
             return read
 
 
@@ -327,15 +328,22 @@ def _some(ckpt_dir: str | Path) -> list[Checkpoint]:
     return checkpoints
 
 
+_ENTRIES = {"format", "step", "epoch", "metrics", "monitor", "mode", "saved_at", "extra", "files"}
+
+
 def _read(path: Path, step: int) -> Checkpoint:
     try:
-        state = json.loads((path / STATE).read_text())
+        if (strange := foreign.strange_entry(path)) is not None:
+            return Checkpoint(path, step, problem=f"{strange}, which is not read")
+        state = foreign.read_json(path, STATE)
     except FileNotFoundError:
         return Checkpoint(path, step, problem=f"{STATE} is missing")
     except (ValueError, OSError) as error:
         return Checkpoint(path, step, problem=f"{STATE} cannot be read ({error})")
     if not digests.is_sealed(state):
         return Checkpoint(path, step, problem=f"{STATE} was altered after it was written (its SHA-256 differs)")
+    if lacks := sorted(_ENTRIES - state.keys()):
+        return Checkpoint(path, step, problem=f"{STATE} lacks {', '.join(lacks)}")
     if state["format"] != FORMAT or state["step"] != step:
         received = f"format {state['format']} and step {state['step']}, not {FORMAT} and {step}"
         return Checkpoint(path, step, problem=f"{STATE} is of {received}")

@@ -16,6 +16,7 @@ import click
 from keras_ddl import packages
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError, ServingError
+from keras_ddl.files import foreign
 from keras_ddl.launch import startup_notes
 
 
@@ -77,7 +78,7 @@ def _read(rows: str) -> dict[str, Any]:
                 ) from None
     with click.open_file(rows, encoding="utf-8") as file:  # JSON is UTF-8, whatever the system's encoding
         try:
-            inputs = json.load(file)
+            inputs = foreign.parse_json(file.read())
         except ValueError as error:
             raise ConfigError(f"ROWS must be an .npz file, or JSON. Received: {rows!r}: {error}.") from None
     if not isinstance(inputs, dict):

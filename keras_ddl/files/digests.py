@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from keras_ddl.files import foreign
 
 
 def digest(path: Path) -> str:
@@ -44,19 +47,22 @@ def size_of(folder: Path) -> int:
 def difference(folder: Path, files: Mapping[str, Mapping[str, Any]], *, contents: bool) -> str | None:
     """Returns how `folder` differs from its `inventory`, or None. Extra files are ignored.
 
+    A link below `folder` is not followed: it counts as different.
     `contents`: read every file and compare its SHA-256; otherwise only sizes are compared.
     """
+    records = files.values() if isinstance(files, Mapping) else [None]
+    if not all(isinstance(each, Mapping) and {"bytes", "sha256"} <= each.keys() for each in records):
+        return "its list of files is damaged"
     for name, record in files.items():
-        path = folder / name
         try:
-            size = path.stat().st_size
-        except OSError:
+            with foreign.open_regular(folder, name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != record["bytes"]:
+                    return f"{name} has {size} of {record['bytes']} bytes (truncated, or still being copied)"
+                if contents and hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+                    return f"{name} was altered after it was written (its SHA-256 differs)"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if size != record["bytes"]:
-            return f"{name} has {size} of {record['bytes']} bytes (truncated, or still being copied)"
-        try:
-            if contents and digest(path) != record["sha256"]:
-                return f"{name} was altered after it was written (its SHA-256 differs)"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None

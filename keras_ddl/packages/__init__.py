@@ -55,11 +55,13 @@ def _is_there(module: str) -> bool:
 
 
 def pip_install(*names: str) -> str:
-    """Returns the shell command that adds extras of keras_ddl, as "[onnx]", and packages to this environment."""
-    extras = sorted(name.strip("[]") for name in names if name.startswith("["))
-    wanted = [f"keras_ddl[{','.join(extras)}]"] if extras else []
-    wanted += [_requirement(name) for name in names if not name.startswith("[")]
-    return f"{pip('install')} {' '.join(_quoted(each) for each in wanted)}"
+    """Returns the shell command that adds extras of keras_ddl, as "[onnx]", and packages to this environment.
+
+    Extras are written out. By name, pip would look for keras_ddl in an index wherever it is not installed, and whoever
+    has registered the name there would be asked.
+    """
+    wanted = [part for name in names for part in (_extra(name[1:-1]) if name.startswith("[") else [_requirement(name)])]
+    return f"{pip('install')} {' '.join(_quoted(each) for each in dict.fromkeys(wanted))}"
 
 
 def install_tensorflow() -> str:
@@ -101,18 +103,38 @@ def install_mpi(*also: str) -> str:
 
 def _requirement(name: str) -> str:
     """Returns `name` with the versions that keras_ddl's metadata asks for, if it asks for any."""
+    return next((f"{name}{bounds}" for each, _, bounds, _ in _required() if each == name), name)
+
+
+def _extra(extra: str) -> list[str]:
+    """Returns what an extra of keras_ddl requires, also by other extras of it.
+
+    Where no metadata tells, keras_ddl is not installed: then the extra, of a checkout.
+    """
+    found: list[str] = []
+    for name, extras, bounds, of in _required():
+        if of == extra and name.replace("-", "_") == "keras_ddl":
+            found += [part for each in extras for part in _extra(each)]
+        elif of == extra:
+            found.append(f"{name}{'[' + ','.join(extras) + ']' if extras else ''}{bounds}")
+    return found or [f".[{extra}]"]
+
+
+def _required() -> list[tuple[str, list[str], str, str]]:
+    """Returns (name, its extras, versions as ">=1,<2", the extra of keras_ddl) of all that its metadata names."""
     from importlib import metadata
 
     try:
-        required = metadata.requires("keras_ddl") or []
+        lines = metadata.requires("keras_ddl") or []
     except metadata.PackageNotFoundError:
-        required = []
-    for each in required:
-        match = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?\s*([^;]*)", each)
-        if match and match[1].lower() == name:
-            bounds = sorted(match[2].replace(" ", "").split(","), reverse=True)  # ">=" first
-            return f"{name}{','.join(bounds)}"
-    return name
+        lines = []
+    found = []
+    for line in lines:
+        match = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?\s*([^;]*)(?:;.*extra == ['\"]([\w-]+)['\"])?", line)
+        if match:
+            bounds = ",".join(sorted(match[3].replace(" ", "").split(","), reverse=True))  # ">=" first
+            found.append((match[1].lower(), match[2].split(",") if match[2] else [], bounds, match[4] or ""))
+    return found
 
 
 def pip(command: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from keras_ddl.errors import ConfigError
+from keras_ddl.files import foreign, version_directories
 
 _MOST_MODELS = 1000  # in a request, which the process reads that clients connect to
 
@@ -104,25 +104,36 @@ def _of_one(config: Any) -> ModelConfig:
     )
 
 
-def versions_on_disk(base_path: Path) -> dict[int, Path]:
-    """Returns number -> directory of the versions, except those without a graph, which are still being written.
+def versions_on_disk(base_path: Path) -> tuple[dict[int, Path], dict[int, str]]:
+    """Returns number -> directory of the versions, and number -> what is wrong, of those that cannot be looked into.
 
-    A name may have leading zeros (00000123). Of two names for one number, the alphabetically first counts.
+    Neither has those without a graph, which are still being written. Of two names for one number (7 and 007), the
+    alphabetically first counts.
 
     Raises: OSError: the directory cannot be read: no permission, no free descriptors, or a disk failure.
     """
     try:
         entries = sorted(base_path.iterdir(), reverse=True)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    numbers = [entry for entry in entries if re.fullmatch("[0-9]{1,18}", entry.name)]
-    return {int(entry.name): entry for entry in numbers if _has_graph(entry)}
+        return {}, {}
+    found: dict[int, Path] = {}
+    wrong: dict[int, str] = {}
+    for entry in entries:
+        number = version_directories.number_of(entry.name)
+        if number is None:
+            continue
+        try:
+            if _has_graph(entry):
+                found[number] = entry
+        except OSError as error:
+            wrong[number] = f"{entry}: {error.strerror}"
+    return found, {number: text for number, text in wrong.items() if number not in found}
 
 
 def _has_graph(path: Path) -> bool:
     for name in ("saved_model.pb", "saved_model.pbtxt"):
         try:
-            (path / name).stat()
+            foreign.check_opens(path / name)
             return True
         except (FileNotFoundError, NotADirectoryError):  # not Path.exists, which treats any error as absence
             pass

@@ -13,12 +13,12 @@ import dataclasses
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.files import durable
+from keras_ddl.files import durable, foreign
 from keras_ddl.serving import model_config
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.processes import LoadInterrupted, ModelProcess
@@ -108,6 +108,7 @@ class ModelManager:
         """
         self._configs = {config.name: config for config in configs}
         self._warned: dict[str, str] = {}  # model -> the last warning about its directory
+        self._wrong: dict[str, dict[int, str]] = {}  # model -> version -> why it could not be looked into
         self._versions: dict[str, dict[int, Version]] = {config.name: {} for config in configs}
         self._load, self._poll_seconds = load, poll_seconds
         self._retries, self._retry_seconds, self._allow_any_labels = retries, retry_seconds, allow_any_labels
@@ -255,11 +256,16 @@ class ModelManager:
     async def _poll_one(self, name: str, config: ModelConfig) -> None:
         versions = self._versions[name]
         try:
-            on_disk = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
+            on_disk, wrong = await asyncio.to_thread(model_config.versions_on_disk, config.base_path)
         except OSError as error:
             self._warn(name, f"its directory cannot be read; loaded versions stay: {error}")
             self._polled.add(name)
             return
+        for number in wrong:
+            loaded = versions.get(number)
+            if loaded is not None and loaded.servable is not None:
+                on_disk[number] = loaded.servable.path  # it stays
+        self._warn_of_versions(name, wrong)
         wanted = config.choose(list(on_disk))
         if wanted or versions:
             self._warned.pop(name, None)
@@ -278,6 +284,14 @@ class ModelManager:
         if self._warned.get(name) != text:  # once, not at each poll
             self._warned[name] = text
             LOG.warning("model %s: %s", name, text)
+
+    def _warn_of_versions(self, name: str, wrong: Mapping[int, str]) -> None:
+        """Says once of each version that it cannot be looked into; the others are served."""
+        before = self._wrong.get(name, {})
+        for number, text in wrong.items():
+            if before.get(number) != text:
+                LOG.warning("model %s: version %d is passed over: %s", name, number, text)
+        self._wrong[name] = dict(wrong)
 
     def _is_to_be_loaded(self, version: Version | None, path: Path) -> bool:
         if version is None:
@@ -300,6 +314,7 @@ class ModelManager:
         try:
             with contextlib.ExitStack() as stack:
                 await asyncio.to_thread(stack.enter_context, durable.being_read(path))  # an export must not remove it
+                await asyncio.to_thread(foreign.check_opens, path)  # TensorFlow would wait for a FIFO's writer
                 version.servable = await self._load(config, path, number)
         except Exception as error:  # a broken model must not stop the server
             state, wait = State.END, self._retry_seconds

@@ -8,7 +8,6 @@ not overwrite it.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, KerasDdlError
+from keras_ddl.files import foreign
 from keras_ddl.strategy import fits
 from keras_ddl.strategy.shards import gathered_slots, kept_weights
 
@@ -91,7 +91,7 @@ def read_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     if (folder / ARRAYS).exists():
         with np.load(folder / ARRAYS) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    return json.loads((folder / RECORD).read_text()), arrays
+    return foreign.read_json(folder, RECORD), arrays
 
 
 class Restoration:

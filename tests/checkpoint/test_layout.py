@@ -18,7 +18,7 @@ import pytest
 from checkpoint.writer_program import content
 from keras_ddl import checkpoint
 from keras_ddl.errors import CheckpointError
-from keras_ddl.files import durable
+from keras_ddl.files import digests, durable, foreign
 
 HERE = Path(__file__).parent
 
@@ -324,3 +324,34 @@ def test_checkpoints_that_are_all_pruned_while_they_are_listed_are_listed_again(
     monkeypatch.setattr(Path, "is_dir", prune_first)
     assert [each.step for each in checkpoint.list_checkpoints(tmp_path)] == [2]
     assert pruned
+
+
+def test_what_is_no_checkpoint_is_named_and_stops_no_other(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "ckpt-00000002").symlink_to("ckpt-00000002")
+    for step, name in ((3, "state.json"), (4, "weights.index")):
+        path = write(tmp_path, step).path / name
+        path.unlink()
+        os.mkfifo(path)  # opening it would wait for a writer
+    for step, text in ((5, "[" * 100_000), (6, "[]"), (7, json.dumps(digests.sealed({"step": 7})))):
+        (write(tmp_path, step).path / "state.json").write_text(text)
+    whole = json.loads((tmp_path / "ckpt-00000001" / "state.json").read_text())
+    whole |= {"step": 8, "files": {"../private": {"bytes": 1, "sha256": ""}}}
+    del whole["sha256"]
+    (write(tmp_path, 8).path / "state.json").write_text(json.dumps(digests.sealed(whole)))
+    found = {each.step: each.problem or "" for each in checkpoint.list_checkpoints(tmp_path)}
+    assert list(found) == list(range(1, 9))
+    words = ["", "symbolic link", "json is a FIFO", "index is a FIFO", "levels", "altered", "lacks", "leads out"]
+    assert [word in found[step] for step, word in enumerate(words, 1)] == [True] * 8, found
+    assert checkpoint.find(tmp_path, 1).problem is None
+
+
+@pytest.mark.parametrize("name", ["../private", "/etc/passwd", "inner/../../private", "link/private", ""])
+def test_names_that_lead_out_of_a_directory_are_not_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "private").write_text("secret")
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "link").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="leads out|symbolic link"):
+        foreign.open_regular(tmp_path / "folder", name)
+    with pytest.raises(OSError, match="leads out|symbolic link"):
+        foreign.copy(tmp_path / "folder", [name], tmp_path / "copy")

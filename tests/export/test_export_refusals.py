@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,9 @@ from keras import layers
 
 from keras_ddl import export, model_state
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
-from keras_ddl.export import manifest
+from keras_ddl.export import manifest, versions
+from keras_ddl.files import digests
+from keras_ddl.serving import model_config
 
 
 def small_model() -> Any:
@@ -92,8 +96,93 @@ def test_version_is_a_number(trained: Path, tmp_path: Path, version: str) -> Non
     assert contents(tmp_path / "out") == []
 
 
+def test_versions_are_those_that_a_server_finds(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "٣٣").mkdir(parents=True)  # digits, and no version to TensorFlow Serving
+    (out / str(2**63)).mkdir()  # beyond an int64
+    (out / "9").symlink_to("9")
+    assert export_here(trained, out).version == 10
+    assert versions.choose(out, 2**63 - 1, None).name == str(2**63 - 1)
+    (out / str(2**63 - 1)).mkdir()
+    with pytest.raises(ExportError, match=f"the highest in the directory plus one. Received: .*{2**63 - 1}.*--version"):
+        export_here(trained, out)
+    assert sorted(model_config.versions_on_disk(out)[0]) == [10]
+    shutil.copytree(out / "10", out / ("0" * 30 + "12"))
+    (out / str(2**63 - 1)).rmdir()
+    shutil.copytree(out / "10", out / str(2**63 - 1))
+    assert sorted(model_config.versions_on_disk(out)[0]) == [10, 12, 2**63 - 1]
+
+
+def strange(path: Path, kind: str, private: Path) -> None:
+    """Puts what is no file of a checkpoint at `path`."""
+    if kind == "link":
+        path.symlink_to(private)
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind(str(path))
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO", "socket", "device"])
+@pytest.mark.parametrize("where", ["base/assets/extra.txt", "base/saved_model.pb", "base/variables/static.index"])
+def test_what_is_no_file_is_refused_and_nothing_of_it_is_read(
+    copy: Path, tmp_path: Path, where: str, kind: str
+) -> None:
+    private = tmp_path / "private"
+    private.write_text("secret")
+    monkey = copy / where
+    monkey.parent.mkdir(exist_ok=True)
+    monkey.unlink(missing_ok=True)
+    strange(monkey, kind, private)
+    words = {"device": "a symbolic link", "link": "a symbolic link"}.get(kind, f"a {kind}")
+    with pytest.raises(ExportError, match=f"{where.removeprefix('base/')} is {words}"):
+        export_here(copy, tmp_path / "out")
+    assert contents(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("where", ["base", "ckpt-00000002", "ckpt-00000002/state.json"])
+def test_links_to_the_private_files_of_another_training_are_refused(copy: Path, tmp_path: Path, where: str) -> None:
+    (copy / where).rename(tmp_path / "private")
+    (copy / where).symlink_to(tmp_path / "private")
+    with pytest.raises((ExportError, CheckpointError), match="is a symbolic link"):
+        export_here(copy, tmp_path / "out")
+
+
+def test_files_that_the_manifest_does_not_list_are_not_exported(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("secret")
+    (copy / "base" / "assets").mkdir(exist_ok=True)
+    (copy / "base" / "assets" / "hard").hardlink_to(tmp_path / "private")
+    result = export_here(copy, tmp_path / "out")
+    assert contents(result.path / "assets") == []
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({}, "format None"),
+        ({"format": 1}, "lacks files"),
+        ({"format": 1, "files": []}, "list of files is damaged"),
+        ({"format": 1, "files": {"saved_model.pb": 3}}, "list of files is damaged"),
+        ({"format": 1, "files": {}}, r"lacks \w+"),
+    ],
+)
+def test_manifests_of_others_are_refused_in_words(copy: Path, tmp_path: Path, record: Any, words: str) -> None:
+    (copy / "base" / "manifest.json").write_text(json.dumps(digests.sealed(record)))
+    with pytest.raises(ExportError, match=f"The base graph must be intact.*{words}"):
+        export_here(copy, tmp_path / "out")
+
+
+@pytest.mark.parametrize("where", ["base/manifest.json", "ckpt-00000002/state.json"])
+def test_json_that_is_nested_too_deeply_is_refused(copy: Path, tmp_path: Path, where: str) -> None:
+    for text in ("[" * 100_000, "[" * 300 + "]" * 300):
+        (copy / where).write_text(text)
+        with pytest.raises((ExportError, CheckpointError), match="more than 200 levels"):
+            export_here(copy, tmp_path / "out")
+
+
 def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> None:
-    from keras_ddl.export import versions
 
     chosen = threading.Barrier(6)
 
@@ -111,7 +200,6 @@ def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> 
 
 
 def test_version_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -> None:
-    from keras_ddl.export import versions
 
     final = versions.choose(tmp_path / "out", 7, None)
     (final / "saved_model.pb").mkdir(parents=True)  # another export is faster
@@ -129,7 +217,6 @@ def test_output_must_be_a_directory_one_may_write_to(trained: Path, tmp_path: Pa
 
 
 def test_output_of_another_user_is_refused(trained: Path, foreign_directory: Path) -> None:
-    from keras_ddl.export import versions
 
     with pytest.raises(ExportError, match="may write to.*locked.*owner or mode"):
         versions.choose(foreign_directory, None, 2)

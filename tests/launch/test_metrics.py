@@ -243,7 +243,7 @@ def test_metrics_without_prometheus_client_name_what_to_install(monkeypatch: pyt
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (needs,) = extras["metrics"]
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"Install it: .*pip install 'keras_ddl\[metrics\]'$"):
+    with pytest.raises(ConfigError, match=rf"Install it: .*pip install '{needs}'$"):
         MetricsServer("127.0.0.1", 0)
     assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]  # as it says
-    assert "pip install 'keras_ddl[metrics]'" in PAGE.read_text()
+    assert "pip install '.[metrics]'" in PAGE.read_text()

