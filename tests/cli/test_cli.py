@@ -211,6 +211,18 @@ def test_parse_env_reads_values_and_names(monkeypatch: pytest.MonkeyPatch):
     assert parse_env(("A=1", "B=", "C=x=y", "HERE")) == {"A": "1", "B": "", "C": "x=y", "HERE": "value"}
 
 
+def test_parse_env_reads_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HERE", "value")
+    file = tmp_path / "variables"
+    file.write_text('# a comment\n\nA=1\nB="x = #y" \nHERE\n')
+    assert parse_env(("A=2",), (str(file),)) == {"A": "2", "B": '"x = #y" ', "HERE": "value"}
+    for wrong in ("export A=hush", "=hush", "hush"):
+        file.write_text(f"A=1\n{wrong}\n")
+        with pytest.raises(ConfigError, match="--env-file must be NAME=VALUE.* line 2 of") as raised:
+            parse_env((), (str(file),))
+        assert "hush" not in str(raised.value)  # it may be the secret itself
+
+
 def test_parse_tensors():
     assert parse_tensors(None) is None
     assert parse_tensors("scores=net/logits:0, x:0") == {"scores": "net/logits:0", "x": "x:0"}

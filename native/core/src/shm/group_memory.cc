@@ -135,7 +135,8 @@ Status GroupMemory::AttachNamed(const ddl_transport& transport, int leader, size
     const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd >= 0) std::memcpy(mine.name, name.c_str(), name.size() + 1);
     // posix_fallocate, unlike ftruncate, fails now rather than with SIGBUS later when /dev/shm is too small.
-    if (fd < 0 || !Identify(fd, &mine) || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0 || !Map(fd, bytes).ok()) {
+    if (fd < 0 || !Identify(fd, &mine) || posix_fallocate(fd, 0, static_cast<off_t>(bytes)) != 0 ||
+        !Map(fd, bytes).ok()) {
       reason = OsError("shared memory of " + std::to_string(bytes) + " bytes in /dev/shm");
       mine.failed = 1;
     }
