@@ -11,7 +11,7 @@ namespace ddl {
 namespace {
 
 // Longer messages travel in pieces, several of which fit into a mailbox: one is read while the next is written.
-constexpr size_t kPieceBytes = kMailboxBytes / 4;
+constexpr size_t kMailPieceBytes = kMailboxBytes / 4;
 
 }  // namespace
 
@@ -43,7 +43,8 @@ void ControlChannel::Send(int peer, std::string bytes) {
   if (IsLocal(peer)) {
     auto& queue = queued_[peer];
     size_t at = 0;
-    for (; bytes.size() - at > kPieceBytes; at += kPieceBytes) queue.push_back({bytes.substr(at, kPieceBytes), true});
+    for (; bytes.size() - at > kMailPieceBytes; at += kMailPieceBytes)
+      queue.push_back({bytes.substr(at, kMailPieceBytes), true});
     MailboxPiece last{at == 0 ? std::move(bytes) : bytes.substr(at), false};
     if (!queue.empty() || !TryPost(peer, last)) queue.push_back(std::move(last));
     return;
