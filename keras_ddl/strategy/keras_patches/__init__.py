@@ -29,7 +29,7 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import callbacks, compiling, reading, saving, trainer, variables
+from keras_ddl.strategy.keras_patches import callbacks, compiling, other_files, reading, saving, trainer, variables
 
 _lock = threading.Lock()
 
@@ -55,6 +55,7 @@ def _install() -> None:
             "version."
         )
     _replace(_table())
+    other_files.install()
     TFTrainer.stop_training = trainer.STOP_TRAINING
 
 
