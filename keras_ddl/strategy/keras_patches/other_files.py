@@ -68,6 +68,9 @@ _PRIMITIVE = "as `open`: what is written, and by whom, is the program's affair"
 _OWN_NAME = "each process writes a file of a name of its own, so nothing is lost; pass it on one rank to have one"
 LEFT: dict[str, str] = {
     "keras.Model.export": _OF_MODELS,
+    "keras.utils.FeatureSpace.save": _OF_MODELS,
+    "keras.saving.KerasFileEditor.resave_weights": "KerasFileEditor.save stands behind it",
+    "keras.saving.KerasFileEditor.add_object": "its path is one inside the file",
     "keras.export.ExportArchive.write_out": "saved_model.save stands behind it",
     "keras.Model.save": _OF_MODELS,
     "keras.Model.save_weights": _OF_MODELS,
@@ -81,6 +84,9 @@ LEFT: dict[str, str] = {
     "tensorflow.io.gfile": _PRIMITIVE,
     "tensorflow.data.experimental.TFRecordWriter": _PRIMITIVE,
     "tensorflow.data.Dataset.cache": "TensorFlow refuses a second process: give each rank a name of its own",
+    "tensorflow.data.experimental.save": "Dataset.save stands behind it",
+    "tensorflow.data.experimental.distributed_save": "the workers of tf.data's service write",
+    "tensorflow.data.experimental.snapshot": "processes agree among each other by the files themselves",
     "tensorflow.data.Dataset.snapshot": "processes agree among each other by the files themselves",
     "tensorflow.summary.create_file_writer": _OWN_NAME,
     "tensorflow.summary.trace_export": _OWN_NAME,
