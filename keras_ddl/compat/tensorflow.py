@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import tempfile
 import threading
@@ -378,3 +379,12 @@ def session_callable(session: Any, options: Any) -> Callable[..., Any]:
     TensorFlow Serving leaves to the model.
     """
     return session._make_callable_from_options(options)  # type: ignore[no-any-return]
+
+
+def after_checkpoint(path: str, options: tf.train.CheckpointOptions | None) -> None:
+    """Does what follows when a tf.train.Checkpoint has been written: its numbers are noted, and old ones deleted."""
+    for callback in (options and options.experimental_write_callbacks) or ():
+        if inspect.signature(callback).parameters:
+            callback(path)
+        else:
+            callback()

@@ -144,16 +144,6 @@ def check_within_fit_an_evaluation_of_unlike_weights_is_a_drift_error():
     raises(DriftError, "net/dense/kernel on rank", lambda: model.fit(X, Y, **fits))
 
 
-def check_parts_of_weights_must_be_changed_on_all_ranks():
-    strategy = keras_ddl.Strategy(shard_weights=True)
-    model = compiled(strategy.scope())
-    model.fit(X, Y, **options())
-    if RANK == 0:
-        model.layers[0].kernel.assign(np.ones((6, 8)))
-    for name in ("evaluate", "predict"):
-        raises(DriftError, f"where {name} begins", lambda: CALLS[name](model))  # noqa: B023
-
-
 @long
 def check_what_is_saved_is_rank_0s():
     model = compiled(STRATEGY.scope())

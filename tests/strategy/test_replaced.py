@@ -50,6 +50,7 @@ def replaced_since(before):
             for name, owner, held in before.values()
             for attribute, value in vars(owner).items()
             if value is not held.get(attribute) and is_of_keras_ddl(value)
+            if not getattr(value, "keras_ddl_writes", False)
         }
     )
 
@@ -151,6 +152,17 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
     inside = [name for name in plain if any(f".{each}." in name for each in _UNTOUCHED)]
     inside += [name for name in with_shards if name.startswith("tensorflow") and name != _REFUSED]
     assert not inside, inside
+
+
+def test_what_is_written_once_is_what_the_page_lists():
+    written = run_ranks(written_once, 1).check().ranks[0].result
+    assert written == sorted(listed()["the first Strategy: what writes files besides models"])
+
+
+def written_once():
+    from keras_ddl.strategy.keras_patches import other_files
+
+    return sorted(other_files.ONCE)
 
 
 def test_front_ends_replace_what_the_page_lists():

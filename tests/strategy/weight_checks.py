@@ -11,7 +11,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.callbacks._last_good import SavedSnapshots
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, DriftError
 from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from strategy import kept_weights
@@ -78,6 +78,25 @@ def check_fit_evaluate_and_predict_equal_one_process():
         np.testing.assert_allclose(call(model), of_one_process(lambda: call(one)), rtol=0, atol=1e-12)  # noqa: B023
     table = STRATEGY.explain(model)
     assert "of a weight's shards for MatMul" in table and "reduce_scatter" in table, table
+
+
+def check_parts_of_weights_that_one_rank_changes_are_a_drift_error():
+    model = fitted(STRATEGY, epochs=1)
+    before = model.evaluate(X, Y, verbose=0)
+    kernel = model.trainable_variables[0]
+    with STRATEGY.whole_model(model):
+        value = kernel.numpy()
+    if RANK == 0:
+        kernel.assign(value + 1)
+    for name, call in {
+        "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+        "predict": lambda: model.predict(X),
+    }.items():
+        with pytest.raises(DriftError, match=f"where {name} begins: assignments to them on some ranks only"):
+            call()
+    if RANK != 0:
+        kernel.assign(value + 1)
+    np.testing.assert_array_less(before, model.evaluate(X, Y, verbose=0))
 
 
 @long

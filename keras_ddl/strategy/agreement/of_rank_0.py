@@ -63,7 +63,7 @@ class Held:
         """
         if differ(gathered, self._job):
             checksums, differing = self.compared.differing(agreement.name_of(self._model, "weights_of_ranks"))
-            if not all(checksums):  # a model that some rank has not built: the step does, or says what differs
+            if any(checksums) and not all(checksums):  # some rank has not built it: the step does, or says what differs
                 return
             variables = [[name for name, _ in each] for each in checksums]
             require_equal_values(

@@ -31,7 +31,16 @@ from keras_ddl.compat.keras import (
     tf_trainer,
 )
 from keras_ddl.errors import DependencyError
-from keras_ddl.strategy.keras_patches import adopting, callbacks, compiling, reading, saving, trainer, variables
+from keras_ddl.strategy.keras_patches import (
+    adopting,
+    callbacks,
+    compiling,
+    other_files,
+    reading,
+    saving,
+    trainer,
+    variables,
+)
 from keras_ddl.strategy.shards import kept_weights
 
 _lock = threading.Lock()
@@ -58,6 +67,7 @@ def _install() -> None:
             "version."
         )
     _replace(_table())
+    other_files.install()
     TFTrainer.stop_training = trainer.STOP_TRAINING
 
 

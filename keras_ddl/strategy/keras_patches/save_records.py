@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import stat
 import tempfile
@@ -130,6 +131,12 @@ class SaveRecords:
             file.write(_Entry.of(call, self.rank).line())
             self._seen[path] = len(record) + 1
 
+    @contextlib.contextmanager
+    def in_turn(self, name: str) -> Iterator[None]:
+        """Inside, this rank is the only one of its host, however long that takes."""
+        with self._locked(name, math.inf):
+            yield
+
     def is_written(self, path: str) -> bool:
         """Whether another rank has written `path` in a call to which this rank has not come yet."""
         path = _name_of(path)
@@ -142,9 +149,9 @@ class SaveRecords:
         return self.folder / hashlib.sha256(path.encode()).hexdigest()[:32]
 
     @contextlib.contextmanager
-    def _locked(self, path: str) -> Iterator[IO[str]]:
+    def _locked(self, path: str, limit: float | None = None) -> Iterator[IO[str]]:
         self._hold()
-        limit, begin = config.get("DEADLINE_SECONDS"), time.monotonic()
+        limit, begin = config.get("DEADLINE_SECONDS") if limit is None else limit, time.monotonic()
         with self._file_of(path).open("a+") as file:
             while True:
                 try:

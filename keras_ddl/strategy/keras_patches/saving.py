@@ -21,7 +21,7 @@ from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import agreement, one_per_job
 from keras_ddl.strategy.agreement import of_rank_0
-from keras_ddl.strategy.interface import strategy_of_ranks
+from keras_ddl.strategy.interface import StrategyInterface, strategy_of_ranks
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.keras_patches.save_records import Call
 from keras_ddl.strategy.shards import gathered_slots
@@ -36,18 +36,42 @@ def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **
     strategy = strategy_of_ranks(model)
     if strategy is None or not isinstance(filepath, (str, os.PathLike)) or _saving.get():
         return original(model, filepath, *args, **kwargs)
-    path = os.fspath(filepath)
-    saves = strategy.saves.claim(path, _call_of(original.__name__, model, strategy.job))
-    with of_one_rank(), setting(_saving, True), saves as mine:
+    path, call = os.fspath(filepath), _call_of(original.__name__, model, strategy.job)
+    return write_once(strategy, path, call, lambda staged: _write(original, path, model, staged, *args, **kwargs))[1]
+
+
+def is_saving() -> bool:
+    """Whether this is within a call that writes already."""
+    return _saving.get()
+
+
+def write_once(
+    strategy: StrategyInterface,
+    path: str,
+    call: Call,
+    write: Callable[[str], Any],
+    *,
+    is_whole: bool = True,
+    appears_as: str | None = None,
+) -> tuple[bool, Any]:
+    """Has one rank of each host carry out `call`, which writes `path`. Returns whether this one has, and the result.
+
+    Args:
+        write: writes what it is given the path of. is_whole: that appears by one rename, from a hidden path.
+        appears_as: the file by which one sees that it is written; None: `path`.
+    """
+    with of_one_rank(), setting(_saving, True), strategy.saves.claim(path, call, appears_as) as mine:
         if not mine:
-            return None
-        if "://" in path:  # such a file system shows complete files only, or knows no rename
-            return original(model, filepath, *args, **kwargs)
-        return write_whole(path, lambda staged: _write(original, path, model, staged, *args, **kwargs))
+            return False, None
+        if not is_whole or "://" in path:  # such a file system shows complete files only, or knows no rename
+            return True, write(path)
+        return True, write_whole(path, write)
 
 
 def _write(original: Callable[..., Any], path: str, model: Any, staged: str, *args: Any, **kwargs: Any) -> Any:
     """Calls `original` with the hidden path; what it prints names the real one."""
+    if staged == path:
+        return original(model, path, *args, **kwargs)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -1,0 +1,208 @@
+"""What Keras and TensorFlow write besides Keras's models: once, whoever calls, by the mechanism of saving.py.
+
+`ONCE` has each function of their public interfaces that writes files under a name that it is given, once where all
+ranks call it; `LEFT` those that stay as they are, and why. tests/strategy/test_written_files.py looks for such
+functions in the packages, and fails when there is one in neither.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.strategy import one_per_job
+from keras_ddl.strategy.agreement import of_rank_0
+from keras_ddl.strategy.agreement.compared import Compared
+from keras_ddl.strategy.checksum import checksum
+from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.keras_patches import saving
+from keras_ddl.strategy.keras_patches.save_records import Call
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a function writes.
+
+    Attributes:
+        path: its arguments that are joined to the path that it writes.
+        is_whole: what it writes appears by one rename, as one file or directory. returns_path: and it returns the path.
+        in_turn: each rank carries it out, one after another: the later ones find what the first has written.
+    """
+
+    path: tuple[str, ...]
+    is_whole: bool = True
+    returns_path: bool = False
+    in_turn: bool = False
+
+
+# What an ExportArchive passes to saved_model.save is one; tf.Module is derived from it.
+_AUTO_TRACKABLE = next(kind for kind in tf.Module.__mro__ if kind.__name__ == "AutoTrackable")
+_ASSETS = Writing(("dir_path",), is_whole=False)
+ONCE: dict[str, Writing] = {
+    "keras.utils.save_img": Writing(("path",)),
+    "keras.utils.plot_model": Writing(("to_file",)),
+    "keras.utils.get_file": Writing(("cache_dir", "cache_subdir", "fname", "origin"), is_whole=False, in_turn=True),
+    "keras.saving.KerasFileEditor.save": Writing(("filepath",)),
+    "keras.layers.TextVectorization.save_assets": _ASSETS,
+    "keras.layers.StringLookup.save_assets": _ASSETS,
+    "keras.layers.IntegerLookup.save_assets": _ASSETS,
+    "tensorflow.saved_model.save": Writing(("export_dir",)),
+    "tensorflow.data.Dataset.save": Writing(("path",)),
+    "tensorflow.io.write_file": Writing(("filename",)),
+    "tensorflow.io.write_graph": Writing(("logdir", "name"), is_whole=False, returns_path=True),
+    # Behind `write` and `save`, and CheckpointManager's `save`.
+    "tensorflow.train.Checkpoint._write": Writing(("file_prefix",), is_whole=False, returns_path=True),
+}
+_OF_MODELS = "saving.py sees to it, in what stands behind it"
+_PRIMITIVE = "as `open`: what is written, and by whom, is the program's affair"
+_OWN_NAME = "each process writes a file of a name of its own, so nothing is lost; pass it on one rank to have one"
+LEFT: dict[str, str] = {
+    "keras.Model.export": _OF_MODELS,
+    "keras.utils.FeatureSpace.save": _OF_MODELS,
+    "keras.saving.KerasFileEditor.resave_weights": "KerasFileEditor.save stands behind it",
+    "keras.saving.KerasFileEditor.add_object": "its path is one inside the file",
+    "keras.export.ExportArchive.write_out": "saved_model.save stands behind it",
+    "keras.Model.save": _OF_MODELS,
+    "keras.Model.save_weights": _OF_MODELS,
+    "keras.models.save_model": _OF_MODELS,
+    "keras.saving.save_model": _OF_MODELS,
+    "keras.saving.save_weights": _OF_MODELS,
+    "tensorflow.train.Checkpoint.save": "Checkpoint._write stands behind it",
+    "tensorflow.train.Checkpoint.write": "Checkpoint._write stands behind it",
+    "tensorflow.train.CheckpointManager.save": "Checkpoint._write stands behind it",
+    "tensorflow.io.TFRecordWriter": _PRIMITIVE,
+    "tensorflow.io.gfile": _PRIMITIVE,
+    "tensorflow.data.experimental.TFRecordWriter": _PRIMITIVE,
+    "tensorflow.data.Dataset.cache": "TensorFlow refuses a second process: give each rank a name of its own",
+    "tensorflow.data.experimental.save": "Dataset.save stands behind it",
+    "tensorflow.data.experimental.distributed_save": "the workers of tf.data's service write",
+    "tensorflow.data.experimental.snapshot": "processes agree among each other by the files themselves",
+    "tensorflow.data.Dataset.snapshot": "processes agree among each other by the files themselves",
+    "tensorflow.summary.create_file_writer": _OWN_NAME,
+    "tensorflow.summary.trace_export": _OWN_NAME,
+    "tensorflow.profiler.experimental": _OWN_NAME,
+    "tensorflow.debugging.experimental.enable_dump_debug_info": _OWN_NAME,
+    "keras.callbacks": "callbacks that write do so on rank 0 (writers.py)",
+}
+
+
+def install() -> None:
+    """Replaces what `ONCE` names, under each name that Keras and TensorFlow have for it."""
+    for name, how in ONCE.items():
+        package, *parts = name.split(".")
+        owner: Any = keras if package == "keras" else tf
+        for part in parts[:-1]:
+            owner = getattr(owner, part)
+        original = inspect.getattr_static(owner, parts[-1])
+        replacement = _replacing(original, name.partition(".")[2], how)
+        if inspect.isclass(owner):
+            defining = next(kind for kind in owner.__mro__ if parts[-1] in vars(kind))
+            setattr(defining, parts[-1], replacement)
+        else:
+            for home in _homes_of(original, parts[-1]):
+                setattr(home, parts[-1], replacement)
+
+
+def _homes_of(function: Any, name: str) -> list[Any]:
+    modules = [each for key, each in list(sys.modules.items()) if key.partition(".")[0] in ("keras", "tensorflow")]
+    return [each for each in modules if inspect.ismodule(each) and vars(each).get(name) is function]
+
+
+def _replacing(original: Any, name: str, how: Writing) -> Any:
+    if getattr(original, "keras_ddl_writes", False):  # two classes have it from one
+        return original
+    signature = inspect.signature(original)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        strategy = _strategy()
+        if strategy is None or saving.is_saving():
+            return original(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # says what is wrong
+        bound.apply_defaults()
+        path = _path(bound.arguments, how)
+        if path is None:
+            return original(*args, **kwargs)
+        if how.in_turn:
+            with strategy.saves.in_turn(f"keras_ddl {name} {path}"):
+                return original(*args, **kwargs)
+
+        def write(staged: str) -> Any:
+            if how.is_whole:
+                bound.arguments[how.path[0]] = staged
+            return original(*bound.args, **bound.kwargs)
+
+        call = Call(name, _content_of(bound.arguments, strategy))
+        is_checkpoint = name.endswith("._write")
+        appears_as = f"{path}.index" if is_checkpoint else None
+        made, returned = saving.write_once(strategy, path, call, write, is_whole=how.is_whole, appears_as=appears_as)
+        if not made and is_checkpoint:
+            tf_compat.after_checkpoint(path, bound.arguments["options"])
+        return returned if made or not how.returns_path else path
+
+    replacement.__dict__.update(vars(original))
+    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(replacement, attribute, getattr(original, attribute))
+    replacement.__wrapped__ = original  # type: ignore[attr-defined]
+    replacement.keras_ddl_writes = True  # type: ignore[attr-defined]
+    return replacement
+
+
+def _strategy() -> StrategyInterface | None:
+    """Returns a Strategy of this job; None: nothing is written by several ranks, or not now."""
+    if not tf.executing_eagerly():  # a step that is traced: there rank 0 writes
+        return None
+    return next((each for each in one_per_job.alive() if each.is_several), None)
+
+
+def _path(arguments: Mapping[str, Any], how: Writing) -> str | None:
+    parts = [arguments[name] for name in how.path if arguments[name] is not None]
+    parts = [each.numpy().decode() if tf.is_tensor(each) and each.dtype == tf.string else each for each in parts]
+    if not parts or not all(isinstance(each, (str, os.PathLike)) for each in parts):
+        return None
+    return str(tf.io.gfile.join(*map(os.fspath, parts)))
+
+
+def _content_of(arguments: Mapping[str, Any], strategy: StrategyInterface) -> int:
+    """Returns a number that is equal on ranks that pass the same, as far as that can be told."""
+    content = 0
+    for name, value in arguments.items():
+        content = zlib.crc32(f"{name} {_told(value, strategy)}".encode(), content)
+    return content
+
+
+def _told(value: Any, strategy: StrategyInterface) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_told(each, strategy) for each in value]
+    if isinstance(value, dict):
+        return [(str(key), _told(each, strategy)) for key, each in value.items()]
+    if value is None or isinstance(value, (bool, int, float, str, bytes, os.PathLike)):
+        return value
+    if isinstance(value, np.ndarray) or (tf.is_tensor(value) and hasattr(value, "numpy")):
+        array = np.asarray(value)
+        return str(array) if array.dtype.hasobject else (array.shape, str(array.dtype), checksum(array))
+    variables = list(_variables_of(value))
+    compared = of_rank_0.digest_of(Compared(variables, strategy.job)) if variables else 0
+    vocabulary = value.get_vocabulary() if hasattr(value, "get_vocabulary") else None
+    return type(value).__qualname__, compared, vocabulary
+
+
+def _variables_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, keras.Layer):
+        return list(value.variables)
+    if isinstance(value, (_AUTO_TRACKABLE, tf.train.Checkpoint)):
+        found = tf.train.TrackableView(value).descendants()
+        return [each for each in found if isinstance(each, (tf.Variable, keras.Variable))]
+    return []
