@@ -176,6 +176,14 @@ def command(
             f"--metrics-address needs --metrics-port. Received: --metrics-address {metrics_address} alone. Add "
             "--metrics-port 9464, or 0 for any free port."
         )
+    if output_dir is not None:
+        try:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
+                f"({error.strerror}). Name a directory that is yours."
+            ) from None
     variables = parse_env(env)
     if explain_step:
         variables["KERAS_DDL_EXPLAIN_STEP"] = "1"

@@ -211,7 +211,7 @@ def shutdown() -> None:
     """
     with _state.lock:
         if _close_world():
-            recording.stop()
+            recording.leave()
 
 
 def _close_world() -> bool:
