@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from typing import Any
 
 import keras
@@ -34,6 +35,8 @@ class StepMetrics(keras.callbacks.Callback):
         log_dir: as in keras.callbacks.TensorBoard, which may write there, too.
         every: steps per point, 1 or more.
 
+    If its file cannot be written, as on a full disk, it warns and writes nothing more; training goes on.
+
     Cost: on rank 0 that of a timeline, some microseconds per collective, and some per point; on other ranks nothing.
 
     Raises:
@@ -49,14 +52,20 @@ class StepMetrics(keras.callbacks.Callback):
         self.log_dir = os.fspath(log_dir)
         self.every = every
         self._writer: Any = None
+        self._is_lost = False  # the file cannot be written any more
         self._forget()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._is_lost = False
         if is_first_rank():
             self._begin_writing()
 
     def _begin_writing(self) -> None:
-        self._writer = tf.summary.create_file_writer(self.log_dir)
+        try:
+            self._writer = tf.summary.create_file_writer(self.log_dir)
+        except tf.errors.OpError as error:
+            self._lose(error)
+            return
         self._done = models.steps_taken(models.optimizers_of(self.model)) or 0
         self._is_first = True
         self._forget()
@@ -68,13 +77,17 @@ class StepMetrics(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._writer is None:
-            if not is_first_rank():
+            if not is_first_rank() or self._is_lost:
                 return
             self._begin_writing()  # rank 0 was lost, and this one is rank 0 now
+            if self._is_lost:
+                return
             self._batches = batch
         # The time of a step is known when the next one begins.
         if sum(self._counts) >= self.every:
             self._write()
+            if self._is_lost:
+                return
         if not self._spans:
             self._rows = self._rows_trained()
         self._begin = time.monotonic()
@@ -97,10 +110,22 @@ class StepMetrics(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._writer is not None:
-            if communicator.is_initialized():
-                timeline.keep(0)
-            self._writer.close()
+            self._stop_keeping()
+            try:
+                self._writer.close()
+            except tf.errors.OpError as error:
+                self._lose(error)
             self._writer = None
+
+    def _lose(self, error: Exception) -> None:
+        self._is_lost, self._writer = True, None
+        self._stop_keeping()
+        warnings.warn(f"StepMetrics writes nothing more to {self.log_dir}: {error}", stacklevel=2)
+
+    @staticmethod
+    def _stop_keeping() -> None:
+        if communicator.is_initialized():
+            timeline.keep(0)
 
     def _write(self) -> None:
         spans = steps.of_spans(self._spans, self._taken())
@@ -113,10 +138,13 @@ class StepMetrics(keras.callbacks.Callback):
             if keras_compat.strategy_of(self.model) is not None and communicator.size() > 1:
                 values["exposed_communication_seconds"] = sum(step.waiting for step in spans) / count
                 values["input_wait_seconds"] = sum(step.input for step in spans) / count
-            with self._writer.as_default(step=self._done):
-                for name, value in values.items():
-                    _scalar(f"job/{name}", value)
-            self._writer.flush()
+            try:
+                with self._writer.as_default(step=self._done):
+                    for name, value in values.items():
+                        _scalar(f"job/{name}", value)
+                self._writer.flush()
+            except tf.errors.OpError as error:
+                self._lose(error)
         self._forget()
 
     @staticmethod

@@ -209,12 +209,17 @@ def command(
             f"--metrics-address needs --metrics-port. Received: --metrics-address {metrics_address} alone. Add "
             "--metrics-port 9464, or 0 for any free port."
         )
-    if program and (num_ranks, hosts, hostfile, tf_config, tf_config_file, host_discovery_script) == (None,) * 3 + (
-        False,
-        None,
-        None,
-    ):
+    ranks_from = (num_ranks, hosts, hostfile, tf_config_file, host_discovery_script)
+    if program and not tf_config and all(each is None for each in ranks_from):
         check_number_is_before(program)
+    if output_dir is not None:
+        try:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
+                f"({error.strerror}). Name a directory that is yours."
+            ) from None
     own = parse_env(env, env_files)
     variables = dict(own)
     if explain_step:

@@ -67,7 +67,7 @@ def _flags_of_tensorflow_serving(command: Callable[..., None]) -> Callable[..., 
     show_default=True,
     help="Memory limit for all current requests together.",
 )
-@click.option("--timeout", default=30.0, show_default=True, help="Time limit of a REST request in seconds.")
+@click.option("--timeout", default=30.0, show_default=True, help="Time limit of a request in seconds.")
 @click.option("--idle-seconds", default=75.0, show_default=True, help="Time limit of a connection without a request.")
 @click.option("--poll-seconds", default=1.0, show_default=True, help="How often to look for new versions.")
 @click.option(
@@ -109,6 +109,7 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
         )
     for module in arguments["modules"]:
         _check_module(module)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what clients send that is no gRPC must not fill the log
     from keras_ddl.serving import model_config
     from keras_ddl.serving.server import Server
     from keras_ddl.serving.settings import server_options

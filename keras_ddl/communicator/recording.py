@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_ddl.communicator import native_timeline
+from keras_ddl.communicator import native_timeline, stack_position
 from keras_ddl.errors import ConfigError
 
 
@@ -32,12 +32,23 @@ def start(path: str | os.PathLike[str], rank: int) -> Path:
 
 
 def stop() -> Path | None:
-    """Ends this rank's timeline and returns its file; None if there is none. `shutdown` calls it."""
+    """Ends this rank's timeline and returns its file; None if there is none.
+
+    Raises: ConfigError: the file has not been written to its end.
+    """
     path, _Running.path = _Running.path, None
     message = native_timeline.stop() if path is not None else ""
     if message:
         raise ConfigError(f"timeline: {path} could not be written to its end. Received: {message}. Free some space.")
     return path
+
+
+def leave() -> None:
+    """Ends this rank's timeline when the rank leaves the job. Then a full disk is a warning: the work is done."""
+    try:
+        stop()
+    except ConfigError as error:
+        stack_position.warn(str(error))
 
 
 def is_on() -> bool:

@@ -214,7 +214,7 @@ def shutdown() -> None:
     """
     with _state.lock:
         if _close_world():
-            recording.stop()
+            recording.leave()
         if _state.process == os.getpid():  # a forked child is no rank
             membership.leave_job()
 

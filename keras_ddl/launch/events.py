@@ -5,6 +5,7 @@ docs/monitoring.md has the fields.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -69,14 +70,16 @@ class EventLog:
             written, problem = 0, error.strerror or str(error)
         if written == len(data):
             return
-        if written:  # not half a line, unless another job has written behind it
-            end = os.fstat(self._descriptor).st_size
-            if os.pread(self._descriptor, written, end - written) == data[:written]:
-                os.truncate(self._descriptor, end - written)
+        with contextlib.suppress(OSError):  # the disk may fail altogether
+            if written:  # not half a line, unless another job has written behind it
+                end = os.fstat(self._descriptor).st_size
+                if os.pread(self._descriptor, written, end - written) == data[:written]:
+                    os.truncate(self._descriptor, end - written)
         self.close()
         self._warn(f"the event log {self._path} ends here: {problem}. The job goes on.")
 
     def close(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # some file systems find out only now that the disk is full
+                os.close(self._descriptor)
             self._descriptor = None

@@ -138,7 +138,12 @@ class Supervisor:
     def add_link(self) -> None:
         """Adds the end of the connection with another rank, spare or newcomer."""
         rank = len(self.links)
-        self.links.append(RankLink(rank, RankOutput(rank, self._screen, self._job.log_file(rank))))
+        try:
+            log = self._job.log_file(rank)
+        except OSError as error:  # such as a full disk, which must not end the job
+            self.say(f"rank {rank}'s output is not saved: {error}")
+            log = None
+        self.links.append(RankLink(rank, RankOutput(rank, self._screen, log)))
         self._result.outcomes.append(self.links[rank].outcome)
 
     def tell_starter(self, message: bytes) -> None:

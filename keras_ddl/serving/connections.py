@@ -1,7 +1,6 @@
 """Limits the number of connections and ends them, so that one client cannot use up what others need.
 
-Each interface keeps the same number of connections. For one more, the oldest over which no whole request has come gives
-way.
+Each interface keeps the same number of connections. For one more, one gives way over which no whole request has come.
 """
 
 from __future__ import annotations
@@ -70,7 +69,13 @@ class GrpcConnections:
 
     def __init__(self, most: int) -> None:
         self._most, self.accepted = most, _ROOM * most
-        self._known: dict[_Address, None] = {}  # oldest first
+        self._known: dict[_Address, None] = {}  # whose first sight or last request is longest ago comes first
+
+    def used(self, peer: str) -> None:
+        """Notes that a request has begun. `peer`: the client, as for `disconnect`."""
+        address = _address_of(peer)
+        self._known.pop(address, None)
+        self._known[address] = None
 
     async def watch(self, port: int, busy: Callable[[], set[str]]) -> None:
         """Looks at the connections to `port` until it is cancelled, and ends those that are too many.

@@ -45,7 +45,7 @@ FLAGS = (
     Flag("grpc_socket_path", str, W, "grpc_socket"),
     Flag("rest_api_port", int, D, "rest_port", "0 chooses a port; there it means no REST. The default is 8501"),
     Flag("rest_api_num_threads", int, N, note=_ONE_LOOP),
-    Flag("rest_api_timeout_in_ms", float, D, "timeout", "also how long a request over gRPC may take to arrive", 1e-3),
+    Flag("rest_api_timeout_in_ms", float, D, "timeout", "also for requests over gRPC", 1e-3),
     Flag("rest_api_enable_cors_support", bool, W, "cors"),
     Flag("enable_cors_support", bool, W, "cors"),
     Flag("enable_batching", bool, N, note=_ONE_BY_ONE),

@@ -82,6 +82,7 @@ class GrpcInterface:
             with self._front.answering(record, context.peer()):
                 flight = self._flights.begin(drop)
                 flight.peer = context.peer()
+                self._connections.used(flight.peer)
                 context.add_done_callback(lambda _: self._flights.end(flight))
                 # The message has no name here: gRPC keeps this frame of an aborted call until the next garbage
                 # collection.

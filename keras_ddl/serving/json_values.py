@@ -60,6 +60,8 @@ def _loads(body: bytes) -> Any:
         if b"NaN" in body or b"Infinity" in body:  # not JSON, but TensorFlow Serving accepts them
             return json.loads(body, parse_float=_finite)
         raise
+    except SystemError as error:  # orjson's, when it gets no more memory
+        raise MemoryError from error
 
 
 def _finite(text: str) -> float:

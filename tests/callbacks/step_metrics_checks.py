@@ -3,8 +3,11 @@
 import contextlib
 import functools
 import io
+import os
 import re
+import subprocess
 import time
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -43,6 +46,27 @@ def written(folder):
     events.Reload()
     tags = events.Tags()["tensors"]
     return {tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
+
+
+def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
+    if os.geteuid():
+        return  # only root may mount a disk
+    with shared_folder() as folder, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        disk = folder / f"disk{RANK}"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", disk], check=True)
+        try:
+            (disk / "full").write_bytes(bytes(4096))
+            model = linear_model()
+            metrics = keras_ddl.callbacks.StepMetrics(disk / "logs", every=1)
+            history = model.fit(X, Y, batch_size=BATCH, epochs=30, verbose=0, callbacks=[metrics])
+        finally:
+            subprocess.run(["umount", "-l", disk], check=True)
+        assert len(history.history["loss"]) == 30
+        lost = [str(each.message) for each in said if "StepMetrics writes nothing more" in str(each.message)]
+        assert len(lost) == (RANK == 0), (lost, said)
+        assert timeline.take() == [], "nothing is kept after the training"
 
 
 def check_step_metrics_are_the_jobs_and_written_by_rank_0():

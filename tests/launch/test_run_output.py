@@ -80,6 +80,37 @@ def test_run_output_dir_keeps_a_file_of_each_rank(tmp_path: Path):
         assert sorted(lines) == [f"err of {rank}", f"out of {rank}"]
 
 
+def test_run_output_that_cannot_be_saved_ends_no_job(tmp_path: Path):
+    program = write_program(tmp_path, "print('out of', RANK, flush=True)")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank-0.log").symlink_to("/dev/full")
+    (logs / "rank-1.log").mkdir()  # which cannot be opened at all
+    ended = run(["run", "-np", "2", "--output-dir", "logs", "python", program], tmp_path)
+    assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] out of 1", "out of 0"], ended
+    assert ended.err.count("rank 0's log file is incomplete: [Errno 28] No space left on device") == 1, ended
+    assert ended.err.count("rank 1's output is not saved: [Errno 21] Is a directory") == 1, ended
+    ended = run(["run", "-np", "2", "--output-dir", "/dev/null/logs", "python", program], tmp_path)
+    assert ended.status == 2 and "--output-dir must be a directory" in ended.err and not ended.out, ended
+
+
+def test_run_timeline_on_a_full_disk_ends_no_job(tmp_path: Path):
+    program = write_program(
+        tmp_path,
+        "import numpy as np\n"
+        "from keras_ddl import communicator\n"
+        "communicator.init()\n"
+        "for number in range(2000): communicator.all_reduce_array(np.ones(3, np.float32), name=f'x{number}')\n"
+        "communicator.shutdown()\n"
+        "print('done', flush=True)",
+    )
+    for rank in (0, 1):
+        (tmp_path / f"timeline.rank{rank}.json").symlink_to("/dev/full")
+    ended = run(["run", "-np", "2", "--env", "KERAS_DDL_TIMELINE=timeline.json", "python", program], tmp_path)
+    assert ended.status == 0 and ended.out.count("done") == 2, ended
+    assert "could not be written to its end" in ended.err, ended
+
+
 def test_run_reader_that_leaves_ends_the_job(tmp_path: Path):
     started = Started(["run", "-np", "2", "--", "yes"], tmp_path)
     started.process.stdout.readline()

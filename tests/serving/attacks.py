@@ -33,7 +33,7 @@ from keras_ddl.compat.tensorflow import tf
 MEGABYTE = 2**20
 LIMIT = 256 * MEGABYTE  # what the servers under attack may hold
 PREDICT = "/v1/models/model:predict"
-SERVICE = "/tensorflow.serving.PredictionService"
+SERVICE, MODELS = "/tensorflow.serving.PredictionService", "/tensorflow.serving.ModelService"
 X = np.ones([2, 3], np.float32)
 BUSY_SECONDS = 30.0  # that a Predict may take on a machine that is busy with other tests
 # HTTP/2, by hand: a client of gRPC reads what it is sent and ends what it begins.
@@ -220,9 +220,74 @@ def growing_model(server: Running) -> None:
     assert code_of(server, "Predict", request.SerializeToString()) in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
-def code_of(server: Running, method: str, data: bytes) -> str:
+def fields_without_end(server: Running) -> None:
+    """Messages of up to 60 MB in which no model is named, of 61 KB when they are compressed."""
+    size = 60 * MEGABYTE
+    for data in (bytes(size), b"\x08\x01" * (size // 2), b"\x0b" * size, b"\x0a\x02\x0a\x00" * (size // 4)):
+        for compression in (None, grpc.Compression.Gzip, grpc.Compression.Deflate):
+            assert code_of(server, "Predict", data, compression) == "INVALID_ARGUMENT"
+
+
+def compressed_zeros(server: Running) -> None:
+    """Of a request that names its model, the process of the model unpacks no more than it may have."""
+    data = predict_request({}).SerializeToString() + b"\x1a\x80\x80\x80\x60" + bytes(192 * MEGABYTE)
+    for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        assert code_of(server, "Predict", data, compression) == "RESOURCE_EXHAUSTED"
+
+
+def lists_of_models(server: Running) -> None:
+    """Control messages are unpacked where clients connect to, so they must be small."""
+    for data in (bytes(64 * MEGABYTE), b"\x0a\x02\x0a\x00" * MEGABYTE):
+        for compression in (None, grpc.Compression.Gzip):
+            code = code_of(server, "HandleReloadConfigRequest", data[: 60 * MEGABYTE], compression, MODELS)
+            assert code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
+
+
+def headers_without_end(server: Running) -> None:
+    head = b"GET /healthz HTTP/1.1\r\n"
+    for data in (head + b"a: b\r\n" * MEGABYTE, b"GET /" + b"a" * (8 * MEGABYTE), (head + b"\r\n") * 200_000):
+        with connected(server.rest_port) as (client,):
+            send(client, data)
+            with contextlib.suppress(ConnectionError):
+                assert b" 400 " in client.recv(100)
+
+
+def frames_without_end(server: Running) -> None:
+    """Settings, pings, windows, and headers that never end."""
+    many = b"".join(b"\0\4k%03d\1v" % number for number in range(1000))
+    for data in (frame(_SETTINGS, 0, 0), frame(6, 0, 0, bytes(8)), frame(8, 0, 0, b"\0\0\0\1"), frame(9, 0, 1, many)):
+        with connected(server.grpc_port) as (client,):
+            client.settimeout(5)
+            begun = frame(_HEADERS, 0, 1, many) if data[3] == 9 else b""
+            send(client, _PREFACE + frame(_SETTINGS, 0, 0) + begun + data * (8 * MEGABYTE // len(data) // 4))
+
+
+def silent_clients(server: Running) -> None:
+    """A thousand on each port that send nothing, or stop in the middle: a new client is answered at once."""
+    begun = _PREFACE + frame(_SETTINGS, 0, 0)
+    post = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n[".encode()
+    grpc_port, rest_port = server.grpc_port, server.rest_port
+    for port, sent in (
+        *((grpc_port, each) for each in (b"", begun[:10], begun, begun + headers(f"{SERVICE}/Predict", 1))),
+        *((rest_port, each) for each in (b"", b"GET /healthz HTTP/1.1\r\nA", post)),
+    ):
+        with connected(port, 1000) as clients:
+            for client in clients:
+                send(client, sent)
+            begin = time.monotonic()
+            with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                channel.unary_unary(f"{SERVICE}/Predict")(
+                    predict_request({"x": X}).SerializeToString(), timeout=60, wait_for_ready=True
+                )
+            assert server.rest("POST", PREDICT, {"inputs": X.tolist()})[0] == 200
+            assert time.monotonic() - begin < BUSY_SECONDS, (port, sent[:30])
+
+
+def code_of(
+    server: Running, method: str, data: bytes, compression: grpc.Compression | None = None, service: str = SERVICE
+) -> str:
     try:
-        server.channel.unary_unary(f"{SERVICE}/{method}")(data, timeout=60)
+        server.channel.unary_unary(f"{service}/{method}")(data, timeout=60, compression=compression)
     except grpc.RpcError as error:
         return error.code().name
     return "OK"
@@ -233,7 +298,8 @@ ATTACKS: dict[str, Callable[[Running], None]] = {
     for each in (
         *(mixed_values, repeated_text, repeated_context, unread_replies, streams_without_a_body),
         *(messages_without_an_end, health_watches, invented_names, no_more_files, shapes_without_end),
-        *(growing_model,),
+        *(growing_model, fields_without_end, compressed_zeros, lists_of_models, headers_without_end),
+        *(frames_without_end, silent_clients),
     )
 }
 

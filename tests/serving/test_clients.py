@@ -83,6 +83,17 @@ def test_predict_says_what_the_server_said(server, tmp_path):
     assert "serving_default" in unknown and "init_op" not in unknown
 
 
+def test_predict_sends_no_number_that_the_model_cannot_have(server, tmp_path):
+    np.savez(tmp_path / "large.npz", x=np.array([[1.0, 1e39, 0.0]]))
+    np.savez(tmp_path / "fraction.npz", number=np.array([1.5]), text=["a"])
+    for number, url in enumerate(urls(server)):
+        status = 1 + number  # over gRPC the model's dtypes are known before anything is sent
+        refused = keras_ddl("predict", url, tmp_path / "large.npz", status=status)
+        assert "'x' takes float32: 1e+39 is beyond its range" in refused, refused
+        refused = keras_ddl("predict", url, tmp_path / "fraction.npz", "--signature", "pair", status=status)
+        assert "'number' takes int64" in refused and "1.5" in refused, refused
+
+
 def test_the_client_to_copy_answers_over_both_interfaces(server, tmp_path):
     np.savez(tmp_path / "rows.npz", x=X)
     rest, grpc = urls(server)

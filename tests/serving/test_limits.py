@@ -21,6 +21,7 @@ from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
 from keras_ddl.serving import bodies
 from keras_ddl.serving.connections import disconnect
+from keras_ddl.serving.forked import ForkServer
 from keras_ddl.serving.processes import ModelProcess
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
@@ -291,7 +292,9 @@ def test_lists_of_models_are_not_taken_from_clients(strict: Running) -> None:
 
 def test_as_many_requests_wait_as_the_queue_holds() -> None:
     async def ask(threads: int, queue: int) -> None:
-        process = ModelProcess(None, "model", 1, Path(), Options(threads=threads, queue=queue))  # is never started
+        process = ModelProcess(
+            ForkServer(()), "model", 1, Path(), Options(threads=threads, queue=queue)
+        )  # never started
         waiting = [asyncio.create_task(process.call({}, b"")) for _ in range(threads + queue)]
         await asyncio.sleep(0)
         assert process.busy == threads + queue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import time
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow_serving.apis import get_model_status_pb2, inference_pb2, model_management_pb2, predict_pb2
 
-from keras_ddl.serving import routing
+from keras_ddl.serving import bodies, routing
 from keras_ddl.serving.status import Code, RequestError
 
 
@@ -53,10 +55,42 @@ def test_any_bytes_have_a_model_or_are_refused(noise: bytes, place: int) -> None
 
 def test_nothing_grows_with_a_message() -> None:
     begin = time.thread_time()
-    for data in (b"\x12\x00" * 5_000_000, b"\xff" * 10_000_000, b"\x0a\x00" * 5_000_000):
+    numbers, fixed = b"\x08\x01" * 30_000_000, b"\x0d\0\0\0\0" * 12_000_000
+    for data in (
+        b"\x12\x00" * 5_000_000,
+        b"\xff" * 10_000_000,
+        b"\x0a\x00" * 5_000_000,
+        numbers,
+        fixed,
+        bytes(60_000_000),
+    ):
         with pytest.raises(RequestError):
             routing.spec_of(data)
-    assert time.thread_time() - begin < 60  # quadratic would be hours
+    assert time.thread_time() - begin < 5  # to read all of it would take minutes
+
+
+def test_of_a_compressed_message_the_beginning_is_read() -> None:
+    data = request().SerializeToString() + predict_pb2.PredictRequest(output_filter=["y" * 10**8]).SerializeToString()
+    blocks = gzip.compress(b"")[:10] + b"\0\0\0\xff\xff" * 10**7  # which decompress to nothing
+    assert bodies.encoding_of(data) == "identity" and bodies.beginning(data, "identity") == data
+    for encoding, packed in (
+        ("gzip", gzip.compress(data, 1)),
+        *(("deflate", zlib.compress(data, n)) for n in (1, 6, 9)),
+    ):
+        begin = time.thread_time()
+        assert bodies.encoding_of(packed) == encoding
+        first = bodies.beginning(packed, encoding)
+        assert len(first) <= 2**16 and routing.spec_of(first) == request().model_spec
+        assert time.thread_time() - begin < 0.1  # to unpack all of it takes longer
+    assert bodies.beginning(blocks, "gzip") == b""
+    with pytest.raises(RequestError):
+        bodies.beginning(b"\x1f\x8bno gzip", "gzip")
+
+
+def test_no_request_looks_compressed() -> None:
+    for each in (request(), *(predict_pb2.PredictRequest(output_filter=["y" * size]) for size in range(300))):
+        assert bodies.encoding_of(each.SerializeToString()) == "identity"
+    assert [bodies.encoding_of(each) for each in (b"", b"\x1f", b"\x78")] == ["identity"] * 3
 
 
 def test_the_servers_own_messages_are_those_of_protobuf() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -156,6 +157,10 @@ def test_numbers_of_json_are_those_of_the_dtype(text, dtype, expected) -> None:
         ("[1]", tf.bool),
         ("[[1], 2]", tf.float32),
         ("[" * 70 + "1" + "]" * 70, tf.float32),
+        ("[NaN, 1e400]", tf.float64),
+        ("[1e400]", tf.float64),
+        (f"[{'9' * 400}]", tf.float64),
+        (f"[NaN, {'9' * 400}]", tf.float64),
     ],
 )
 def test_numbers_that_a_dtype_does_not_have_are_refused(text, dtype) -> None:
@@ -190,6 +195,39 @@ def test_examples_are_those_of_the_message() -> None:
     assert [example_pb2.Example.FromString(row) for row in rows] == given_examples[:1]
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        *((1e39, dtype) for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.complex64, tf.int32, tf.uint64)),
+        (-1e39, tf.float32),
+        (65520.0, tf.float16),
+        (2**200, tf.float32),
+        (128, tf.int8),
+        (-1, tf.uint8),
+        (2**63, tf.int64),
+        (2, tf.bool),
+    ],
+)
+def test_a_number_beyond_the_range_of_a_dtype_is_refused_and_named(value, dtype) -> None:
+    for values in (np.array([[0, value], [1, 0]], object), np.array([[0, value], [1, 0]])):
+        with pytest.raises((ValueError, OverflowError), match=re.escape(str(values[0, 1])[:10])):
+            tensors.cast(values, dtype)
+
+
+def test_the_last_number_of_a_dtype_and_infinity_are_taken() -> None:
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+        values = [float(dtype.max), float(dtype.min), -0.0, float("inf"), float("-inf"), float("nan")]
+        for each in (np.array(values), np.array(values, object)):
+            found = tensors.cast(each, dtype).astype(np.float64)
+            np.testing.assert_array_equal(found, values)
+            assert np.signbit(found[2])
+    assert read_json("[Infinity, -Infinity, 1e38]", tf.float32).tolist() == [np.inf, -np.inf, np.float32(1e38)]
+    for dtype in (tf.int8, tf.uint8, tf.int32, tf.int64, tf.uint64):
+        assert tensors.cast(np.array([dtype.min, dtype.max], object), dtype).tolist() == [dtype.min, dtype.max]
+    with pytest.raises(ValueError, match="1.5 is no whole number"):
+        tensors.cast(np.array([1.0, 1.5]), tf.int32)
+
+
 def test_examples_of_json_are_tensorflows() -> None:
     found = example_pb2.Example.FromString(
         json_values.example_of({"i": [1, -2, 2**62], "f": [1, 0.5], "t": "ä", "b": [{"b64": "/w=="}, "x"], "none": []})
@@ -199,7 +237,7 @@ def test_examples_of_json_are_tensorflows() -> None:
     assert list(features["f"].float_list.value) == [1, 0.5]
     assert list(features["t"].bytes_list.value) == ["ä".encode()]
     assert list(features["b"].bytes_list.value) == [b"\xff", b"x"]
-    for wrong in ({"i": [2**63]}, {"i": [1, "a"]}, {"i": [True]}, {"t": "\ud800"}):
+    for wrong in ({"i": [2**63]}, {"i": [1, "a"]}, {"i": [True]}, {"t": "\ud800"}, {"f": [0.5, 1e39]}):
         with pytest.raises(RequestError):
             json_values.example_of(wrong)
 
