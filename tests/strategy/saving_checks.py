@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,59 @@ def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
             np.testing.assert_allclose(other(X[:4]), expected, rtol=0, atol=1e-6)
         exported = tf.saved_model.load(str(folder / "new/exported"))
         np.testing.assert_allclose(exported.serve(tf.constant(X[:4], tf.float32)), expected, rtol=0, atol=1e-6)
+
+
+def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
+    model = trained()
+    module = tf.Module()
+    module.value = tf.Variable(2.0)
+    module.twice = tf.function(lambda: 2 * module.value, input_signature=[])
+    checkpoint = tf.train.Checkpoint(model=model)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.call, [tf.TensorSpec([None, 6])])
+    image, words = np.zeros((3, 3, 3)), keras.layers.StringLookup()
+    words.adapt(["a", "b"])
+    writes = {
+        "archive": lambda path: archive.write_out(path, verbose=False),
+        "module": lambda path: tf.saved_model.save(module, str(path)),
+        "checkpoint": lambda path: checkpoint.write(path / "one"),
+        "data": lambda path: tf.data.Dataset.range(5).save(str(path)),
+        "text": lambda path: tf.io.write_file(str(path), "text"),
+        "graph": lambda path: tf.io.write_graph(tf.Graph().as_graph_def(), str(path), "graph.pbtxt"),
+        "image.png": lambda path: keras.utils.save_img(str(path), image),
+        "assets": lambda path: (path.mkdir(exist_ok=True), words.save_assets(str(path)))[1],
+    }
+    with shared_folder() as folder:
+        for name, write in writes.items():
+            if RANK == 0:
+                time.sleep(0.1)
+            returned = everyone(write(folder / name))
+            assert returned == [returned[0]] * SIZE, name
+            files = everyone({k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()})
+            assert files == [files[0]] * SIZE and any(each.startswith(name) for each in files[0]), name
+            keras_ddl.barrier(name="around/else")
+            for again in (True, False):  # of what it wrote itself, each rank's own is there
+                tf.io.write_file(str(folder / f"own_{RANK}"), f"{again}")
+                assert (folder / f"own_{RANK}").read_text() == f"{again}"
+            keras_ddl.barrier(name="around/own_else")
+            for rank in range(SIZE):
+                if rank == RANK:
+                    (folder / f"own_{RANK}").unlink()
+            keras_ddl.barrier(name="around/gone")
+        assert list(tf.data.Dataset.load(str(folder / "data")).as_numpy_iterator()) == [0, 1, 2, 3, 4]
+        loaded = tf.saved_model.load(str(folder / "module"))
+        assert float(loaded.twice()) == 4.0
+        manager = tf.train.CheckpointManager(checkpoint, str(folder / "managed"), max_to_keep=2)
+        paths = [manager.save() for _ in range(4)]
+        assert everyone([paths, list(manager.checkpoints)]) == [[paths, paths[-2:]]] * SIZE
+        checkpoint.restore(manager.latest_checkpoint).assert_existing_objects_matched()
+        source = folder / "source"
+        if RANK == 0:
+            source.write_bytes(b"1" * 1000)
+        keras_ddl.barrier(name="around/source")
+        got = keras.utils.get_file("got", source.as_uri(), cache_dir=str(folder))
+        assert Path(got).read_bytes() == b"1" * 1000
 
 
 @long
