@@ -83,7 +83,8 @@ class GrpcConnections:
     async def watch(self, port: int, busy: Callable[[], set[str]]) -> None:
         """Looks at the connections to `port` until it is cancelled, and ends those that are too many.
 
-        First go those over which no request has come, except since the last look, then those unused for longest.
+        Those go over which no request has come, except since the last look. Of others, those unused for longest go
+        where they alone are too many.
 
         Args:
             port: the server's.
@@ -98,8 +99,9 @@ class GrpcConnections:
             present = await asyncio.to_thread(_peers_at, port)
             silent = [each for each in self._silent if each in present and each not in self._used]
             kept = {_address_of(peer) for peer in busy()}
-            idle = [each for each in (*silent, *self._used) if each in present and each not in kept]
-            stale = set(idle[: max(0, len(present) - self._most)])
+            used = [each for each in self._used if each in present]
+            idle = [each for each in used if each not in kept]
+            stale = {*silent[: max(0, len(present) - self._most)], *idle[: max(0, len(used) - self._most)]}
             self._silent = dict.fromkeys((*silent, *(each for each in present if each not in self._used)))
             if stale:
                 await asyncio.to_thread(_end, stale)
