@@ -69,32 +69,40 @@ class GrpcConnections:
 
     def __init__(self, most: int) -> None:
         self._most, self.accepted = most, _ROOM * most
-        self._known: dict[_Address, None] = {}  # whose first sight or last request is longest ago comes first
+        self._silent: dict[_Address, None] = {}  # no request has come over them; oldest first
+        self._used: dict[_Address, None] = {}  # the longest unused first; perhaps closed
 
     def used(self, peer: str) -> None:
-        """Notes that a request has begun. `peer`: the client, as for `disconnect`."""
+        """Notes that a whole request has come. `peer`: the client, as for `disconnect`."""
         address = _address_of(peer)
-        self._known.pop(address, None)
-        self._known[address] = None
+        self._used.pop(address, None)
+        self._used[address] = None
+        if len(self._used) > _MOST_FILES:
+            del self._used[next(iter(self._used))]
 
     async def watch(self, port: int, busy: Callable[[], set[str]]) -> None:
         """Looks at the connections to `port` until it is cancelled, and ends those that are too many.
 
+        Those go over which no request has come, except since the last look. Of others, those unused for longest go
+        where they alone are too many.
+
         Args:
             port: the server's.
-            busy: returns the clients that have sent a request, as `disconnect` takes them. Theirs stay.
+            busy: returns the clients whose requests are in progress, as `disconnect` takes them. Theirs stay.
         Cost: reading the list of open files; while there are more than the limit, some microseconds for each.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if len(_descriptors()) <= self._most:
-                self._known.clear()
+                self._silent.clear()
                 continue
             present = await asyncio.to_thread(_peers_at, port)
-            self._known = {each: None for each in (*self._known, *present) if each in present}
+            silent = [each for each in self._silent if each in present and each not in self._used]
             kept = {_address_of(peer) for peer in busy()}
-            idle = [each for each in self._known if each not in kept]
-            stale = set(idle[: max(0, len(present) - self._most)])
+            used = [each for each in self._used if each in present]
+            idle = [each for each in used if each not in kept]
+            stale = {*silent[: max(0, len(present) - self._most)], *idle[: max(0, len(used) - self._most)]}
+            self._silent = dict.fromkeys((*silent, *(each for each in present if each not in self._used)))
             if stale:
                 await asyncio.to_thread(_end, stale)
 

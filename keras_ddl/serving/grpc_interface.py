@@ -82,7 +82,6 @@ class GrpcInterface:
             with self._front.answering(record, context.peer()):
                 flight = self._flights.begin(drop)
                 flight.peer = context.peer()
-                self._connections.used(flight.peer)
                 context.add_done_callback(lambda _: self._flights.end(flight))
                 # The message has no name here: gRPC keeps this frame of an aborted call until the next garbage
                 # collection.
@@ -113,6 +112,7 @@ class GrpcInterface:
             self._flights.message_received(flight)
         if not isinstance(data, bytes):
             raise invalid(f"{name} takes one message. Received: none.")
+        self._connections.used(flight.peer)
         flight.hold(len(data))
         return data
 

@@ -120,6 +120,7 @@ def cast(values: np.ndarray, dtype: tf.DType) -> np.ndarray:
     if dtype.is_integer or dtype.is_bool:
         lowest, highest = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
         for each in (values.min(), values.max()):
+            each = each.item() if isinstance(each, np.generic) else each  # Python compares floats with integers exactly
             if not lowest <= each <= highest:
                 raise ValueError(f"{str(each)[:50]} is beyond its range")
         if values.dtype.kind == "f" and (fractions := values[values != np.trunc(values)]).size:

@@ -186,4 +186,5 @@ def test_until_the_first_models_are_loaded_requests_are_told_to_wait(tmp_path):
 
     models = ModelManager([ModelConfig("model", tmp_path)], load)
     asyncio.run(poll())
-    assert seen == [[Code.UNAVAILABLE, Code.UNAVAILABLE], [Code.NOT_FOUND, Code.NOT_FOUND]]
+    # Also afterwards: the version is there, and is tried again.
+    assert seen == [[Code.UNAVAILABLE, Code.NOT_FOUND]] * 2

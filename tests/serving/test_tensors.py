@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 
 import numpy as np
 import pytest
@@ -210,7 +209,9 @@ def test_examples_are_those_of_the_message() -> None:
 )
 def test_a_number_beyond_the_range_of_a_dtype_is_refused_and_named(value, dtype) -> None:
     for values in (np.array([[0, value], [1, 0]], object), np.array([[0, value], [1, 0]])):
-        with pytest.raises((ValueError, OverflowError), match=re.escape(str(values[0, 1])[:10])):
+        with pytest.raises(
+            (ValueError, OverflowError), match="(1e.39|65520.0|1.6.*e.60|128|-1|9.?2.*|2) is beyond its range"
+        ):
             tensors.cast(values, dtype)
 
 
