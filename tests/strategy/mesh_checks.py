@@ -22,6 +22,7 @@ from strategy.common import (
     Y,
     dense_model,
     everyone,
+    gathers,
     of_one_process,
     set_precision,
     shared_folder,
@@ -35,7 +36,6 @@ from strategy.mesh_models import (
     assert_equal,
     assert_saved_in_slices,
     compiled,
-    gathers,
 )
 
 

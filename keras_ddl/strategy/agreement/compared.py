@@ -6,7 +6,7 @@ other rank has this one's part, so that what the program has assigned to it is c
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Compared:
         is_slice = [laid_out.slice_of(each) is not None for each in self.variables]
         common, slices = ([s for s, cut in zip(self.sums, is_slice) if cut is wanted] for wanted in (False, True))
         assigned = [number for each in self._parts for number in each.assignments]
-        return Digests(_digest(common), _digest(slices), _digest(assigned))
+        return Digests(*map(digest_of_numbers, (common, slices, assigned)))
 
     @property
     def has_parts(self) -> bool:
@@ -120,5 +120,10 @@ def _has_numbers(variable: Any) -> bool:
     return bool(tf.as_dtype(variable.dtype) not in (tf.string, tf.resource, tf.variant))
 
 
-def _digest(sums: Sequence[int]) -> int:
-    return zlib.crc32(np.array(sums, np.uint64).tobytes()) ^ len(sums)
+def digest_of_numbers(numbers: Sequence[int]) -> int:
+    """Returns 64 bits of a digest of numbers below 2**64.
+
+    Not a CRC: checksums are CRCs, and one of CRCs that are followed by theirs is the same whatever they are.
+    """
+    data = np.array(numbers, np.uint64).tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())

@@ -12,12 +12,9 @@ Compared are all variables of the model that count, also those that are not trai
 from __future__ import annotations
 
 import weakref
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from keras_ddl import communicator, ops
 from keras_ddl.communicator import stack_position
@@ -26,7 +23,7 @@ from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import models
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
-from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, name_of, tf_variable
+from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, digest_of_numbers, name_of, tf_variable
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards import sharded_slots
 
@@ -144,7 +141,7 @@ def weights(model: Any, job: Job) -> list[Any]:
 
 def digest_of(compared: Compared) -> int:
     """Returns a number that is equal on ranks that hold the same."""
-    return zlib.crc32(np.array([*compared.sums, *compared.digests()], np.uint64).tobytes())
+    return digest_of_numbers([*compared.sums, *compared.digests()])
 
 
 @dataclass(frozen=True)
