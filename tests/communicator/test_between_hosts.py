@@ -154,8 +154,14 @@ def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest
     silent = silent_strangers(keepers[0], 400)
     assert all(is_pushed_out(each) for each in silent[:300])
     assert len(keepers[0]._knocks) <= 51 and threading.active_count() == threads
-    threading.Timer(0.0 if is_introduced else 0.3, keepers[0].introduce, [doors]).start()
-    connect_all(keepers, [0, 1])
+    with ThreadPoolExecutor(1) as pool:
+        knocking = pool.submit(keepers[1].connect, "world", [0, 1], patient)
+        if not is_introduced:
+            with pytest.raises(TimeoutError):
+                knocking.result(0.3)
+            keepers[0].introduce(doors)
+        keepers[0].connect("world", [0, 1], patient)
+        knocking.result()
     for each in silent:
         each.close()
 

@@ -50,6 +50,7 @@ def main() -> None:
     faulthandler.enable()
     sys.argv = [program, *arguments]
     if kind == "script":
+        sys.path.insert(0, str(Path(program).parent))  # as Python does
         runpy.run_path(program, run_name="__main__")
         return
     if kind == "function":

@@ -87,7 +87,7 @@ def check_other_settings_are_kept_apart():
     assert "bucket_bytes=5242880 instead of 3145728" in text, text
     with FIRST.scope():
         shared = keras.layers.Dense(2)
-    of_both = keras.Sequential([keras.Input((6,)), shared, *model_of(other).layers])
+    of_both = keras.Sequential([keras.Input((6,)), *model_of(other).layers, shared])
     text = refusal(lambda: of_both.compile("sgd", "mse"))
     assert "bucket_bytes=5242880 instead of 3145728" in text, text
 
