@@ -85,9 +85,9 @@ def check_other_settings_are_kept_apart():
         mine.build([variable])
     text = refusal(lambda: FIRST.run(lambda: mine.apply([tf.ones([1])], [variable])))
     assert "bucket_bytes=5242880 instead of 3145728" in text, text
-    with FIRST.scope():
+    with other.scope():
         shared = keras.layers.Dense(2)
-    of_both = keras.Sequential([keras.Input((6,)), *model_of(other).layers, shared])
+    of_both = keras.Sequential([keras.Input((6,)), *model_of(FIRST).layers, shared])
     text = refusal(lambda: of_both.compile("sgd", "mse"))
     assert "bucket_bytes=5242880 instead of 3145728" in text, text
 
