@@ -21,8 +21,8 @@ _Copy = tuple[tf.Tensor, tf.Tensor]  # handle, value
 class EagerCopies:
     """The values that variables had before a step, and after it.
 
-    Cost: a look at every object of the process and a read of every variable in each step, some 0.1 s in a large
-    program; memory for what the step writes, once more, as long as it runs.
+    Cost: a look at every object of the process and a read of every variable in each step; memory for what the step
+    writes, once more, as long as it runs.
     """
 
     def __init__(self) -> None:
