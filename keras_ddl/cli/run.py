@@ -212,14 +212,6 @@ def command(
     ranks_from = (num_ranks, hosts, hostfile, tf_config_file, host_discovery_script)
     if program and not tf_config and all(each is None for each in ranks_from):
         check_number_is_before(program)
-    if output_dir is not None:
-        try:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
-                f"({error.strerror}). Name a directory that is yours."
-            ) from None
     own = parse_env(env, env_files)
     variables = dict(own)
     if explain_step:
@@ -269,6 +261,14 @@ def command(
 
         click.echo(plan_text.plan(job, own, restarts=restarts, placement=placement))
         return 0
+    if output_dir is not None:
+        try:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
+                f"({error.strerror}). Name a directory that is yours."
+            ) from None
     if job.why_it_ends is not None:
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
     if hostfile is not None and job.why_it_stays is not None:

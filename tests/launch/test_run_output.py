@@ -232,7 +232,7 @@ print("\\rbar 2/2", RANK, keras_ddl.rank(), sys.stdin.read() == "", os.get_termi
     status, shown = on_terminal(arguments, tmp_path, rows=33, columns=111)
     assert status == 0, shown
     assert b"\rbar 2/2 1 0 True 111\r\n" in shown and b"[1]" not in shown, shown
-    assert b"[2] bar 2/2 2 1 True 111\r\n" in shown, shown
+    assert b"[1, was 2] bar 2/2 2 1 True 111\r\n" in shown, shown
 
 
 def on_terminal(arguments, folder, *, rows, columns, when=None):
