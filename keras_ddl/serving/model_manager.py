@@ -63,8 +63,8 @@ class Version:
 
     @property
     def is_coming(self) -> bool:
-        """Whether it is on disk, and may answer later: it is being loaded, or could not be loaded."""
-        return bool(self.error) or self.state in (State.START, State.LOADING, State.AVAILABLE)
+        """Whether it will answer later: it is being loaded, or was interrupted. A model that is broken is not found."""
+        return self.state in (State.START, State.LOADING, State.AVAILABLE)
 
     def failed(self, state: State, error: str, wait: float) -> None:
         """Marks it as failed: it could not be loaded. It is tried again after `wait` seconds."""

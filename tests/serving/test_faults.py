@@ -175,7 +175,7 @@ def test_a_version_on_disk_is_unavailable_until_it_is_loaded_and_not_found_when_
                 await manager.poll()
                 await asyncio.sleep(0.01)
             assert [each.state for each in manager.status("model")] == [state]
-            expected = Code.OK if state == State.AVAILABLE else Code.UNAVAILABLE
+            expected = {State.AVAILABLE: Code.OK, State.END: Code.NOT_FOUND}.get(state, Code.UNAVAILABLE)
             assert (code_of(manager), code_of(manager, 1), code_of(manager, 2)) == (expected, expected, Code.NOT_FOUND)
         (version,) = manager.status("model")
         version.servable.error = "killed again"
@@ -185,22 +185,5 @@ def test_a_version_on_disk_is_unavailable_until_it_is_loaded_and_not_found_when_
         (tmp_path / "1").rename(tmp_path / "bad-1")
         await manager.poll()
         assert code_of(manager) == code_of(manager, 1) == Code.NOT_FOUND
-
-    asyncio.run(serve())
-
-
-def test_a_version_that_could_not_be_loaded_is_not_found_when_it_is_gone(tmp_path: Path) -> None:
-    async def load(config: ModelConfig, path: Path, version: int) -> Any:
-        raise LoadError("broken")
-
-    async def serve() -> None:
-        (tmp_path / "1").mkdir()
-        (tmp_path / "1" / "saved_model.pb").touch()
-        manager = ModelManager([ModelConfig("model", tmp_path)], load)
-        await manager.poll()
-        assert code_of(manager, 1) == Code.UNAVAILABLE
-        (tmp_path / "1").rename(tmp_path / "bad-1")
-        await manager.poll()
-        assert code_of(manager, 1) == Code.NOT_FOUND
 
     asyncio.run(serve())

@@ -186,5 +186,4 @@ def test_until_the_first_models_are_loaded_requests_are_told_to_wait(tmp_path):
 
     models = ModelManager([ModelConfig("model", tmp_path)], load)
     asyncio.run(poll())
-    # Also afterwards: the version is there, and is tried again.
-    assert seen == [[Code.UNAVAILABLE, Code.NOT_FOUND]] * 2
+    assert seen == [[Code.UNAVAILABLE, Code.NOT_FOUND], [Code.NOT_FOUND, Code.NOT_FOUND]]
