@@ -65,7 +65,7 @@ def follow_tensorboard(callback: keras.callbacks.TensorBoard, hook: str, by: int
 def set_model_in_silence(
     callback: keras.callbacks.TensorBoard, model: Any, set_model: Callable[[Any, Any], None]
 ) -> None:
-    """Has TensorBoard know the model without describing it. set_model: TensorBoard's own."""
+    """Gives TensorBoard the model without writing a description of it. set_model: TensorBoard's own."""
     described = callback.write_graph, callback.embeddings_freq
     callback.write_graph, callback.embeddings_freq = False, 0
     try:
@@ -75,7 +75,7 @@ def set_model_in_silence(
 
 
 def hush_points(is_hushed: Callable[[Any], bool]) -> None:
-    """Has TensorBoard callbacks that are hushed write points nowhere, also those of a class derived from it."""
+    """Makes silenced TensorBoard callbacks, and those of derived classes, write no points."""
 
     def hushed(original: property) -> property:
         def writer(callback: Any) -> Any:

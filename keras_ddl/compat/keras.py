@@ -85,12 +85,12 @@ def other_strategy_of(owner: Any) -> Any:
 
 
 def give_strategy_to_model(model: Any, strategy: Any) -> None:
-    """Has a model be of a keras_ddl.Strategy that it was not made under."""
+    """Assigns a model to a keras_ddl.Strategy that it was not made under."""
     model._distribute_strategy = strategy
 
 
 def give_strategy_to_optimizer(optimizer: Any, strategy: Any) -> None:
-    """Has an optimizer be of a keras_ddl.Strategy that it was not made under."""
+    """Assigns an optimizer to a keras_ddl.Strategy that it was not made under."""
     optimizer._distribution_strategy = strategy
 
 

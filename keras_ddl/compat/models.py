@@ -132,7 +132,7 @@ def replace_inner_variable(variable: Any, value: Any) -> None:
 
 
 def forget_functions(model: Any) -> None:
-    """Has a model make the functions of its steps anew, as `compile` does."""
+    """Makes a model build the functions of its steps again, as `compile` does."""
     model.train_function = model.test_function = model.predict_function = None
 
 
