@@ -3,8 +3,9 @@
 surviving_training.py MODEL DATA [WHERE RANK:WHEN[:WHERE] ...]
     MODEL: mlp, cnn, lstm, attention, and of the mlp shards, weights (in shards, too), accumulation, eager, compiled
         (its own train_step, which calls XLA), two (optimizers), unlike (newcomers trace something else at first),
-        teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, at a commit),
-        saving; A+B is both. With meshM: on a mesh with a model axis of M, whose layout cuts what M divides
+        teacher (which only a closure knows, and numbers of Keras's global generator), behind (rank 2, when rank 1 is
+        lost while step 5 is being committed: committed 1:5), saving; A+B is both. With meshM: on a mesh with a model
+        axis of M, whose layout cuts what M divides
     DATA: arrays, dataset, open, sequence, generator, several
     WHERE: step, between, test, epoch, gather, never; moment (WHEN: milliseconds after the second execution has begun);
         recovery (milliseconds after this rank has begun to go on without another one); joining (milliseconds after it
@@ -250,19 +251,28 @@ with strategy.scope() if strategy is not None else contextlib.nullcontext():
         jit_compile=False,
         run_eagerly="eager" in KIND,
     )
-if "behind" in KIND and ME == 2 and strategy is not None:
-    # As if rank 1 had been lost while step 5 was committed: rank 0 had committed it, and this one had not.
+if "behind" in KIND and strategy is not None:
+    # Rank 1 is lost while step 5 is being committed: rank 0 has committed it, and rank 2 has not.
     run, calls = Execution.run, itertools.count()
+    has_committed = Path("rank-0-has-committed")
 
     def falls_behind(execution, data, make):
         if execution.step != "train_step" or next(calls) != 5:
             return run(execution, data, make)
         used = [each for trace in execution.traces for each in trace.graph.variables]
         before = [each.read_value() for each in used]
-        run(execution, data, make)
-        for variable, value in zip(used, before):
-            variable.assign(value)
-        return communicator.barrier("not_of_all")  # fails as soon as rank 1 is lost
+        outputs = run(execution, data, make)
+        if ME == 0:
+            has_committed.touch()
+        elif ME == 1:
+            while not has_committed.exists():
+                time.sleep(0.01)
+            kill("committed", 5)
+        else:
+            for variable, value in zip(used, before):
+                variable.assign(value)
+            communicator.barrier("not_of_all")  # fails as soon as rank 1 is lost
+        return outputs
 
     Execution.run = falls_behind
 
