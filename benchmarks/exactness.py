@@ -33,8 +33,8 @@ from _smoke import options_of
 
 import keras_ddl
 from keras_ddl import timeline
-from keras_ddl.cli.bench_training.networks import NETWORKS
-from keras_ddl.cli.bench_training.step_times import StepTimes
+from keras_ddl.bench.training.networks import NETWORKS
+from keras_ddl.bench.training.step_times import StepTimes
 from keras_ddl.data import share_dataset
 from keras_ddl.gradients import buckets
 

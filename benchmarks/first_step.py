@@ -69,8 +69,8 @@ def measure(name: str, is_plain: bool, result: Path) -> None:
             scope, rank, size = strategy.scope(), strategy.rank, strategy.size
     _watch(phases, is_plain)
 
-    from keras_ddl.cli.bench_training.networks import NETWORKS as COMMON
-    from keras_ddl.cli.bench_training.networks import Network
+    from keras_ddl.bench.training.networks import NETWORKS as COMMON
+    from keras_ddl.bench.training.networks import Network
 
     network = {**COMMON, "transformer": Network(transformer, 16, (64,), tokens=8000)}[name]
     with phases.phase("model"), scope:

@@ -6,7 +6,7 @@ Runs the real coordinator, the agreement on planned collectives and the rings be
 transports in memory (native/bench/scale/, built on the first run): *measured* are the processor time of this code on
 this machine and *counted* its messages, their bytes, and the longest chain of messages that wait for one another.
 *Assumed*, and options here, are what a message takes: --message-us at the rank that sends or receives it, --latency-us
-on the way. From both and the model of keras_ddl/cost_model/ follow the *predictions*: gradients of 100 and
+on the way. From both and the model of observe/cost_model/ follow the *predictions*: gradients of 100 and
 350 MB on the cluster of the PowerAI DDL paper (arXiv 1708.02188), 64 hosts x 4 devices, beside what it reports.
 """
 

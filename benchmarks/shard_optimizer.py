@@ -48,7 +48,7 @@ def train(contestant: str, network_name: str, steps: int, threads: int, layers: 
     import tensorflow as tf
 
     import keras_ddl
-    from keras_ddl.cli.bench_training.networks import NETWORKS
+    from keras_ddl.bench.training.networks import NETWORKS
     from keras_ddl.strategy.shards import gathered_slots
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -175,7 +175,7 @@ def train_and_replace(network: str, victim: int) -> None:
 
 def train_both(network: str, rounds: int, steps: int, *, shard_optimizer: bool) -> None:
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
-    from keras_ddl.cli.bench_training.step_times import StepTimes
+    from keras_ddl.bench.training.step_times import StepTimes
     from keras_ddl.communicator import Communicator
 
     strategy, x, y = begin(steps, shard_optimizer=shard_optimizer)

@@ -41,9 +41,9 @@ from _rounds import machine, slowest_rank
 from _smoke import options_of
 
 import keras_ddl
-from keras_ddl.cli.bench_training.networks import NETWORKS, Network
-from keras_ddl.cli.bench_training.overlap import Traffic, watched
-from keras_ddl.cli.bench_training.step_times import StepTimes
+from keras_ddl.bench.training.networks import NETWORKS, Network
+from keras_ddl.bench.training.overlap import Traffic, watched
+from keras_ddl.bench.training.step_times import StepTimes
 from keras_ddl.data import share_dataset
 
 # Milliseconds of overhead of Horovod 0.28.1 on TensorFlow 2.15 and Keras 2 at 2 ranks, one core each, recorded once on

@@ -21,21 +21,9 @@ from typing import TYPE_CHECKING, Any
 import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
-    from keras_ddl import (
-        callbacks,
-        checkpoint,
-        communicator,
-        cost_model,
-        data,
-        errors,
-        export,
-        horovod,
-        model_state,
-        ops,
-        schedules,
-        timeline,
-        tuner,
-    )
+    # The first line: parts, of which some may be missing (parts.py). Type checkers need all names.
+    from keras_ddl import cost_model, export, horovod, timeline, tuner
+    from keras_ddl import callbacks, checkpoint, communicator, data, errors, model_state, ops, schedules
     from keras_ddl.communicator import (
         Communicator,
         all_gather_object,
@@ -68,10 +56,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = (
-    *("callbacks", "checkpoint", "communicator", "cost_model", "data", "errors", "export", "horovod"),
-    *("model_state", "ops", "schedules", "timeline", "tuner"),
-)
+_MODULES = ("callbacks", "checkpoint", "communicator", "data", "errors", "model_state", "ops", "schedules")
 
 _HOMES = {
     "communicator": (
@@ -122,12 +107,9 @@ __all__ = [
     "callbacks",
     "checkpoint",
     "communicator",
-    "cost_model",
     "data",
     "device_mesh",
     "errors",
-    "export",
-    "horovod",
     "init",
     "is_initialized",
     "join",
@@ -144,9 +126,7 @@ __all__ = [
     "shutdown",
     "size",
     "split",
-    "timeline",
     "topology",
-    "tuner",
 ]
 
 
@@ -162,9 +142,10 @@ def topology() -> _topology_module.Topology:
 
 
 def _extend_path() -> None:
-    """Makes keras_ddl.export and the native libraries found when this is the source folder.
+    """Makes parts and the native libraries found when this is the source folder.
 
-    There keras_ddl.export lies in <root>/export, and the libraries in the site-packages/keras_ddl of an install.
+    There keras_ddl.export lies in <root>/export, keras_ddl.horovod in <root>/integrations/horovod, and the libraries in
+    the site-packages/keras_ddl of an install.
     """
     import site
     from pathlib import Path
@@ -172,8 +153,8 @@ def _extend_path() -> None:
     root = Path(__file__).parents[1]
     if not (root / "native" / "CMakeLists.txt").exists():
         return  # installed: all of it is here
-    # The root comes first: export must be of the same version as this folder, whatever else is installed.
-    __path__.append(str(root))
+    # Before installed ones: parts must be of the same version as this folder.
+    __path__.extend(str(folder) for folder in (root, root / "integrations", root / "observe"))
     for entry in [*sys.path, *site.getsitepackages()]:
         other = Path(entry or ".", "keras_ddl").absolute()
         if (other / "libkeras_ddl.so").exists() and str(other) not in __path__:
@@ -191,13 +172,20 @@ if not TYPE_CHECKING:  # whose tools then know a name that does not exist
         elif name == "__version__":
             value = importlib.import_module("keras_ddl.config").version()
         else:
-            raise AttributeError(f"module 'keras_ddl' has no attribute {name!r}")
+            parts = importlib.import_module("keras_ddl.parts")
+            if name in parts.public():
+                return importlib.import_module(f"keras_ddl.{name}")
+            missing = parts.is_missing(name)
+            raise AttributeError(
+                parts.why_missing(name) if missing else f"module 'keras_ddl' has no attribute {name!r}"
+            )
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    parts = importlib.import_module("keras_ddl.parts")
+    return sorted([*__all__, *parts.public()])
 
 
 _extend_path()
@@ -214,6 +202,5 @@ _RANK_VARIABLES = (
     *("SLURM_PROCID", "PMIX_RANK"),
 )
 if any(name in os.environ for name in _RANK_VARIABLES):
-    from keras_ddl import trackers
-
-    trackers.leave_to_rank_0()
+    for _begin in importlib.import_module("keras_ddl.parts").provided("in_ranks"):
+        _begin()

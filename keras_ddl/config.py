@@ -1,4 +1,4 @@
-"""The table of all KERAS_DDL_* environment variables. Nothing else in the package reads them.
+"""The table of all KERAS_DDL_* environment variables. Nothing else in the package reads them. Parts add rows (parts.py).
 
 `get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type is a
 ConfigError, and so is a variable that is not in the table: a misspelt one would be silently ignored.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from keras_ddl import parts
 from keras_ddl.errors import ConfigError
 
 T = TypeVar("T")
@@ -259,13 +260,6 @@ _TABLE = (
         "Whether `keras-ddl run` checks that hosts can be reached, have the same versions and room in /dev/shm, before "
         "the ranks start.",
     ),
-    Variable(
-        "TRACK_ALL_RANKS",
-        "0 or 1",
-        False,
-        "0: what the script logs to MLflow and Weights & Biases is logged by rank 0 alone, as one process does; 1: by "
-        "every rank, each in a run of its own.",
-    ),
     Variable("RESTART", "count", 0, "Set by the launcher: how many times the job was restarted."),
     Variable(
         "JOB_DIR",
@@ -275,18 +269,11 @@ _TABLE = (
         "at the job's end.",
     ),
     Variable(
-        "COMMIT_DIR",
-        "path",
-        None,
-        "Directory for commits of hvd.elastic, such as shared storage; default: in KERAS_DDL_JOB_DIR.",
-    ),
-    Variable(
         "RANK_PROCESS",
         "count",
         0,
         "Set by init: the process id of the rank, so that its child processes know that they are not ranks.",
     ),
-    Variable("VERIFY_DIR", "path", None, "Set by `keras-ddl verify`: where a process records its training steps."),
     Variable("RUN_DIR", "path", None, "Set by the launcher: where a rank writes the report of an uncaught exception."),
     Variable("LAUNCHER", "text", None, "Set by the launcher for the wrapper of each rank: the launcher's address."),
     Variable(
@@ -313,7 +300,12 @@ _TABLE = (
     Variable("MPIRUN", "path", None, "The mpirun to start ranks with; default: the one next to python, then PATH."),
 )
 
-VARIABLES: Mapping[str, Variable] = {row.name: row for row in _TABLE}
+_OF_PARTS = (
+    Variable(name, row["type"], row.get("default"), row["why"])
+    for part in parts.installed()
+    for name, row in part.settings.items()
+)
+VARIABLES: Mapping[str, Variable] = {row.name: row for row in (*_TABLE, *_OF_PARTS)}
 
 
 def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
@@ -343,13 +335,13 @@ def is_set(name: str) -> bool:
 
 def unknown() -> list[str]:
     """Returns the KERAS_DDL_* variables of the environment that are not in the table and would be ignored."""
-    known = {row.environment_name for row in _TABLE}
+    known = {row.environment_name for row in VARIABLES.values()}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
 def chosen() -> dict[str, str]:
     """Returns the variables of the table that the user has set, with their texts: not those that the launcher sets."""
-    names = (row.environment_name for row in _TABLE if not row.why.startswith("Set by"))
+    names = (row.environment_name for row in VARIABLES.values() if not row.why.startswith("Set by"))
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
@@ -375,12 +367,12 @@ def check_environment() -> None:
         ConfigError: one is not in the table (the message names the nearest), or its value is invalid.
     """
     for name in unknown():
-        near = difflib.get_close_matches(name, [row.environment_name for row in _TABLE], n=1, cutoff=0)[0]
+        near = difflib.get_close_matches(name, [row.environment_name for row in VARIABLES.values()], n=1, cutoff=0)[0]
         raise ConfigError(
             f"{PREFIX}* variables must be known to keras_ddl. Received: {name}={os.environ[name]!r}. The nearest is "
             f"{near}; `keras-ddl info` lists all."
         )
-    for row in _TABLE:
+    for row in VARIABLES.values():
         get(row.name)
 
 

@@ -54,7 +54,7 @@ class NotInitializedError(KerasDdlError, RuntimeError):
 
 
 class DependencyError(KerasDdlError, ImportError):
-    """TensorFlow, MPI or the native library is missing, or is not one that keras_ddl works with."""
+    """TensorFlow, MPI, the native library or a part of keras_ddl is missing, or is not one that works with it."""
 
 
 class RankMismatchError(KerasDdlError, RuntimeError):

@@ -17,7 +17,7 @@ LAYERS = (
     (
         "topology",
         0,
-        "keras_ddl/topology/ keras_ddl/cost_model/",
+        "keras_ddl/topology/ observe/cost_model/",
         "who shares a host; the / box of ranks; what an / all-reduce costs on it",
     ),
     ("communicator", 0, "keras_ddl/communicator/", "init, rank, size, split; / collectives on arrays / and objects"),
@@ -32,7 +32,7 @@ LAYERS = (
         "each rank's rows; has / Keras trace the step, / runs what was cut",
     ),
     ("export", 1, "keras_ddl/checkpoint/ export/", "weights into the base / graph, checked: a plain / SavedModel"),
-    ("serving", 1, "keras_ddl/serving/", "a server for trials, / with the interfaces of / TensorFlow Serving"),
+    ("serving", 1, "serving/", "a server for trials, / with the interfaces of / TensorFlow Serving"),
     ("callbacks", 2, "keras_ddl/callbacks/", "checkpoints, resume, / warm-up: what a / strategy cannot know"),
     ("command line", 0, "keras_ddl/cli/", "keras-ddl run, bench, / export, serve, info; / nothing imports it"),
 )

@@ -1,7 +1,7 @@
 """A model that this process cannot run alone, because each rank has parts of its weights: all ranks run it together.
 
 Its base graph is traced and written as ever, without the weights, which no base graph keeps. What needs them, the
-outputs for the sample, the ranks compute together from the live model (keras_ddl/callbacks/_answers_of_ranks.py).
+outputs for the sample, the ranks compute together from the live model (export/checkpoints/answers_of_ranks.py).
 """
 
 from __future__ import annotations

@@ -3,13 +3,20 @@
 All of them work at size 1, and without a Strategy after `keras_ddl.init()`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keras_ddl import parts
 from keras_ddl.callbacks.average_logs import AverageLogs
 from keras_ddl.callbacks.broadcast_variables import BroadcastVariables
 from keras_ddl.callbacks.checkpoint import Checkpoint
 from keras_ddl.callbacks.divergence_guard import DivergenceGuard
 from keras_ddl.callbacks.learning_rate_schedule import LearningRateSchedule
 from keras_ddl.callbacks.learning_rate_warmup import LearningRateWarmup
-from keras_ddl.callbacks.step_metrics import StepMetrics
+
+if TYPE_CHECKING:
+    from keras_ddl.timeline.step_metrics import StepMetrics
 
 __all__ = [
     "AverageLogs",
@@ -24,3 +31,15 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        for value in parts.provided(f"callbacks.{name}"):
+            globals()[name] = value
+            return value
+        missing = parts.is_missing(f"callbacks.{name}")
+        raise AttributeError(
+            parts.why_missing(f"callbacks.{name}") if missing else f"module {__name__!r} has no attribute {name!r}"
+        )

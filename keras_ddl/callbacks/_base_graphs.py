@@ -1,214 +1,83 @@
-"""Writes the base graphs that exports need, of the model or of its parts, as soon as their inputs are known."""
+"""The graphs that a Checkpoint writes for exports, as the export part writes them (parts.py: base_graphs)."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import keras
-
-from keras_ddl import export
-from keras_ddl.callbacks._answers_of_ranks import AnswersOfRanks
-from keras_ddl.communicator import stack_position
-from keras_ddl.communicator.first_rank import on_first_rank
-from keras_ddl.compat.models import is_built, layers_of
-from keras_ddl.errors import ConfigError, ExportError
-from keras_ddl.export.tracing.elsewhere import Elsewhere
-from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl import parts
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
 
 
-class BaseGraphs:
+class BaseGraphs(Protocol):
     """Writes base graphs on rank 0. Every method is COLLECTIVE that does not say otherwise.
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
-        is_written: whether they have been; equal on all ranks.
-        names: of the parts to be served; [None] for the model itself.
     """
 
-    def __init__(self, dir: Path | None, serve: Serve, options: Mapping[str, Any]) -> None:
-        """
-        Args:
-            dir: the checkpoint directory; None if no graph is wanted.
-            serve: as in `callbacks.Checkpoint`.
-            options: as in `export.write_base_graph`; for several parts, each is a mapping: part -> its value.
-        Raises: ConfigError: serve or an option has another form.
-        """
-        self._dir = dir
-        self._parts = _parts(serve)
-        self.names = list(self._parts)
-        self.is_single = serve is None or isinstance(serve, str)
-        self._options = {name: _options_of(name, self.names, self.is_single, options) for name in self.names}
-        self.is_written = self.is_due = False
-        self._written: list[Any] = []  # by this process
-        self._ranks: dict[str | None, AnswersOfRanks] = {}  # of a model of which ranks have parts
-        self._elsewhere: dict[str | None, Elsewhere] = {}
-        self._answers: dict[str | None, Mapping[str, Any] | None] = {}
+    is_due: bool
 
     def at_train_begin(self, model: Any) -> None:
-        """Writes the graphs if all inputs are known.
-
-        Raises: ExportError, on every rank: the model cannot be served, or has no call() and no part is named.
-        """
-        self.is_due = self._dir is not None and not self.is_written
-        if not self.is_due:
-            return
-        if on_first_rank(lambda: self._are_ready_at_begin(model), "Checkpoint/inputs"):
-            self._write(model)
-            return
-        for part in self._served(model).values():  # on all ranks: rank 0 may be another one when they are written
-            export.record_inputs(part)
+        """Writes the graphs if all inputs are known."""
 
     def write(self, model: Any) -> None:
-        """Writes the graphs after a batch. Raises: ExportError, on every rank: the step has not called a part."""
-        on_first_rank(lambda: self._refuse_uncalled(model), "Checkpoint/inputs")
-        self._write(model)
-
-    def versions_in(self, directory: Path) -> dict[str | None, Path]:
-        """Returns part of the model -> the directory of its published versions. Not collective."""
-        if self.is_single:
-            return {None: directory}
-        return {name: directory / name for name in self.names if name is not None}
-
-    def here(self, model: Any) -> list[Any]:
-        """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
-        if self.is_written and not self._written:
-            self._write_here(model)
-        is_spread = bool(gathered_slots.spread_in(model.variables))
-        for base in self._written:
-            base.runs_elsewhere, base.answers = is_spread, self._answers.get(base.name)
-        return self._written
-
-    def _are_ready_at_begin(self, model: Any) -> bool:
-        served = self._served(model)
-        if self.names == [None]:
-            _refuse_without_call(model)
-            model_is_built = model.built
-        else:
-            model_is_built = all(layer.built for layer in layers_of(model)[1:])
-        ready = [name for name, part in served.items() if part.built and self._inputs_are_known(name, part)]
-        return model_is_built and len(ready) == len(served)
-
-    def _inputs_are_known(self, name: str | None, part: Any) -> bool:
-        is_set = any(self._options[name][option] is not None for option in ("input_signature", "sample"))
-        return is_set or export.inputs_are_known(part)
-
-    def _refuse_uncalled(self, model: Any) -> None:
-        for name, part in self._served(model).items():
-            if is_built(part) and self._inputs_are_known(name, part):
-                continue
-            which = f"{model.name!r}" if name is None else f"serve={name!r}"
-            parts = f" Pass serve={_candidates(model)}, or some of them, if parts of it are to be served." * (
-                name is None
-            )
-            raise ExportError(
-                "Checkpoint writes the graph that `keras-ddl export` needs from the inputs that the model is called "
-                f"with in training. Received: {which}, which the first training step has not called.{parts} Pass "
-                f"sample= or input_signature= to serve it anyway, or export_base=False to skip the graph."
-            )
-
-    def _served(self, model: Any) -> dict[str | None, Any]:
-        """Returns name -> the part of the model, None -> the model itself."""
-        return {name: model if name is None else _find(model, name, part) for name, part in self._parts.items()}
+        """Writes the graphs after a batch."""
 
     def answer(self, model: Any) -> None:
-        """Finds out what the served models answer, for the next checkpoint, where no rank has all of their weights."""
-        self._answers = {}
-        if self.is_written and gathered_slots.spread_in(model.variables):
-            self._run_on_ranks(model)
-            self._answers = {name: each.answer() for name, each in self._ranks.items()}
+        """Finds out what the served models answer, where no rank has all of their weights."""
 
-    def _write(self, model: Any) -> None:
-        self.is_due = False
-        if gathered_slots.spread_in(model.variables):
-            self._run_on_ranks(model)
-        on_first_rank(lambda: self._write_here(model), "Checkpoint/base")
-        self.is_written = True
+    def here(self, model: Any) -> list[Any]:
+        """Returns the graphs written so far, on rank 0. Not collective."""
 
-    def _run_on_ranks(self, model: Any) -> None:
-        if not self._ranks:
-            parts = self._served(model).items()
-            self._ranks = {name: AnswersOfRanks(model, part, self._options[name]) for name, part in parts}
-            self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
+    def publisher(self, checkpoints: Path, directory: Path, keep: int) -> Any:
+        """Returns what exports checkpoints to versions in `directory`. On rank 0; not collective."""
 
-    def _write_here(self, model: Any) -> None:
-        assert self._dir is not None
-        spread = [each for each in model.variables if gathered_slots.spread_in([each])]
-        for name, part in self._served(model).items():
-            whole = None if name is None else model
-            # Where layouts are chosen in the first step, ranks may have parts only since the graph was first written.
-            elsewhere = self._elsewhere.get(name, Elsewhere(None, (), spread)) if spread else None
-            with gathered_slots.without_values(gathered_slots.slots_in(spread)):
-                base = export.write_base_graph(
-                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._options[name]
-                )
-            for sentence in base.warnings:
-                stack_position.warn(sentence)
-            self._written.append(base)
+    def wait_for(self, publisher: Any) -> None:
+        """Waits until all is published. `publisher`: on rank 0."""
 
 
-def _parts(serve: Serve) -> dict[str | None, Any]:
-    """Returns name -> attribute of the model, or the part itself."""
-    if serve is None:
-        return {None: None}
-    named = {serve: serve} if isinstance(serve, str) else serve
-    if not isinstance(named, Mapping):
-        named = {name: name for name in named} if isinstance(named, (list, tuple)) else {}
-    valid: dict[str | None, Any] = {name: part for name, part in named.items() if export.is_name(name)}
-    kinds = (str, keras.layers.Layer)
-    if not valid or len(valid) < len(named) or not all(isinstance(part, kinds) for part in valid.values()):
-        raise ConfigError(
-            "serve must be an attribute of the model, a list of attributes, or a mapping from names to attributes or "
-            f"layers, with names of letters, digits, '_' and '-'. Received: serve={serve!r}. For a part of a part, use "
-            "serve={'encoder': 'student.encoder'}, for example."
-        )
-    return valid
+def base_graphs(dir: Path | None, serve: Serve, options: Mapping[str, Any], *, publishes: bool) -> BaseGraphs:
+    """Returns the writer of a Checkpoint's base graphs.
+
+    Args:
+        dir: the checkpoint directory; None if no graph is wanted.
+        serve, options: as in `callbacks.Checkpoint`. publishes: whether checkpoints are published, too.
+    Raises:
+        ConfigError: serve or an option has another form.
+        DependencyError: one of them is given, and the export part is not installed.
+    """
+    for written in parts.provided("base_graphs"):
+        return written(dir, serve, options)
+    if serve is not None or publishes or any(value is not None for value in options.values()):
+        parts.refuse("export")
+    return _NoGraphs(is_wanted=dir is not None)
 
 
-def _options_of(
-    name: str | None, names: Sequence[str | None], is_single: bool, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    if is_single:
-        return dict(options)
-    for option, value in options.items():
-        if value is not None and not (isinstance(value, Mapping) and set(value) <= set(names)):
-            raise ConfigError(
-                f"With several parts in serve, {option} must be a mapping from their names, {names}, to a value each. "
-                f"Received: {list(value) if isinstance(value, Mapping) else type(value).__name__}."
-            )
-    return {option: None if value is None else value.get(name) for option, value in options.items()}
+class _NoGraphs:
+    """Writes none, where the export part is not installed. Nothing in it is collective."""
 
+    is_due = False
 
-def _find(model: Any, name: str, part: Any) -> Any:
-    layer: Any = part
-    if isinstance(part, str):
-        layer = model
-        for attribute in part.split("."):
-            layer = getattr(layer, attribute, None)
-    if not isinstance(layer, keras.layers.Layer):
-        raise ExportError(
-            f"serve must name models that are attributes of the model in training. Received: {name!r}, which is "
-            f"{type(layer).__name__} in {type(model).__name__} {model.name!r}. It has {_candidates(model)}."
-        )
-    return layer
+    def __init__(self, *, is_wanted: bool) -> None:
+        self._is_wanted = is_wanted
 
+    def at_train_begin(self, model: Any) -> None:
+        if self._is_wanted:
+            self._is_wanted = False
+            warnings.warn(f"Checkpoint writes no base graph. {parts.why_missing('export')}", stacklevel=2)
 
-def _candidates(model: Any) -> list[str]:
-    """Returns the attributes of a model that are models; if there are none, those that are layers."""
-    for kind in (keras.Model, keras.layers.Layer):
-        names = [name for name, each in vars(model).items() if isinstance(each, kind) and not name.startswith("_")]
-        if names:
-            return names
-    return []
+    def write(self, model: Any) -> None: ...
 
+    def answer(self, model: Any) -> None: ...
 
-def _refuse_without_call(model: Any) -> None:
-    if type(model).call is keras.Model.call:
-        raise ExportError(
-            f"Checkpoint writes a servable graph of the model for `keras-ddl export`. Received: "
-            f"{type(model).__name__} {model.name!r}, which has no call(). Pass serve={_candidates(model)}, or some of "
-            f"them, to serve parts of it, or export_base=False to skip the graph."
-        )
+    def here(self, model: Any) -> list[Any]:
+        return []
+
+    def publisher(self, checkpoints: Path, directory: Path, keep: int) -> Any:
+        raise AssertionError("publish_to is refused without the export part")
+
+    def wait_for(self, publisher: Any) -> None: ...

@@ -15,13 +15,12 @@ import keras
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import config
-from keras_ddl.callbacks._base_graphs import BaseGraphs, Serve
+from keras_ddl.callbacks._base_graphs import Serve, base_graphs
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
 from keras_ddl.callbacks._learning_rate_controller import controller_of
 from keras_ddl.callbacks._notice import Notice
-from keras_ddl.callbacks._publisher import Publisher, wait_for
 from keras_ddl.checkpoint.background import BackgroundWriter, wait_for_writers
 from keras_ddl.checkpoint.snapshot import Buffers
 from keras_ddl.communicator import stack_position
@@ -138,7 +137,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
         self._every = None if save_freq == "epoch" else int(save_freq)  # steps
-        self._bases = BaseGraphs(
+        self._bases = base_graphs(
             self.dir if export_base else None,
             serve,
             {
@@ -148,6 +147,7 @@ class Checkpoint(keras.callbacks.Callback):
                 "regress": regress,
                 "signatures": signatures,
             },
+            publishes=publish_to is not None,
         )
         self._notice = Notice(on_signal)
         # Lets Keras run on_train_batch_end in a thread, which saves it a wait per batch.
@@ -164,7 +164,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._publish_to = None if publish_to is None else Path(publish_to)
         self._publish_keep = publish_keep
         self._in_parts = InParts(self.dir, self._writer, self._buffers)
-        self._publisher: Publisher | None = None  # on rank 0
+        self._publisher: Any = None  # on rank 0
         self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
 
     # ---- train begin -------------------------------------------------------------------------------------------------
@@ -199,8 +199,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _make_publisher(self) -> None:
         if self._publish_to is not None and self._publisher is None:
-            versions = self._bases.versions_in(self._publish_to)
-            self._publisher = Publisher(self.dir, versions, self._publish_keep)
+            self._publisher = self._bases.publisher(self.dir, self._publish_to, self._publish_keep)
 
     def _resume(self) -> None:
         resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"), in_parts=self._in_parts.is_on)
@@ -286,7 +285,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._notice.end()
         self._restoration = None
         if self._publish_to is not None:
-            wait_for(self._publisher)
+            self._bases.wait_for(self._publisher)
 
     def _step(self) -> int:
         """The optimizer steps taken; batches, for a model without an optimizer."""

@@ -13,7 +13,7 @@ import click
 
 import keras_ddl
 from keras_ddl import config, packages
-from keras_ddl.cli.export import size_text
+from keras_ddl.cli.sizes import size_text
 from keras_ddl.errors import KerasDdlError
 
 # Alternatives: one of each row is expected.

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from keras_ddl import parts
 from keras_ddl.errors import ConfigError
 
 _COMMAND, _ENV = "command", "env"
@@ -37,6 +38,8 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             known = [word for each in self.params for word in each.opts]
             word = next((each for each in words if each.startswith(error.option_name)), error.option_name)
+            if parts.is_missing(word.partition("=")[0]):
+                raise click.UsageError(parts.why_missing(word.partition("=")[0]), ctx=ctx) from None
             if word.startswith("--") or error.possibilities:
                 raise
             raise click.NoSuchOption(word, possibilities=difflib.get_close_matches(word, known), ctx=ctx) from None

@@ -9,36 +9,37 @@ from typing import NoReturn
 
 import click
 
+from keras_ddl import parts
 from keras_ddl.errors import ConfigError, KerasDdlError
 from keras_ddl.launch.sinks import open_standard_streams
 
-# In the order of --help: module, and its help line, so that --help imports no module.
-_COMMANDS = {
-    "run": ("keras_ddl.cli.run", "Run a program on several ranks."),
-    "export": ("keras_ddl.cli.export", "Turn a checkpoint into a SavedModel for serving."),
-    "serve": ("keras_ddl.cli.serve", "Serve a SavedModel over gRPC and REST, for trials."),
-    "predict": ("keras_ddl.cli.predict", "Query a model server."),
-    "verify": ("keras_ddl.cli.verify", "Prove that ranks compute what one process computes."),
-    "bench": ("keras_ddl.cli.bench", "Compare all_reduce with MPI_Allreduce; how training scales."),
-    "trace": ("keras_ddl.cli.trace", "Show where the time of training steps goes, from a timeline."),
-    "doctor": ("keras_ddl.cli.doctor", "Find what would stop or slow a training here, and the remedy."),
-    "info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect."),
-}
+# Module and help line, so that --help imports no module. Parts add commands between these two.
+_FIRST = {"run": ("keras_ddl.cli.run", "Run a program on several ranks.")}
+_LAST = {"info": ("keras_ddl.cli.info", "Show versions, MPI, the machine and the settings in effect.")}
 _USAGE_STATUS = 2
+
+
+def _commands() -> dict[str, tuple[str, str]]:
+    of_parts = {
+        name: (row["module"], row["help"]) for part in parts.installed() for name, row in part.commands.items()
+    }
+    return {**_FIRST, **of_parts, **_LAST}
 
 
 class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(_commands())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        return importlib.import_module(_COMMANDS[name][0]).command
+        if name in _commands():
+            return importlib.import_module(_commands()[name][0]).command
+        if parts.is_missing(name):
+            ctx.fail(parts.why_missing(name))
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in _commands().items()])
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -69,6 +70,14 @@ def main(argv: list[str] | None = None) -> None:
     # Only before the command: after it, the option may be the program's.
     debug = "--debug" in itertools.takewhile(lambda word: word.startswith("-"), arguments)
     run_and_exit(group, "keras-ddl", arguments, debug=debug)
+
+
+def ddlrun() -> NoReturn:
+    """Runs the command `ddlrun`, if the part that has it is installed."""
+    for start in parts.provided("ddlrun"):
+        start()
+    click.echo(f"ddlrun: {parts.why_missing('ddlrun')}", err=True)
+    sys.exit(1)
 
 
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None, *, debug: bool = False) -> NoReturn:

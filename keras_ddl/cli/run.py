@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from keras_ddl.cli import job_file
+from keras_ddl.cli import job_file, part_options
 from keras_ddl.errors import ConfigError, KerasDdlError
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
 @click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
 @environment_options
-@click.option("--as-horovod", is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod.")
 @click.option("--explain-step", is_flag=True, help="List each collective of a step and why (KERAS_DDL_EXPLAIN_STEP).")
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"
@@ -128,21 +127,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--grace", type=float, help="Time for the ranks to save and end after SIGTERM or Ctrl-C.", metavar="SECONDS"
 )
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output in a file here.")
-@click.option(
-    "--events",
-    type=click.Path(dir_okay=False),
-    help="Append a line of JSON for each start, end, loss, restart and checkpoint.",
-    metavar="FILE",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    help="Serve metrics for Prometheus here while the job runs; 0: at any free port.",
-    metavar="PORT",
-)
-@click.option(
-    "--metrics-address", help="With --metrics-port, to be reached from other hosts: 0.0.0.0.", metavar="ADDRESS"
-)
+@part_options.add
 @click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and do nothing.")
 @click.argument(
@@ -163,7 +148,6 @@ def command(
     mpi_args: tuple[str, ...],
     env: tuple[str, ...],
     env_files: tuple[str, ...],
-    as_horovod: bool,
     explain_step: bool,
     restarts: int,
     min_np: int | None,
@@ -175,12 +159,10 @@ def command(
     timeout: float | None,
     grace: float | None,
     output_dir: str | None,
-    events: str | None,
-    metrics_port: int | None,
-    metrics_address: str | None,
     verbose: bool,
     dry_run: bool,
     program: tuple[str, ...],
+    **of_parts: Any,
 ) -> int:
     """Run PROGRAM on several ranks, one process each.
 
@@ -204,11 +186,7 @@ def command(
     from keras_ddl.launch.placement import Discovery, HostFile, Placement
     from keras_ddl.topology import tf_config as tf_config_module
 
-    if metrics_address is not None and metrics_port is None:
-        raise ConfigError(
-            f"--metrics-address needs --metrics-port. Received: --metrics-address {metrics_address} alone. Add "
-            "--metrics-port 9464, or 0 for any free port."
-        )
+    part_options.check(of_parts)
     ranks_from = (num_ranks, hosts, hostfile, tf_config_file, host_discovery_script)
     if program and not tf_config and all(each is None for each in ranks_from):
         check_number_is_before(program)
@@ -236,7 +214,7 @@ def command(
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
-        env=horovod_environment(variables) if as_horovod else variables,
+        env=part_options.environment(of_parts, variables),
         timeout=timeout,
         grace=grace,
         needs_mpi=discovery is not None,
@@ -273,7 +251,7 @@ def command(
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
     if hostfile is not None and job.why_it_stays is not None:
         click.echo(f"keras-ddl: {job.why_it_stays}", err=True)
-    with watching(events, metrics_port, metrics_address or "127.0.0.1", verbose=verbose) as watchers:
+    with part_options.watching(of_parts, verbose=verbose) as watchers:
         return run_job(job, watchers=watchers, **attempts)
 
 
@@ -303,34 +281,6 @@ def _cluster(
         click.echo(f"keras-ddl: {left_out}", err=True)
     variables["TF_CONFIG"] = text
     return len(cluster.tasks), cluster.hosts_option()
-
-
-@contextlib.contextmanager
-def watching(events: str | None, port: int | None, address: str, *, verbose: bool) -> Iterator[Watchers]:
-    """Yields those who watch the job: the event log and the metrics, as far as they are wanted.
-
-    Raises: ConfigError, LaunchError: as EventLog and MetricsServer do.
-    """
-    from keras_ddl.launch.events import EventLog
-    from keras_ddl.launch.watchers import Watcher, Watchers
-
-    def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads
-            click.echo(f"keras-ddl: {text}", err=True)
-
-    with contextlib.ExitStack() as stack:
-        watchers: list[Watcher] = []
-        if events is not None:
-            watchers.append(EventLog(events, say))
-        if port is not None:
-            from keras_ddl.launch.metrics_server import MetricsServer  # and Python's HTTP server
-
-            server = MetricsServer(address, port)
-            stack.callback(server.close)
-            watchers.append(server.watcher)
-            if verbose or port == 0:
-                say(f"metrics: {server.url}")
-        yield Watchers(watchers, figures=port is not None)
 
 
 def run_job(job: Job, *, watchers: Watchers | None = None, **attempts: Any) -> int:
@@ -425,18 +375,6 @@ def _similar_file(path: Path) -> str:
         if near := [f"{path.name}.py"] if f"{path.name}.py" in scripts else get_close_matches(path.name, scripts, n=1):
             return f" Did you mean {str(path.with_name(near[0]))!r}?"
     return ""
-
-
-def horovod_environment(env: dict[str, str]) -> dict[str, str]:
-    """Returns `env` with a PYTHONPATH by which `import horovod` finds keras_ddl.
-
-    Raises: ConfigError: a Horovod is installed on this host; on other hosts the ranks check that.
-    """
-    from keras_ddl.horovod import installation
-    from keras_ddl.launch.rank_environment import python_path
-
-    installation.check_no_other()
-    return {**env, "PYTHONPATH": installation.python_path(env.get("PYTHONPATH", python_path()))}
 
 
 def parse_env(settings: tuple[str, ...], files: tuple[str, ...] = ()) -> dict[str, str]:

@@ -62,7 +62,7 @@ class Requests:
         if not self._by_kind:
             raise AssertionError("the cut does not finish: no value is requested, and nodes are left")
         by_kind, self._by_kind = self._by_kind, {}
-        # The names show in a timeline which collectives may have waited for others (keras_ddl/timeline/waits.py).
+        # The names show in a timeline which collectives may have waited for others (observe/timeline/waits.py).
         prefix = f"{self._scope}after_{rounds}/" if rounds else self._scope
         scatters, gathers = by_kind.pop(REDUCE_SCATTER, {}), by_kind.pop(ALL_GATHER, {})
         with tf.control_dependencies(None):

@@ -1,115 +1,56 @@
-"""Reports to the launcher once a second how the training goes, for `keras-ddl run --metrics-port` (launch/metrics.py).
-
-A rank does not speak to the launcher: it replaces a small file in its KERAS_DDL_RUN_DIR, which its wrapper reads. Only
-the first rank does; the others count, so that any of them can become it.
-"""
+"""The figures of a training (steps, rows, logs) for those who watch its job. A part counts them (parts.py)."""
 
 from __future__ import annotations
 
-import atexit
 import functools
-import random
-import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-
-from keras_ddl import communicator, config
-from keras_ddl.communicator.first_rank import is_first_rank
+from keras_ddl import config, parts
 from keras_ddl.files import news
-from keras_ddl.timeline.sampling import StepSample
+from keras_ddl.strategy.interface import strategy_of
 
-_EVERY_SECONDS = 1.0
+
+class JobFigures(Protocol):
+    """What this process has trained. Its methods are called on all ranks."""
+
+    rows: float  # of all ranks together, in loops of the program's own
+
+    def begin_step(self) -> None:
+        """A step of a loop begins."""
+
+    def end_step(self) -> bool:
+        """It has ended. Returns whether `write` is due."""
+
+    def write(self) -> None:
+        """Writes the figures for the launcher."""
+
+    def of_fit(self, model: Any, strategy: Any) -> FitFigures:
+        """A fit begins."""
+
+
+class FitFigures(Protocol):
+    """The figures of one fit. Its methods are called on all ranks, beside those of callbacks."""
+
+    def begin_batch(self, batch: int) -> None: ...
+
+    def end_batch(self, batch: int, epoch: int, logs: Mapping[str, Any] | None) -> None: ...
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, Any] | None) -> None: ...
+
+    def end_fit(self) -> None: ...
 
 
 @functools.cache
-def of_job() -> Figures | None:
-    """Returns the figures of this process; None: its job serves no metrics."""
+def of_job() -> JobFigures | None:
+    """Returns the figures of this process; None: nobody watches its job."""
     run_dir = config.get("RUN_DIR")
-    return Figures(run_dir) if news.is_wanted(run_dir, news.FIGURES) else None
-
-
-class Figures:
-    """What this process has trained, in all its fits and loops.
-
-    Attributes:
-        rows: of all ranks together, in loops. rows_of_fits: in fits, as last counted.
-        logs: the newest of fit. epoch: of fit, from 0; None: no fit has begun.
-
-    Cost: 0.2 us in a step, and some 20 to 100 us in a second on the first rank (docs/monitoring.md).
-    """
-
-    def __init__(self, run_dir: str) -> None:
-        self.rows, self.rows_of_fits = 0.0, 0.0
-        self.logs: dict[str, float] = {}
-        self.epoch: int | None = None
-        self._run_dir = run_dir
-        self._steps, self._executions = 0, 0
-        self._exposed = 0.0
-        self._sample: StepSample | None = None
-        # Chosen by chance: a second is often over between two epochs, and the steps after that are no typical ones.
-        self._steps_until_sample: int | None = None
-        self._chance = random.Random()  # the program's own random numbers stay as they are
-        self._executions_at_write, self._executions_at_sample = 0, 0
-        self._write_at = 0.0
-        self._is_written: bool | None = None  # None: never
-        atexit.register(self._write_last)
-
-    def begin_step(self) -> None:
-        """To be called when a step begins, or an execution of several."""
-        if self._sample is not None:
-            self._end_sample()
-        elif self._steps_until_sample is not None:
-            self._steps_until_sample -= 1
-            if self._steps_until_sample < 0:
-                self._steps_until_sample, self._sample = None, StepSample()
-
-    def end_step(self, steps: int = 1) -> bool:
-        """To be called when it has ended. Returns whether `write` is due: once a second, on the first rank."""
-        self._steps += steps
-        self._executions += 1
-        if self._sample is not None:
-            self._sample.step_ended()
-        if self._is_written:
-            self._is_written = False
-        return time.monotonic() >= self._write_at and is_first_rank()
-
-    def note_logs(self, logs: Mapping[str, Any] | None) -> None:
-        """Keeps the numbers among these logs."""
-        numbers = {str(name): _number(value) for name, value in (logs or {}).items()}
-        self.logs |= {name: number for name, number in numbers.items() if number is not None}
-
-    def end_fit(self) -> None:
-        """Ends a sample that has begun, since no step may follow: collectives are no longer kept for it."""
-        if self._sample is not None:
-            self._end_sample()
-
-    def write(self) -> None:
-        """Writes the figures for the launcher. On the first rank only."""
-        figures = {"steps": self._steps, "rows": self.rows + self.rows_of_fits, "logs": self.logs, "epoch": self.epoch}
-        if communicator.is_initialized() and communicator.size() > 1:
-            figures["exposed"] = self._exposed
-            if self._sample is None:
-                self._steps_until_sample = self._chance.randrange(self._executions - self._executions_at_write or 1)
-        news.write_figures(self._run_dir, figures)
-        self._is_written, self._executions_at_write = True, self._executions
-        self._write_at = time.monotonic() + _EVERY_SECONDS
-
-    def _write_last(self) -> None:
-        if self._is_written is False:  # and this was the first rank
-            news.write_figures(self._run_dir, {"steps": self._steps, "rows": self.rows + self.rows_of_fits})
-
-    def _end_sample(self) -> None:
-        assert self._sample is not None
-        waiting, self._sample = self._sample.end(), None
-        if waiting is not None:
-            self._exposed += waiting * (self._executions - self._executions_at_sample)
-        self._executions_at_sample = self._executions
-
-
-def _number(value: object) -> float | None:
-    try:
-        return float(value) if np.ndim(value) == 0 else None  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # as the dict of a model's compiled metrics
+    if not news.is_wanted(run_dir, news.FIGURES):
         return None
+    return next((count(run_dir) for count in parts.provided("training_figures")), None)
+
+
+def of_fit(model: Any) -> FitFigures | None:
+    """Returns the figures of a fit that begins; None: nobody watches the job, or `model` has no keras_ddl.Strategy."""
+    counted, strategy = of_job(), strategy_of(model)
+    return None if counted is None or strategy is None else counted.of_fit(model, strategy)

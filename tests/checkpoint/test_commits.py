@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from keras_ddl.checkpoint import commits
+from keras_ddl.horovod import commits
 from keras_ddl.errors import ConfigError
 
 
@@ -58,7 +58,7 @@ def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> No
 WRITER = """
 import sys, numpy as np, keras_ddl
 from pathlib import Path
-from keras_ddl.checkpoint import commits
+from keras_ddl.horovod import commits
 keras_ddl.init()
 mine = commits.Commits(Path(sys.argv[1]))
 mine.sweep()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_ddl.cli import bench_all_reduce as bench
+from keras_ddl.bench import all_reduce as bench
 from launch.launching import environment, run
 
 QUICK = ["-n", "2", "-w", "1"]
@@ -57,7 +57,7 @@ def test_bench_alone_says_so(tmp_path: Path) -> None:
 
 def test_bench_fails_when_a_result_is_wrong(tmp_path: Path) -> None:
     code = """
-import keras_ddl.cli, keras_ddl.cli.bench_all_reduce as bench
+import keras_ddl.cli, keras_ddl.bench.all_reduce as bench
 right = bench.all_reduce_array
 def wrong(array, *rest, out):
     right(array, *rest, out=out)

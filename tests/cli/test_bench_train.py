@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_ddl.cli.bench_training import networks, prediction, report, rounds, subject
-from keras_ddl.cli.bench_training.overlap import Traffic, traffic, union
-from keras_ddl.cli.bench_training.rank import Plan, Reached, Sample
+from keras_ddl.bench.training import networks, prediction, report, rounds, subject
+from keras_ddl.bench.training.overlap import Traffic, traffic, union
+from keras_ddl.bench.training.rank import Plan, Reached, Sample
 from keras_ddl.errors import ConfigError
 from launch.launching import run
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_ddl.cli import machine_load
-from keras_ddl.cli.machine_load import Load, Watch
+from keras_ddl.bench import machine_load
+from keras_ddl.bench.machine_load import Load, Watch
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

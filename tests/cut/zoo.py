@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from harness.examples import EXAMPLES
-from keras_ddl.cli.bench_training import networks
+from keras_ddl.bench.training import networks
 
 sys.path[:0] = [str(EXAMPLES)]  # not for longer than this: see tests/examples/translation_parts.py
 contrastive, digits, losses, lstm, transformer = map(

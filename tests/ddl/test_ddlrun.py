@@ -9,7 +9,7 @@ import pytest
 
 from harness.emulated_hosts import emulated_hosts
 from harness.name_tables import REFUSED, WORKS, row
-from keras_ddl.cli import ddlrun
+from keras_ddl.ddl import ddlrun
 from keras_ddl.errors import ConfigError
 
 COMMAND = Path(sys.executable).with_name("ddlrun")

@@ -15,7 +15,7 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.launch import events as events_module
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch import restarts
-from keras_ddl.launch.events import EventLog
+from keras_ddl.monitoring.events import EventLog
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.outcome import RankOutcome
 from keras_ddl.launch.output import Screen

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch import metrics_server
-from keras_ddl.launch.metrics import Metrics
-from keras_ddl.launch.metrics_server import MetricsServer
+from keras_ddl.monitoring.metrics import Metrics
+from keras_ddl.monitoring.metrics_server import MetricsServer
 from launch.event_lines import PAGE, schema
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from serving.serving import Running, predict_request, serving, write_model
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from keras_ddl.cli.serve import command
+from keras_ddl.serving.serve_command import command
 from keras_ddl.serving import flags
 from keras_ddl.serving.flags import FLAGS, Support
 

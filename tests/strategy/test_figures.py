@@ -17,8 +17,8 @@ from keras_ddl import communicator, timeline
 from keras_ddl.communicator import native_timeline, recording
 from keras_ddl.files import news
 from keras_ddl.strategy import figures
-from keras_ddl.strategy.figures import Figures
-from keras_ddl.strategy.keras_patches.fit_figures import FitFigures
+from keras_ddl.monitoring.figures import Figures
+from keras_ddl.monitoring.fit_figures import FitFigures
 from keras_ddl.timeline import sampling
 from keras_ddl.timeline.sampling import StepSample
 

@@ -71,7 +71,7 @@ class Tuner:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """name of a collective -> what this process, rank 1 of 2, gets from it."""
-    answers: dict[str, Any] = {"keras_ddl/tuner/project/notes": ({"oracle.json": "{}"}, None)}
+    answers: dict[str, Any] = {"integrations/tuner/project/notes": ({"oracle.json": "{}"}, None)}
     monkeypatch.setitem(sys.modules, "keras_tuner", SimpleNamespace(errors=ERRORS))
     for name, value in {"is_initialized": True, "size": 2, "rank": 1}.items():
         monkeypatch.setattr(communicator, name, lambda value=value: value)
@@ -103,18 +103,18 @@ def test_another_rank_writes_to_a_folder_of_its_own_that_begins_as_rank_0s(
 
 def test_rank_0_chooses_and_its_results_count(answers: Any, tmp_path: Path) -> None:
     oracle = made(tmp_path).oracle
-    answers["keras_ddl/tuner/trial"] = ("rank 0's choice", None)
+    answers["integrations/tuner/trial"] = ("rank 0's choice", None)
     assert oracle.populate_space("0") == "rank 0's choice"
-    answers["keras_ddl/tuner/trial"] = (None, ValueError("no space"))
+    answers["integrations/tuner/trial"] = (None, ValueError("no space"))
     with pytest.raises(ValueError, match="^no space$"):
         oracle.populate_space("1")
-    answers["keras_ddl/tuner/results"] = ({"val_loss": 0.5}, 3)
+    answers["integrations/tuner/results"] = ({"val_loss": 0.5}, 3)
     oracle.update_trial("0", {"val_loss": 0.5000001}, step=2)
     assert oracle.results == [("0", {"val_loss": 0.5}, 3)]
 
 
 def test_a_trial_that_fails_on_one_rank_fails_on_all(answers: Any, tmp_path: Path) -> None:
-    failed = "keras_ddl/tuner/failed"
+    failed = "integrations/tuner/failed"
     answers[failed] = None
     assert made(tmp_path).run_trial(None) == "result"
     for theirs, kind in (((False, False), RankError), ((False, True), FailedTrialError), ((True, False), FatalError)):

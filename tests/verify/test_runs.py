@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.cli.verify import command
+from keras_ddl.verify.command import command
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch.job import JobResult
 from keras_ddl.verify import runs

@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_ddl import communicator, timeline
-from keras_ddl.communicator import stack_position
+from keras_ddl import communicator
+from keras_ddl.communicator import recording, stack_position
 from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import learning_rate_variable
-from keras_ddl.strategy import agreement, fits, trainer_calls, writers
+from keras_ddl.strategy import agreement, figures, fits, trainer_calls, writers
 from keras_ddl.strategy.agreement import of_rank_0
 from keras_ddl.strategy.agreement.drift import DriftCheck
 from keras_ddl.strategy.agreement.random_state import python_random_digest
 from keras_ddl.strategy.interface import StrategyInterface, SurvivalInterface, strategy_of, strategy_of_ranks
-from keras_ddl.strategy.keras_patches import fit_figures, hushed_writers, progress
+from keras_ddl.strategy.keras_patches import hushed_writers, progress
 from keras_ddl.strategy.keras_patches.saving import MidEpochSaves
 from keras_ddl.strategy.keras_patches.standby import Saves, Standby, become_writer, hush, standby_of, standing_in
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
@@ -81,7 +81,7 @@ class CallbackList(_KerasList):
     _drift: DriftCheck | None = None  # these two of a fit on several ranks, from when training begins
     _saves: MidEpochSaves | None = None
     _step_begin: float | None = None
-    _figures: fit_figures.FitFigures | None = None  # of a fit in a job that is watched
+    _figures: figures.FitFigures | None = None  # of a fit in a job that is watched
     position: tuple[int, int, Any] = (0, 0, None)  # epochs done, batches done in the epoch, logs of the last of them
     _is_beginning = False  # this fit's ranks have not agreed yet on what it starts from
     _model_saves: Sequence[Saves] = ()
@@ -207,7 +207,7 @@ class CallbackList(_KerasList):
 
     def _begin_training(self, logs: Any) -> None:
         self._drift = self._saves = None
-        self._figures = fit_figures.of_fit(self.model)
+        self._figures = figures.of_fit(self.model)
         self._is_beginning = True
         self._end_joining()  # of a fit that was broken off
         strategy = self._strategy
@@ -303,14 +303,14 @@ class CallbackList(_KerasList):
             super().on_train_batch_begin(batch, logs)
         if self._figures is not None:
             self._figures.begin_batch(batch)
-        self._step_begin = time.monotonic() if timeline.is_on() else None
+        self._step_begin = time.monotonic() if recording.is_on() else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Before: what rank 0 is about to save is that of all ranks. After: stop on all ranks if any wants to, where a
         callback could ask for it.
         """
         if self._step_begin is not None:
-            timeline.add_span(f"step {batch}", self._step_begin)
+            recording.add_span(f"step {batch}", self._step_begin)
         if self._figures is not None:
             self._figures.end_batch(batch, self.position[0], logs)
         if self._drift is None or self._saves is None:

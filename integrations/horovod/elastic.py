@@ -1,0 +1,174 @@
+"""horovod.tensorflow.elastic: states that are committed, and `run`, which continues from the last commit.
+
+Where the launcher may go on with fewer ranks (`keras-ddl run --min-np`, on one host), the processes that are left call
+the function again, as Horovod's do. Else all processes of a job are restarted (`keras-ddl run --restarts`), so commits
+are written to the disk of each host (commits.py), and `run` restores the job's newest one.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_ddl import communicator, config, ops
+from keras_ddl.checkpoint.snapshot import tensor_of
+from keras_ddl.communicator import membership
+from keras_ddl.compat.tensorflow import as_array, tf
+from keras_ddl.errors import CheckpointError, ConfigError, RankLostError
+from keras_ddl.horovod.elastic_state import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State
+from keras_ddl.ops.errors import from_tensorflow
+from keras_ddl.resuming.training_state import broadcast_with_streams
+
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates `func(state, ...)` so that it begins with the state of the job's newest commit, equal on all ranks.
+
+    In the first attempt, that is rank 0's state. After a restart by `keras-ddl run --restarts`, the newest commit is
+    restored first, then the reset callbacks are called. Before that, the script must not call collectives that only
+    some ranks reach. When a rank is lost and the launcher may go on without it, the others go back to their last commit
+    and the function is called again.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        if state.restore_commit() or config.get("RESTART"):
+            state.on_reset()
+        while True:
+            state.sync()
+            try:
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                state.restore()
+            except HostsUpdatedInterrupt:
+                state.leave_for_other_hosts()
+            except (RankLostError, tf.errors.OpError) as error:
+                lost = from_tensorflow(error) if isinstance(error, tf.errors.OpError) else error
+                if not isinstance(lost, RankLostError) or not membership.can_ask():
+                    raise
+                communicator.regroup()
+                state.restore()
+            state.on_reset()
+
+    return wrapper
+
+
+class _VariablesState(ObjectState):
+    """An ObjectState with variables."""
+
+    @abc.abstractmethod
+    def variables_of_state(self) -> list[Any]:
+        """Returns the variables, each once, in the same order on all ranks and after a restart."""
+
+    def broadcast_variables(self, root: int) -> None:
+        """Broadcasts the variables of `root`. COLLECTIVE."""
+        ops.broadcast_variables(self.variables_of_state(), root=root)
+
+    def save(self) -> None:
+        # References, not copies: an update gives a variable a new tensor.
+        self._values = [tensor_of(variable) for variable in self.variables_of_state()]
+        super().save()
+
+    def restore(self) -> None:
+        for variable, value in zip(self.variables_of_state(), self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync_from(self, root: int) -> None:
+        if communicator.size() > 1:
+            self.broadcast_variables(root)
+        super().sync_from(root)
+        self.save()
+
+    def content(self) -> Any:
+        return {**super().content(), "variables": [as_array(value) for value in self._values]}
+
+    def put(self, content: Any) -> None:
+        values, variables = content["variables"], self.variables_of_state()
+        here = [(tuple(each.shape), getattr(each.dtype, "name", each.dtype)) for each in variables]
+        there = [(value.shape, value.dtype.name) for value in values]
+        if here != there:
+            pairs = itertools.zip_longest(here, there)
+            place, (mine, theirs) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+            raise CheckpointError(
+                f"A commit can be restored only into its own state. Received: {len(there)} variables in the commit, "
+                f"{len(here)} here; number {place} is {theirs} there and {mine} here. Build the same model, or empty "
+                "KERAS_DDL_COMMIT_DIR."
+            )
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+        super().put(content)
+
+
+class TensorFlowKerasState(_VariablesState):
+    """The variables of a Keras model and its optimizer, with objects as attributes (batch=0, epoch=0).
+
+    Args:
+        model: built.
+        optimizer: default: the model's; it is built if needed.
+        backend: ignored.
+        kwargs: as in ObjectState.
+    Raises: ConfigError: the model is not built, or there is no optimizer.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        if not getattr(model, "built", True):
+            raise ConfigError(
+                f"The model of an elastic state must be built. Received: {model.name!r}, which has no variables yet. "
+                "Run model.build(input_shape), or the model on a batch."
+            )
+        self.model, self.backend = model, backend
+        self.optimizer: Any = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is None:
+            raise ConfigError(
+                f"An elastic state needs an optimizer. Received: none, and {model.name!r} is not compiled. Compile it, "
+                "or pass optimizer=."
+            )
+        if not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(**kwargs)
+
+    def variables_of_state(self) -> list[Any]:
+        """Returns the model's, then the optimizer's."""
+        return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
+
+    def broadcast_variables(self, root: int) -> None:
+        """Broadcasts the variables; each rank's random layers get their own stream."""
+        broadcast_with_streams(self.variables_of_state(), root)
+
+
+class TensorFlowState(_VariablesState):
+    """A list of variables, with objects as attributes.
+
+    Args:
+        variables: of TensorFlow or Keras.
+        session: must be None.
+        kwargs: as in ObjectState.
+    Raises: ConfigError: no variables, or a session.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        if session is not None or not variables:
+            what = "a session of TensorFlow 1" if session is not None else "no variables"
+            raise ConfigError(
+                f"TensorFlowState takes a list of variables; TensorFlow 2 keeps none. Received: {what}. Pass "
+                "variables=[...], such as model.variables."
+            )
+        self.variables = list(variables)
+        super().__init__(**kwargs)
+
+    def variables_of_state(self) -> list[Any]:
+        """Returns the variables of the constructor."""
+        return self.variables

@@ -1,0 +1,33 @@
+"""The option of `keras-ddl run` for programs of Horovod: --as-horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from keras_ddl.cli.part_options import RunOptions
+
+
+class HorovodOptions(RunOptions):
+    """Makes `import horovod` find keras_ddl."""
+
+    options = (
+        click.Option(
+            ["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."
+        ),
+    )
+
+    def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
+        """Returns the variables, with a PYTHONPATH by which `import horovod` finds keras_ddl, if it is wanted.
+
+        Raises: ConfigError: a Horovod is installed on this host; on other hosts the ranks check that.
+        """
+        if not values["as_horovod"]:
+            return env
+        from keras_ddl.horovod import installation
+        from keras_ddl.launch.rank_environment import python_path
+
+        installation.check_no_other()
+        return {**env, "PYTHONPATH": installation.python_path(env.get("PYTHONPATH", python_path()))}

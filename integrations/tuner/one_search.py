@@ -1,0 +1,193 @@
+"""What a tuner of KerasTuner does differently on several ranks: who decides, who writes, and what a failure means.
+
+It relies on what KerasTuner documents for subclasses (1.4.8): `run_trial`, `search`, the summaries, `populate_space`,
+`update_trial` and `end_trial` of oracles, the attributes `oracle`, `directory` and `project_name`. The exception is the
+path of weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from keras_ddl import communicator, config
+from keras_ddl.communicator.first_rank import on_first_rank
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.errors import ConfigError, KerasDdlError, RankError, of_other_rank
+from keras_ddl.files.scratch import scratch_folder
+from keras_ddl.strategy import one_per_job
+
+_CHIEF = "KERASTUNER_ORACLE_IP"
+
+
+def _is_several() -> bool:
+    return communicator.is_initialized() and communicator.size() > 1
+
+
+def _is_other() -> bool:
+    return _is_several() and communicator.rank() != 0
+
+
+class OneSearch:
+    """Comes before a tuner's class among the bases of one that searches on all ranks."""
+
+    oracle: Any
+    directory: Any
+    project_name: Any
+    hypermodel: Any
+    _scratch: tempfile.TemporaryDirectory[str] | None = None  # of ranks other than 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """COLLECTIVE, as all that follows. Takes the arguments of the tuner's class."""
+        if _is_several():
+            _check_setting()
+        with _silence():  # that the tuner is reloaded, and what a model that is built to learn the space prints
+            super().__init__(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Takes note of what KerasTuner sets when a tuner is made, in this order: oracle, directory, project_name."""
+        if _is_several():
+            if name == "oracle":
+                _decide_on_rank_0(value)
+            elif name == "directory" and _is_other():
+                self._shared_directory = os.fspath(value)
+                self._scratch = scratch_folder("tuner", config.get("RUN_DIR"))
+                value = self._scratch.name
+        super().__setattr__(name, value)
+        if name == "project_name" and _is_several():
+            self._copy_notes()
+
+    def search(self, *args: Any, **kwargs: Any) -> Any:
+        """As the tuner's own. The tables and progress bars are rank 0's, whatever `verbose` is."""
+        if _is_other():
+            kwargs["verbose"] = 0
+        return super().search(*args, **kwargs)  # type: ignore[misc]
+
+    def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the tuner's own; a trial that fails on one rank has failed on all.
+
+        Raises: keras_tuner.errors.FatalRuntimeError: the ranks are no longer in step, so there can be no other trial.
+        """
+        from keras_tuner import errors
+
+        result, problem = None, None
+        try:
+            result = super().run_trial(trial, *args, **kwargs)  # type: ignore[misc]
+        except Exception as error:  # of the user's functions
+            if not _is_several():
+                raise
+            if isinstance(error, KerasDdlError) and not isinstance(error, RankError):
+                raise errors.FatalRuntimeError(f"{type(error).__name__}: {error}") from error
+            problem = error
+        if _is_several():
+            _fail_together(problem, errors)
+        return result
+
+    def search_space_summary(self, *args: Any, **kwargs: Any) -> Any:
+        """As the tuner's own, on rank 0."""
+        with _silence():
+            return super().search_space_summary(*args, **kwargs)  # type: ignore[misc]
+
+    def results_summary(self, *args: Any, **kwargs: Any) -> Any:
+        """As the tuner's own, on rank 0."""
+        with _silence():
+            return super().results_summary(*args, **kwargs)  # type: ignore[misc]
+
+    def _get_checkpoint_fname(self, trial_id: Any) -> str:
+        """All ranks save and load the weights of a trial in rank 0's folder, where one of them writes."""
+        path: str = super()._get_checkpoint_fname(trial_id)  # type: ignore[misc]
+        if self._scratch is None:
+            return path
+        inside = os.path.relpath(path, self._scratch.name)
+        path = os.path.join(self._shared_directory, inside)  # noqa: PTH118
+        tf.io.gfile.makedirs(os.path.dirname(path))  # noqa: PTH120
+        return path
+
+    def _copy_notes(self) -> None:
+        """Gives the other ranks what KerasTuner has written in the folder of this search, but for the weights."""
+        name = f"integrations/tuner/{self.project_name}/notes"
+        notes = on_first_rank(lambda: _notes_in(os.path.join(self.directory, self.project_name)), name)  # noqa: PTH118
+        if self._scratch is not None:
+            for inside, text in notes.items():
+                path = Path(self._scratch.name, self.project_name, inside)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+
+
+def _check_setting() -> None:
+    if _CHIEF in os.environ:
+        raise ConfigError(
+            "A search on all ranks has one oracle, that of rank 0. Received: "
+            f"{_CHIEF}={os.environ[_CHIEF]} (rank {communicator.rank()}), with which each process of KerasTuner "
+            f"runs trials of its own. Unset {_CHIEF}, or make the tuner without keras_ddl.tuner.on_all_ranks and the "
+            "models without a Strategy."
+        )
+    if any(strategy.job.goes_on for strategy in one_per_job.alive()):
+        raise ConfigError(
+            "A search on all ranks ends when a rank is lost, because rank 0 alone has its oracle. Received: a job that "
+            f"goes on, of keras-ddl run --min-np (rank {communicator.rank()}). Leave out --min-np; --restarts N starts "
+            "the script again, and the search resumes at the trial that was not finished."
+        )
+
+
+def _decide_on_rank_0(oracle: Any) -> None:
+    """Has the oracles of all ranks take rank 0's choices, and the results that rank 0 has of them. COLLECTIVE then."""
+    populate, update, end = oracle.populate_space, oracle.update_trial, oracle.end_trial
+
+    @functools.wraps(populate)
+    def populate_space(trial_id: Any) -> Any:
+        return on_first_rank(lambda: populate(trial_id), "integrations/tuner/trial")
+
+    @functools.wraps(update)
+    def update_trial(trial_id: Any, metrics: Any, step: Any = 0) -> Any:
+        metrics, step = communicator.broadcast_object((metrics, step), name="integrations/tuner/results")
+        return update(trial_id, metrics, step=step)
+
+    @functools.wraps(end)
+    def end_trial(*args: Any, **kwargs: Any) -> Any:
+        with _silence():
+            return end(*args, **kwargs)
+
+    oracle.populate_space, oracle.update_trial, oracle.end_trial = populate_space, update_trial, end_trial
+    if _is_other():
+        oracle.verbose = 0
+
+
+def _fail_together(problem: Exception | None, errors: Any) -> None:
+    """Raises this rank's exception of a trial, or where it has none that of the first rank with one. COLLECTIVE."""
+    mine = (
+        None
+        if problem is None
+        else (
+            isinstance(problem, errors.FatalError),
+            isinstance(problem, errors.FailedTrialError),
+            f"{type(problem).__name__}: {problem}",
+        )
+    )
+    everyone = communicator.all_gather_object(mine, name="integrations/tuner/failed")
+    if problem is not None:
+        raise problem
+    for rank, theirs in enumerate(everyone):
+        if theirs is not None:
+            is_fatal, is_final, text = theirs
+            kind = errors.FatalRuntimeError if is_fatal else errors.FailedTrialError if is_final else RankError
+            raise of_other_rank(kind(f"rank {rank}: {text}"), rank)
+
+
+def _notes_in(folder: str) -> dict[str, str]:
+    """Returns path inside the folder -> text, of what KerasTuner keeps there as JSON."""
+    paths = [path for pattern in ("*.json", "*/*.json") for path in tf.io.gfile.glob(os.path.join(folder, pattern))]  # noqa: PTH118
+    notes = {}
+    for path in paths:
+        with tf.io.gfile.GFile(path) as file:
+            notes[os.path.relpath(path, folder)] = file.read()
+    return notes
+
+
+def _silence() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.redirect_stdout(io.StringIO()) if _is_other() else contextlib.nullcontext()

@@ -1,0 +1,78 @@
+"""The options that parts add to `keras-ddl run` (parts.py: run_options)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from keras_ddl import parts
+from keras_ddl.launch.watchers import Watcher, Watchers
+
+
+class RunOptions:
+    """The options of one part, which derives from this class.
+
+    Attributes:
+        options: as they are shown in `keras-ddl run --help`.
+    """
+
+    options: Sequence[click.Option] = ()
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raises: ConfigError: the options contradict one another. `values`: of all options of parts, by name."""
+
+    def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
+        """Returns the variables of the program, given those that the command line sets."""
+        return env
+
+    def wants_figures(self, values: Mapping[str, Any]) -> bool:
+        """Whether a watcher of this part wants the figures of the training."""
+        return False
+
+    @contextlib.contextmanager
+    def watching(self, values: Mapping[str, Any], *, verbose: bool) -> Iterator[Sequence[Watcher]]:
+        """Yields those who watch the job, while it runs."""
+        yield ()
+
+
+@functools.cache
+def all_of_them() -> tuple[RunOptions, ...]:
+    """Returns the options of each installed part."""
+    return tuple(make() for make in parts.provided("run_options"))
+
+
+def add(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of all parts to a command, which takes their values as further keyword arguments."""
+    for option in reversed([each for part in all_of_them() for each in part.options]):
+        command.__dict__.setdefault("__click_params__", []).append(option)
+    return command
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: options of a part contradict one another."""
+    for part in all_of_them():
+        part.check(values)
+
+
+def environment(values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
+    """Returns the variables of the program, given those that the command line sets."""
+    for part in all_of_them():
+        env = part.environment(values, env)
+    return env
+
+
+@contextlib.contextmanager
+def watching(values: Mapping[str, Any], *, verbose: bool) -> Iterator[Watchers]:
+    """Yields all who watch the job, while it runs.
+
+    Raises: ConfigError, LaunchError: one cannot watch as the options say.
+    """
+    with contextlib.ExitStack() as stack:
+        watchers: list[Watcher] = []
+        for part in all_of_them():
+            watchers += stack.enter_context(part.watching(values, verbose=verbose))
+        yield Watchers(watchers, figures=any(part.wants_figures(values) for part in all_of_them()))

@@ -1,9 +1,0 @@
-"""keras_ddl in the place of Horovod: see keras_ddl/horovod/installation.py."""
-
-from keras_ddl.horovod.installation import install
-from keras_ddl.horovod.running import run as run
-
-# Scripts compare it. The names are those of this release.
-__version__ = "0.28.1+keras.ddl"
-
-install()
