@@ -20,10 +20,13 @@ COMMA := ,
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# What the environment is installed from; the packaging tests test this very file. Kept while its sources stay the same.
+# Optional parts: each a package of keras_ddl with its tests (keras_ddl/parts.py).
+PARTS := export serving $(wildcard integrations/*) $(wildcard observe/*)
+# What the libraries are built from, and the environment is made for: Python files are used where they are.
+SOURCES := pyproject.toml setup.cfg $(shell find native -type f \( -name '*.cc' -o -name '*.h' -o -name '*.txt' \
+             -o -name '*.cmake' \) 2>/dev/null)
+# What the packaging tests install; kept while its sources stay the same.
 WHEEL ?= build/wheel
-SOURCES := pyproject.toml setup.cfg tools/wheel.py $(shell find native keras_ddl export ddl -type f \
-             \( -name '*.cc' -o -name '*.h' -o -name '*.py' -o -name '*.txt' -o -name '*.cmake' \) 2>/dev/null)
 
 # Container images often set this. Then every rank compiles all of TensorFlow's modules anew: 8 s of a core instead of 3.
 export PYTHONDONTWRITEBYTECODE :=
@@ -32,7 +35,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help setup wheel demo test test-all test-slurm test-versions test-aarch64 breakages mutants docs lint format clean
+.PHONY: help setup wheel demo test test-parts test-all test-slurm test-versions test-aarch64 breakages mutants docs lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -46,14 +49,17 @@ wheel: $(BIN)/python ## build the wheel for machines without a compiler into WHE
 demo: $(STAMP) ## train on real digits with 2 ranks, export, predict in a clean process
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## run the tests; ARGS="-k name" chooses
-	$(BIN)/pytest -n $(WORKERS) $(ARGS)
+test: $(STAMP) ## run the tests of the core, and one of each part; ARGS="-k name" chooses
+	$(BIN)/pytest -n $(WORKERS) tests --ignore tests/project $(wildcard $(PARTS:=/tests/test_smoke.py)) $(ARGS)
+
+test-parts: $(STAMP) ## run the tests of the parts, and of docs, examples, notebooks, benchmarks and the package
+	$(BIN)/pytest -n $(WORKERS) tests/project $(wildcard $(PARTS:=/tests)) $(ARGS)
 
 test-all: $(STAMP) ## run every test, also what takes minutes, many ranks or much memory
-	$(BIN)/pytest -n $(WORKERS) -m '' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) -m '' tests $(wildcard $(PARTS:=/tests)) $(ARGS)
 
 test-slurm: $(STAMP) ## run jobs in a Slurm of its own on this machine, as root, where Debian's packages of it are
-	$(BIN)/pytest -n 0 -m slurm tests/slurm $(ARGS)
+	$(BIN)/pytest -n 0 -m slurm tests/project/slurm $(ARGS)
 
 test-versions: $(STAMP) ## try pairs of Keras and TensorFlow, write the table in docs/install.md; ARGS="3.14+2.21" chooses
 	@$(BIN)/python tools/versions.py $(ARGS)
@@ -83,8 +89,8 @@ lint: $(STAMP) ## ruff, mypy and clang-format
 	$(BIN)/ruff format --check .
 	@# As it is installed: export/ is keras_ddl.export.
 	rm -rf build/typed && mkdir -p build/typed/keras_ddl
-	ln -s $(CURDIR)/keras_ddl/* $(CURDIR)/export build/typed/keras_ddl && ln -s $(CURDIR)/ddl build/typed
-	cd build/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p keras_ddl -p ddl
+	ln -s $(CURDIR)/keras_ddl/* $(addprefix $(CURDIR)/,$(PARTS)) build/typed/keras_ddl
+	cd build/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p keras_ddl
 	git ls-files '*.cc' '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
 
 format: $(STAMP) ## format what lint checks
@@ -107,7 +113,7 @@ $(BIN)/python:
 ifdef TORCH
 # PyPI's torch is the CUDA build, several GB: where PyTorch's CPU build is wanted, TORCH has what to give to pip, as in
 # TORCH='torch==2.13.0 --index-url ...'. Once it is there, it stays.
-test test-all: $(VENV)/.torch
+test test-parts test-all: $(VENV)/.torch
 $(VENV)/.torch: $(STAMP)
 	$(BIN)/python -m pip install -q --no-compile $(if $(filter 1,$(TORCH)),'torch>=2.8$(COMMA)<2.16',$(TORCH))
 	@touch $@
@@ -115,7 +121,7 @@ endif
 
 ifdef HUB
 # KerasHub requires tensorflow-text, and that the full tensorflow, which would overwrite tensorflow-cpu.
-test test-all: $(VENV)/.hub
+test test-parts test-all: $(VENV)/.hub
 $(VENV)/.hub: $(STAMP)
 	$(BIN)/python -m pip install -q --no-compile kagglehub 'kagglesdk==0.1.28' tokenizers sentencepiece regex
 	$(BIN)/python -m pip install -q --no-compile --no-deps 'keras-hub==0.32.0'
@@ -123,11 +129,8 @@ $(VENV)/.hub: $(STAMP)
 endif
 
 $(STAMP): $(BIN)/python $(SOURCES)
-	$(BIN)/python tools/wheel.py $(WHEEL)
-	@# Of this version, but not these files.
-	@$(BIN)/python -m pip uninstall -q -y keras_ddl 2>/dev/null
 	@# Python compiles a module when it is first imported; most of these never are.
-	$(BIN)/python -m pip install -q --no-compile "$$(echo $(WHEEL)/*.whl)[$(EXTRAS)]"
+	$(BIN)/python -m pip install -q --no-compile --editable ".[$(EXTRAS)]"
 	@# For the tests. It requires the full tensorflow, which would overwrite tensorflow-cpu.
 	$(BIN)/python -m pip install -q --no-compile --no-deps 'tensorflow-serving-api>=2.21,<2.22'
 	@# Once, before ranks that start together all do it.

@@ -1,6 +1,6 @@
 """--smoke, an option of every program here: the smallest run that shows that the program works.
 
-Figures of such a run mean nothing. tests/benchmarks/test_programs.py runs every program with it.
+Figures of such a run mean nothing. tests/project/benchmarks/test_programs.py runs every program with it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from keras_ddl.errors import DependencyError
 
@@ -120,9 +120,10 @@ def why_missing(word: str) -> str:
     )
 
 
-def refuse(word: str) -> NoReturn:
+def need(word: str) -> None:
     """Raises: DependencyError: `word` belongs to a part that is not installed."""
-    raise DependencyError(why_missing(word))
+    if is_missing(word):
+        raise DependencyError(why_missing(word))
 
 
 def _imported(address: str) -> Any:

@@ -3,7 +3,7 @@
 That package requires the full `tensorflow`, which would overwrite the files of tensorflow-cpu, so `keras-ddl serve`
 must not need it. In one process a message can have only one definition, so where the package is installed it is used.
 Built are the fields that the server and `keras-ddl predict` use; the others of a request are ignored, as unknown fields
-are. `tests/serving/test_messages.py` compares with the package (2.21).
+are. `serving/tests/test_messages.py` compares with the package (2.21).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from keras_ddl import packages
+from keras_ddl import packages, parts
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import ConfigError, DependencyError, ServingError
 from keras_ddl.files import foreign
@@ -53,6 +53,7 @@ def command(
     outputs = ask(f"{scheme}://{address}" if ask is _by_rest else address, model, version, signature, inputs, timeout)
     outputs = {name: _readable(array) for name, array in outputs.items()}
     if output is not None and Path(output).suffix == ".npz":
+        parts.need("export")  # strings in .npz
         from keras_ddl.export.proof.replay import save
 
         save(output, {name: _storable(name, array) for name, array in outputs.items()})

@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from keras_ddl import communicator, timeline
+from keras_ddl import communicator
 from keras_ddl.communicator import is_initialized, local_rank, local_size, mpi, native_library, rank, size  # noqa: F401
+from keras_ddl.communicator import recording
 from keras_ddl.errors import ConfigError
 from keras_ddl.horovod import installation
 from keras_ddl.horovod import process_sets as sets
@@ -176,12 +177,12 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     """
     if mark_cycles:
         raise ConfigError("start_timeline: there are no cycles to mark. Received: mark_cycles=True. Leave it out.")
-    timeline.start(file_path)
+    recording.start(file_path, communicator.rank())
 
 
 def stop_timeline() -> None:
     """Ends this rank's timeline; `keras_ddl.timeline.merge` merges the ranks' files."""
-    timeline.stop()
+    recording.stop()
 
 
 def _hosts_beside() -> list[int]:

@@ -53,7 +53,7 @@ def base_graphs(dir: Path | None, serve: Serve, options: Mapping[str, Any], *, p
     for written in parts.provided("base_graphs"):
         return written(dir, serve, options)
     if serve is not None or publishes or any(value is not None for value in options.values()):
-        parts.refuse("export")
+        parts.need("export")
     return _NoGraphs(is_wanted=dir is not None)
 
 

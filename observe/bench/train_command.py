@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from keras_ddl import packages
+from keras_ddl import packages, parts
 from keras_ddl.bench import machine_load
 from keras_ddl.bench.training.networks import NETWORKS
 from keras_ddl.errors import ConfigError
@@ -96,6 +96,8 @@ def command(
             f"bench train: with --strong, --batch must be a row for each rank or more. Received: --batch {batch} for "
             f"{max(ranks)} ranks."
         )
+    if predict:
+        parts.need("cost_model")
     links = prediction.parse(predict) if predict else None
     plan = Plan(name, batch, strong, steps, cores, to_accuracy, epochs)
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 
-tf.config.threading.set_inter_op_parallelism_threads(32)  # as tests/conftest.py
+tf.config.threading.set_inter_op_parallelism_threads(32)  # as conftest.py
 
 from cut.comparing import difference  # noqa: E402
 from cut.counting import Moved, NoRanks, report_of  # noqa: E402

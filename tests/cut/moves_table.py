@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
 
-tf.config.threading.set_inter_op_parallelism_threads(32)  # as tests/conftest.py
+tf.config.threading.set_inter_op_parallelism_threads(32)  # as conftest.py
 
 from cut import test_control_flow, test_operations  # noqa: E402
 from cut.counting import report_of  # noqa: E402

@@ -15,7 +15,7 @@ from keras_ddl.cut.collectives import GATHER, PLAIN, Reduction
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.cut.program import Node, Value
 
-# A rank that waits for another occupies one of the threads in which TensorFlow runs operations (tests/conftest.py).
+# A rank that waits for another occupies one of the threads in which TensorFlow runs operations (conftest.py).
 assert tf.config.threading.get_inter_op_parallelism_threads() >= 32
 
 _COMBINE = {

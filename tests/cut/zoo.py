@@ -13,7 +13,7 @@ import numpy as np
 from harness.examples import EXAMPLES
 from keras_ddl.bench.training import networks
 
-sys.path[:0] = [str(EXAMPLES)]  # not for longer than this: see tests/examples/translation_parts.py
+sys.path[:0] = [str(EXAMPLES)]  # not for longer than this: see tests/project/examples/translation_parts.py
 contrastive, digits, losses, lstm, transformer = map(
     importlib.import_module,
     ("contrastive", "digits", "translation.losses", "translation.lstm", "translation.transformer"),

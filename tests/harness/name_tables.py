@@ -154,13 +154,13 @@ def uses(row: Row) -> bool:
 
 HOROVOD = Table(
     page=ROOT / "docs" / "appendix" / "horovod-names.md",
-    data=ROOT / "tests" / "horovod" / "horovod_names.json",
+    data=ROOT / "integrations" / "horovod" / "tests" / "horovod_names.json",
     programs=(
-        ROOT / "tests" / "horovod" / "name_checks.py",
-        ROOT / "tests" / "horovod" / "name_collective_checks.py",
-        ROOT / "tests" / "horovod" / "train_name_checks.py",
-        ROOT / "tests" / "horovod" / "elastic_name_checks.py",
-        ROOT / "tests" / "horovod" / "test_installation.py",
+        ROOT / "integrations" / "horovod" / "tests" / "name_checks.py",
+        ROOT / "integrations" / "horovod" / "tests" / "name_collective_checks.py",
+        ROOT / "integrations" / "horovod" / "tests" / "train_name_checks.py",
+        ROOT / "integrations" / "horovod" / "tests" / "elastic_name_checks.py",
+        ROOT / "integrations" / "horovod" / "tests" / "test_installation.py",
     ),
     intro="""
 # Horovod's names
@@ -194,8 +194,8 @@ The guide for those who come from Horovod: [From Horovod](../from-horovod.md).
 
 DDL = Table(
     page=ROOT / "docs" / "appendix" / "ddl-names.md",
-    data=ROOT / "tests" / "ddl" / "ddl_names.json",
-    programs=(ROOT / "tests" / "ddl" / "name_checks.py", ROOT / "tests" / "ddl" / "test_ddlrun.py"),
+    data=ROOT / "integrations" / "ddl" / "tests" / "ddl_names.json",
+    programs=(ROOT / "integrations" / "ddl" / "tests" / "name_checks.py", ROOT / "integrations" / "ddl" / "tests" / "test_ddlrun.py"),
     intro="""
 # Names of IBM's DDL
 

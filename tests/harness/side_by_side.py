@@ -27,7 +27,7 @@ _KINDS = ("any", "quiet", "alone")
 ORDINARY_AT_ONCE = 4  # tests of the kind `any`, however many workers there are
 # Longest first: what is left for the end should be short.
 _ORDER = (
-    *("strategy", "cut", "horovod", "callbacks", "communicator", "ops", "pytorch", "benchmarks", "packaging"),
+    *("strategy", "cut", "horovod", "callbacks", "communicator", "ops", "torch", "benchmarks", "packaging"),
     *("notebooks", "examples", "docs", "ddl", "serving", "export", "launch", "unit", "compat", "cli", "timeline"),
 )
 # Folders whose tests start their own ranks and share nothing. Many of them mostly wait: no worker is left with a whole
@@ -76,7 +76,7 @@ def unit_of(nodeid: str) -> str:
 
 def arrange(items: list[pytest.Item]) -> None:
     """Sorts the tests: those marked `quiet` come after the others, and those marked `alone` last; then by unit."""
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     place = {name: number for number, name in enumerate(_ORDER)}
     kinds = {kind: number for number, kind in enumerate(_KINDS)}
     first: dict[str, int] = {}
@@ -84,8 +84,8 @@ def arrange(items: list[pytest.Item]) -> None:
         first.setdefault(unit_of(item.nodeid), number)
 
     def key(item: pytest.Item) -> tuple[int, int, int]:
-        name = item.path.relative_to(folder).parts[0]
-        return kinds[kind_of(item)], place.get(name, len(place)), first[unit_of(item.nodeid)]
+        places = [place[name] for name in item.path.relative_to(folder).parts if name in place]
+        return kinds[kind_of(item)], min(places, default=len(place)), first[unit_of(item.nodeid)]
 
     items.sort(key=key)
 

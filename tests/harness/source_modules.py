@@ -8,16 +8,20 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from keras_ddl import parts
+
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = {name: ROOT / folder for name, folder in parts.FOLDERS.items() if (ROOT / folder).is_dir()}
 
 
 def python_modules() -> dict[str, Path]:
     modules = {}
-    for folder, package in ((ROOT / "keras_ddl", "keras_ddl"), (ROOT / "export", "keras_ddl.export")):
+    folders = {"keras_ddl": ROOT / "keras_ddl"} | {f"keras_ddl.{name}": folder for name, folder in PARTS.items()}
+    for package, folder in folders.items():
         for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            name = ".".join((package, *(p for p in parts if p != "__init__")))
-            modules[name] = path
+            words = path.relative_to(folder).with_suffix("").parts
+            if words[0] not in ("tests", "shim"):
+                modules[".".join((package, *(each for each in words if each != "__init__")))] = path
     return modules
 
 

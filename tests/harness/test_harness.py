@@ -24,7 +24,7 @@ def test_checks_of_one_launch_go_to_one_worker():
     assert unit_of("tests/unit/test_a.py::test_b[1]") == unit_of("tests/unit/test_a.py::test_c")
     assert unit_of("tests/unit/test_a.py::test_b") != unit_of("tests/unit/test_c.py::test_b")
     assert unit_of("tests/launch/test_a.py::test_b[1]") != unit_of("tests/launch/test_a.py::test_b[2]")
-    assert unit_of("tests/packaging/test_a.py::test_b") == unit_of("tests/packaging/test_c.py::test_d")
+    assert unit_of("tests/project/packaging/test_a.py::test_b") == unit_of("tests/project/packaging/test_c.py::test_d")
 
 
 @pytest.mark.parametrize(

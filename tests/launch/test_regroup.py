@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.event_lines import read_events
+from harness.event_lines import read_events
 from launch.launching import Ended, run, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]

@@ -8,7 +8,7 @@ import pytest
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.mpirun import Host, parse_hosts
 from keras_ddl.launch.placement import Discovery, Placement, host_of_rank
-from launch.event_lines import read_events
+from harness.event_lines import read_events
 from launch.launching import Started, eventually, processes, run, write_program
 
 ranks = [pytest.mark.parallel, pytest.mark.quiet]

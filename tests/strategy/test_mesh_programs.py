@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving.serving import COMMAND, serving
+from harness.serving import COMMAND, serving
 
 from harness.rank_tests import run_ranks
 

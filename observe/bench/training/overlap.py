@@ -11,10 +11,14 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import keras_ddl
-from keras_ddl import timeline
+from keras_ddl import parts
+from keras_ddl.communicator import recording
+
+if TYPE_CHECKING:
+    from keras_ddl import timeline
 
 
 class Traffic(NamedTuple):
@@ -30,19 +34,21 @@ class Traffic(NamedTuple):
 
 
 def watched(train: Callable[[], object]) -> Traffic | None:
-    """Calls `train` under a timeline and returns its traffic; None if KERAS_DDL_TIMELINE is being written. COLLECTIVE.
+    """Calls `train` under a timeline and returns its traffic. COLLECTIVE.
+
+    None: KERAS_DDL_TIMELINE is being written, or the timeline part is not installed.
 
     A bucket in progress when backward ends counts in proportion to its time before.
     """
-    if timeline.is_on():
+    if recording.is_on() or parts.is_missing("timeline"):
         train()
         return None
     with tempfile.TemporaryDirectory() as folder:
-        path = timeline.start(Path(folder, "step.json"))
+        path = recording.start(Path(folder, "step.json"), keras_ddl.rank())
         try:
             train()
         finally:
-            timeline.stop()
+            recording.stop()
         mine = traffic(path)
     everyone = keras_ddl.all_gather_object(mine)
     return Traffic(*(statistics.mean(column) for column in zip(*everyone)))
@@ -50,6 +56,8 @@ def watched(train: Callable[[], object]) -> Traffic | None:
 
 def traffic(path: Path) -> Traffic:
     """Returns the traffic in one rank's timeline file; zeros if it has no step with gradients."""
+    from keras_ddl import timeline
+
     sums = [one for one in timeline.collectives(path) if "/train_step/" in one.name]
     gradients = [one for one in sums if not one.name.endswith("/commit")]  # the last collective of a step, no sum
     of_steps = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from keras_ddl import parts
 from keras_ddl.bench.training.rank import Plan
 from keras_ddl.bench.training.rounds import Measurements
-from keras_ddl.cost_model import Step, machines
 from keras_ddl.errors import ConfigError
 
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -87,7 +87,12 @@ def predicted(plan: Plan, measurements: Measurements, links: Links) -> list[Pred
     scaling divided by the devices. The exchange is an all-reduce of all gradients, dense. The share of compute that can
     hide it is the mean time from a byte's submission to the end of backward, over the step, in the largest job. Waiting
     for other devices is not modelled.
+
+    Raises: DependencyError: the cost_model part is not installed.
     """
+    parts.need("cost_model")
+    from keras_ddl.cost_model import Step, machines
+
     alone = next(row for row in measurements.rows if row.ranks == 1).step
     largest = max(measurements.rows, key=lambda row: row.ranks)
     overlap = min(1.0, (largest.lead or 0.0) / largest.step)

@@ -5,7 +5,7 @@ scikit-learn, matplotlib and IPython, which Keras imports where they are install
 an import and leaves the imported objects alone afterwards, and Keras does not see these; the program itself can import
 them.
 
-Python imports this module when it starts with this folder in PYTHONPATH. `tests/conftest.py` puts it there, so that
+Python imports this module when it starts with this folder in PYTHONPATH. `conftest.py` puts it there, so that
 processes at any depth find it, and imports it for pytest itself. Processes that ignore PYTHONPATH start as ever.
 
 Modules that TESTS_HIDE names are not found, as if they were not installed.

@@ -1,0 +1,242 @@
+"""What scripts of Horovod's examples do, and what users do beside: copies, resuming, several models."""
+
+import copy
+import pickle
+import tempfile
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from horovod_training import (
+    BATCH,
+    RANK,
+    SIZE,
+    STEPS,
+    X,
+    Y,
+    assert_close,
+    compare,
+    dense_model,
+    everyones,
+    fit,
+    mine,
+    raises,
+)
+
+import keras_ddl
+import keras_ddl.horovod as ddl_hvd
+from harness.rank_program import long
+from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import keras as hvd
+from keras_ddl.horovod.optimizer import DistributedOptimizer
+from keras_ddl.horovod.tape import DistributedGradientTape
+
+SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+
+
+def folder():
+    return Path(keras_ddl.broadcast_object(tempfile.mkdtemp()))
+
+
+def check_compile_takes_what_horovods_examples_pass():
+    model = dense_model()
+    model.compile(DistributedOptimizer(SGD(0.1)), "mse", experimental_run_tf_function=False)
+    assert model.jit_compile is False
+    optimizer = DistributedOptimizer(SGD(0.1))
+    raises(TypeError, r"compile\(\) got an unexpected", lambda: model.compile(optimizer, los="mse"))
+
+
+def check_collectives_of_the_keras_interface_take_its_arguments():
+    total = sum(range(1, SIZE + 1))
+    for result in (
+        hvd.allreduce(RANK + 1.0, "a", False),
+        hvd.allreduce(value=RANK + 1.0, name="b", op=hvd.Sum),
+        hvd.allreduce(RANK + 1.0, "c", None, 2.0, 0.5, hvd.Sum, hvd.Compression.fp16),
+    ):
+        np.testing.assert_allclose(float(result), total)
+    np.testing.assert_array_equal(hvd.allgather(value=[RANK], name="d"), range(SIZE))
+    assert int(hvd.broadcast(value=RANK, root_rank=SIZE - 1, name="e")) == SIZE - 1
+    np.testing.assert_allclose(hvd.reducescatter([RANK + 1.0] * SIZE, "f", hvd.Sum), [total])
+    alone = hvd.add_process_set([0])
+    if RANK == 0:
+        assert float(hvd.allreduce(1.0, process_set=alone)) == 1
+    hvd.remove_process_set(alone)
+
+
+def check_gradients_that_disagree_are_failed_preconditions():
+    if SIZE == 1:
+        return
+    value, optimizer = tf.Variable(tf.zeros([2 + RANK])), DistributedOptimizer(SGD(1.0))
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(value)
+        return DistributedGradientTape(tape).gradient(loss, value)
+
+    wrong = tf.errors.FailedPreconditionError
+    raises(wrong, "DistributedGradientTape", gradient)
+    raises(wrong, "DistributedGradientTape", tf.function(gradient))
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1 + RANK)])
+    model.compile(DistributedOptimizer(SGD(0.1)), "mse")
+    broadcast = {"callbacks": [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], "verbose": 0}
+    raises(wrong, "dense", lambda: model.fit(mine(X), mine(Y)[:, : 1 + RANK], **broadcast))
+    raises(wrong, "DistributedSGD", lambda: optimizer.apply([tf.ones([2 + RANK])], [keras.Variable(value)]))
+    np.testing.assert_allclose(hvd.allreduce(1.0, op=hvd.Sum), SIZE)
+
+
+def check_what_a_tape_has_reduced_an_optimizer_leaves():
+    table, value = tf.Variable(tf.zeros([2, 1])), keras.Variable(0.0)
+    optimizer = DistributedOptimizer(SGD(1.0), op=hvd.Sum)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = (tf.reduce_sum(tf.gather(table, [1])) + tf.cast(value, "float32")) * (RANK + 1.0)
+        tape = DistributedGradientTape(tape, op=hvd.Sum)
+        gradients = tape.gradient(loss, [table, value])
+        optimizer.apply(gradients, [keras_table, value])
+
+    keras_table = keras.Variable(tf.zeros([2, 1]))
+    for run in (step, tf.function(step)):
+        run()
+    total = 2.0 * sum(range(1, SIZE + 1))
+    np.testing.assert_allclose([keras_table.numpy()[1, 0], value.numpy()], [-total, -total])
+
+    def clipped(optimizer=optimizer, largest=1.0):
+        with tf.GradientTape() as tape:
+            loss = tf.cast(value, "float32") * (RANK + 1.0)
+        gradient = DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, value)
+        optimizer.apply([tf.clip_by_value(gradient, -largest, largest) if largest else gradient], [value])
+
+    for run in (clipped, tf.function(clipped)):
+        raises(ConfigError, "computed from one that a DistributedGradientTape.*op=Sum", run)
+    clipped(DistributedOptimizer(SGD(1.0)))  # a mean of equal ones
+    np.testing.assert_allclose(value.numpy(), -total - 1)
+    summing = DistributedOptimizer(SGD(1.0), op=hvd.Sum, backward_passes_per_step=2)
+    raises(ConfigError, "computed from one", lambda: clipped(summing, largest=None))
+
+
+def check_adaptive_sums_of_the_tape():
+    value = tf.Variable(tf.zeros([SIZE, 2], tf.float64))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(value[RANK]) * (RANK + 1.0)
+    gradient = DistributedGradientTape(tape, op=ddl_hvd.Adasum).gradient(loss, value)
+    np.testing.assert_allclose(gradient, np.arange(1.0, SIZE + 1)[:, np.newaxis] * [1, 1])  # orthogonal: the sum
+    table = tf.Variable(tf.zeros([SIZE, 2]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, [RANK]))
+    tape = DistributedGradientTape(tape, op=ddl_hvd.Adasum)
+    raises(ValueError, "sparse_as_dense", lambda: tape.gradient(loss, table))
+
+
+@long
+def check_copies_reduce_or_are_warned_of():
+    optimizer = DistributedOptimizer(SGD(1.0), backward_passes_per_step=2)
+    own, shared = keras.Variable(0.0, dtype="float64"), keras.Variable(0.0, dtype="float64")
+    optimizer.register_local_var(own)
+    for copied in (copy.deepcopy(optimizer), copy.deepcopy(copy.deepcopy(optimizer))):
+        own.assign(0.0)
+        shared.assign(0.0)
+        for _ in range(2):
+            copied.apply([tf.constant(RANK + 1.0, tf.float64)] * 2, [own, shared])
+        np.testing.assert_allclose([own.numpy(), shared.numpy()], [-2 * (RANK + 1) / SIZE, -(SIZE + 1)])
+    model = dense_model()
+    model.compile(DistributedOptimizer(SGD(0.1)), "mse")
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return {"loss": tf.constant(0.0)}
+
+    by_tape = Own([keras.layers.Dense(2)])
+    by_tape.compile(SGD(0.1), "mse")
+    cloned, unpickled = keras.models.clone_model(model), pickle.loads(pickle.dumps(model))
+    for trained, warned in ((model, 0), (cloned, 1), (cloned, 0), (unpickled, 1), (by_tape, 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trained.fit(mine(X), mine(Y), batch_size=BATCH, steps_per_epoch=1, verbose=0)
+        texts = [str(each.message) for each in caught if "does not reduce" in str(each.message)]
+        assert len(texts) == (warned if SIZE > 1 else 0), (trained, texts)
+
+
+def check_rank_0_alone_may_load_what_all_go_on_with():
+    """As Horovod's ImageNet example does: the others have a new model, and an optimizer without variables."""
+    path = folder() / "model.keras"
+    if RANK == 0:
+        saved = dense_model()
+        fit(saved, SGD(0.1, momentum=0.9), X[:, 0].reshape(-1, 6), Y[:, 0].reshape(-1, 2), BATCH)
+        saved.save(path)
+    keras_ddl.barrier()
+    if RANK == 0:
+        model = hvd.load_model(path)
+    else:
+        model = dense_model()
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+        model.compile(hvd.DistributedOptimizer(SGD(0.3, momentum=0.9)), "mse")
+    alone = keras.models.load_model(path)
+    arguments = {"shuffle": False, "verbose": 0}
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(mine(X), mine(Y), batch_size=BATCH, callbacks=[broadcast], **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this one does not reduce
+        alone.fit(everyones(X), everyones(Y), batch_size=BATCH * SIZE, **arguments)
+    assert int(model.optimizer.iterations) == 3 * STEPS
+    assert_close(model, alone)
+
+
+@long
+def check_load_model_goes_on_adding_up_gradients():
+    path, batches = folder() / "model.keras", {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    model = dense_model()
+    fit(model, DistributedOptimizer(SGD(0.05), backward_passes_per_step=3), mine(X), mine(Y), BATCH)
+    if RANK == 0:
+        model.save(path)
+    keras_ddl.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again, mean = hvd.load_model(path, backward_passes_per_step=3), hvd.load_model(path)
+    assert ["backward_passes_per_step=3" in str(each.message) for each in caught] == [True]
+    for each in (model, again, mean):
+        each.fit(mine(X), mine(Y), **batches)
+    assert_close(again, model)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(mean.get_weights(), model.get_weights()))
+    keras_ddl.barrier()
+
+
+@long
+def check_several_steps_in_one_call_equal_one_process():
+    compare(lambda: Adam(0.01), compiled={"steps_per_execution": 3})
+    oracle = {"oracle": lambda: SGD(0.1, gradient_accumulation_steps=2), "backward_passes_per_step": 2}
+    compare(lambda: SGD(0.05), compiled={"steps_per_execution": 4}, **oracle)
+
+
+@long
+def check_two_networks_against_each_other_equal_one_process():
+    def train(wrap_tape, wrap_optimizer, x, y):
+        keras.utils.set_random_seed(3)
+        maker = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+        judge = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        optimizers = [wrap_optimizer(Adam(0.01)), wrap_optimizer(Adam(0.02))]
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as one, tf.GradientTape() as two:
+                made = judge(maker(x))
+                losses = (
+                    tf.reduce_mean(tf.square(made - 1)),
+                    tf.reduce_mean(tf.square(judge(y) - 1)) + tf.reduce_mean(made**2),
+                )
+            for tape, loss, model, optimizer in zip((one, two), losses, (maker, judge), optimizers):
+                variables = model.trainable_variables
+                gradients = wrap_tape(tape).gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables))
+
+        for batch in zip(x, y):
+            step(*batch)
+        return maker.get_weights() + judge.get_weights()
+
+    plain = lambda each: each  # noqa: E731
+    alone = train(plain, plain, X.reshape(STEPS, -1, 6), Y.reshape(STEPS, -1, 2))
+    for wraps in ((DistributedGradientTape, plain), (plain, DistributedOptimizer)):
+        for one, other in zip(train(*wraps, X[:, RANK], Y[:, RANK]), alone):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)

@@ -1,0 +1,17 @@
+"""Backend "ddl" of torch.distributed on real ranks: collectives, what they promise, training."""
+
+from pathlib import Path
+
+import pytest
+from torch_needs import TORCH
+
+from harness.rank_tests import rank_tests
+
+pytestmark = TORCH
+
+HERE = Path(__file__).parent
+# No TensorFlow, whose absence a check looks at.
+CHECKS = [HERE / f"{name}_checks.py" for name in ("collective", "group", "training", "contract")]
+
+test_of_two = rank_tests(CHECKS, [2])
+test_of_more = pytest.mark.long(rank_tests(CHECKS, [1, 3, 4]))

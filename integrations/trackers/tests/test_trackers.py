@@ -1,0 +1,91 @@
+"""What a script starts of Weights & Biases and MLflow on ranks other than 0. tests/project/works_with has the real packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_ddl
+from keras_ddl.topology import launcher
+from keras_ddl.trackers import mlflow_scratch
+
+WANDB = "def init(project=None, mode=None):\n    return mode\n"
+BEFORE, AFTER = "import wandb, keras_ddl", "import keras_ddl, wandb"
+
+
+@pytest.mark.parametrize(
+    ("imports", "rank", "setting", "mode"),
+    [(BEFORE, 1, "0", "disabled"), (AFTER, 1, "0", "disabled"), (AFTER, 0, "0", "offline"), (AFTER, 1, "1", "offline")],
+)
+def test_wandbs_runs_are_disabled_on_other_ranks(
+    tmp_path: Path, imports: str, rank: int, setting: str, mode: str
+) -> None:
+    (tmp_path / "wandb.py").write_text(WANDB)
+    code = f"{imports}; wandb.init(); print(wandb.init('sums', mode='offline'), wandb.init.__name__)"
+    ranks = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "KERAS_DDL_TRACK_ALL_RANKS": setting}
+    env = {**os.environ, **ranks, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [mode, "init"], done.stderr
+    assert done.stderr.count("KERAS_DDL_TRACK_ALL_RANKS=1") == (mode == "disabled"), "said once"
+
+
+def test_without_a_launcher_nothing_of_trackers_is_imported() -> None:
+    environ = {name: value for name, value in os.environ.items() if name not in keras_ddl._RANK_VARIABLES}
+    code = "import sys, keras_ddl; print([name for name in ('keras_ddl.trackers', 'socket') if name in sys.modules])"
+    for ranks, imported in (({}, []), ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["keras_ddl.trackers", "socket"])):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env={**environ, **ranks}, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(imported)
+
+
+def test_variables_that_are_looked_for_are_those_of_all_launchers() -> None:
+    table = {rank for _, rank, _ in launcher._LAUNCHERS}
+    assert set(keras_ddl._RANK_VARIABLES) == {*table, "KERAS_DDL_HOST_RANK"}
+
+
+class Store:
+    """MLflow, as far as it is changed."""
+
+    def __init__(self) -> None:
+        self.uris: list[str] = []
+        self.begun: list[dict[str, object]] = []
+
+    def set_tracking_uri(self, uri: str) -> None:
+        self.uris.append(uri)
+
+    def set_registry_uri(self, uri: str) -> None:
+        self.uris.append(uri)
+
+    def start_run(
+        self, run_id: str | None = None, experiment_id: str | None = None, run_name: str | None = None
+    ) -> str:
+        self.begun.append({"run_id": run_id, "experiment_id": experiment_id, "run_name": run_name})
+        return "run"
+
+    def set_experiment(self, experiment_name: str | None = None, experiment_id: str | None = None) -> str | None:
+        return experiment_name
+
+
+def test_mlflow_of_other_ranks_stays_in_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "of the job")
+    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path))
+    mlflow, told = Store(), []
+    mlflow_scratch.log_to_scratch(mlflow, lambda: told.append("once"))  # type: ignore[arg-type]
+    mlflow.set_tracking_uri("http://server")
+    mlflow.set_registry_uri("http://server")
+    (uri,) = mlflow.uris
+    assert uri.startswith(f"{tmp_path.as_uri()}/keras_ddl-mlflow-"), "where the launcher removes it"
+    assert told == []
+    assert "MLFLOW_RUN_ID" not in os.environ
+    assert mlflow.start_run("a1b2", run_name="tanh") == "run"
+    assert told == ["once"]
+    assert mlflow.begun == [{"run_id": None, "experiment_id": None, "run_name": "tanh"}], (
+        "that run is in rank 0's store"
+    )
+    assert mlflow.set_experiment("sums") == "sums"
+    assert mlflow.set_experiment(experiment_id="7") == "experiment 7"

@@ -1,0 +1,249 @@
+"""The metrics of a job, and the server that Prometheus reads them from, without ranks."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import threading
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from keras_ddl.errors import ConfigError, LaunchError
+from keras_ddl.launch import metrics_server
+from keras_ddl.monitoring.metrics import Metrics
+from keras_ddl.monitoring.metrics_server import MetricsServer
+from harness.event_lines import PAGE, schema
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(metrics: Metrics, ranks: int, more: tuple[int, ...] = ()) -> None:
+    metrics.event("start", {"restart": 0, "ranks": ranks, "starter": "host_ranks"})
+    for rank in (*range(ranks), *more):
+        metrics.event("rank_start", {"rank": rank, "host": "h", "pid": 1})
+
+
+def end(metrics: Metrics, rank: int, *, lost: bool) -> None:
+    metrics.event("rank_end", {"rank": rank, "host": "h", "pid": 1, "lost": lost})
+
+
+def a_job() -> Metrics:
+    metrics = Metrics()
+    start(metrics, 2)
+    metrics.figures(0, {"steps": 5, "rows": 50, "exposed": 0.5, "epoch": 0, "logs": {"loss": 0.25}})
+    metrics.event("checkpoint", {"rank": 0, "host": "h", "step": 5, "path": "/c"})
+    return metrics
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    """Name (and labels but the host) -> value."""
+    return {
+        "/".join(
+            [sample.name.removeprefix("keras_ddl_"), *(v for k, v in sample.labels.items() if k != "host")]
+        ): sample.value
+        for metric in metrics.collect()
+        for sample in metric.samples
+    }
+
+
+def test_metrics_of_a_rank_that_died_vanish_and_counters_go_on() -> None:
+    metrics = a_job()
+    shown = values(metrics)
+    assert (shown["ranks_alive"], shown["ranks_expected"], shown["rank_up/0"]) == (2, 2, 1)
+    assert (shown["steps_total"], shown["rows_total"], shown["log/loss"], shown["epoch"]) == (5, 50, 0.25, 0)
+    end(metrics, 0, lost=True)
+    shown = values(metrics)
+    assert (shown["ranks_alive"], shown["ranks_expected"], shown["rank_up/0"], shown["lost_ranks_total"]) == (
+        1,
+        2,
+        0,
+        1,
+    )
+    assert (shown["steps_total"], shown["rows_total"]) == (5, 50)
+    assert not {"log/loss", "epoch", "last_figures_timestamp_seconds"} & shown.keys()
+    # The next first rank has made the same steps, and counts rows from here on.
+    metrics.event("rank_lost", {"rank": 0, "ranks": 1, "reason": ""})
+    metrics.figures(1, {"steps": 7, "rows": 20, "exposed": 0.1, "logs": {"loss": 0.125}})
+    metrics.figures(1, {"steps": 8, "rows": 30, "exposed": 0.2, "logs": {"loss": 0.125}})
+    shown = values(metrics)
+    assert (shown["steps_total"], shown["rows_total"], shown["log/loss"]) == (8, 60, 0.125)
+    assert shown["exposed_communication_seconds_total"] == pytest.approx(0.6)
+
+
+def test_metrics_go_on_through_a_restart() -> None:
+    metrics = a_job()
+    for rank in (0, 1):
+        end(metrics, rank, lost=rank == 1)
+    metrics.event("restart", {"restart": 1, "reason": ""})
+    start(metrics, 2)
+    assert "log/loss" not in values(metrics)
+    metrics.figures(0, {"steps": 2, "rows": 20, "logs": {}})
+    metrics.figures(0, {"steps": 4, "rows": 40, "logs": {}})
+    shown = values(metrics)
+    assert (shown["restarts_total"], shown["lost_ranks_total"], shown["steps_total"], shown["rows_total"]) == (
+        1,
+        1,
+        9,
+        90,
+    )
+    assert (shown["ranks_alive"], shown["checkpoints_total"], shown["last_checkpoint_step"]) == (2, 1, 5)
+    assert 0 <= shown["last_checkpoint_age_seconds"] < 60
+
+
+def test_metrics_count_spares_when_they_have_joined() -> None:
+    metrics = Metrics()
+    start(metrics, 2, more=(2,))
+    assert values(metrics)["ranks_alive"] == 2
+    end(metrics, 1, lost=True)
+    metrics.event("rank_lost", {"rank": 1, "ranks": 1, "reason": ""})
+    metrics.event("rank_joined", {"rank": 2, "ranks": 2})
+    shown = values(metrics)
+    assert (shown["ranks_alive"], shown["ranks_expected"], shown["joined_ranks_total"]) == (2, 2, 1)
+    metrics.event("rank_left", {"rank": 2, "ranks": 1, "reason": ""})
+    assert values(metrics)["ranks_expected"] == 1
+
+
+def test_metrics_of_a_program_without_a_strategy_are_those_of_its_ranks() -> None:
+    metrics = Metrics()
+    start(metrics, 2)
+    shown = values(metrics)
+    assert shown["ranks_alive"] == 2
+    assert not {"steps_total", "rows_total", "exposed_communication_seconds_total"} & shown.keys()
+
+
+def test_metrics_leave_out_what_is_no_number() -> None:
+    metrics = Metrics()
+    start(metrics, 1)
+    logs = {"nan": float("nan"), "text": "x", "list": [1], "flag": True, "x" * 500: 1}
+    metrics.figures(0, {"steps": "many", "rows": None, "logs": {**logs, **{f"m{i}": i for i in range(500)}}})
+    names = [name for name in values(metrics) if name.startswith("log/")]
+    assert names[:2] == ["log/nan", f"log/{'x' * 100}"] and len(names) < 200
+    metrics.figures(0, {"logs": [1]})
+    assert not [name for name in values(metrics) if name.startswith("log/")]
+
+
+def test_page_names_every_event_and_metric() -> None:
+    text = PAGE.read_text()
+    for name in schema()["properties"]["event"]["enum"]:
+        assert f"`{name}`" in text.partition("```json")[0]
+    metrics = a_job()
+    for metric in metrics.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        assert re.search(rf"`{name}[`{{]", text), name
+    for name in set(re.findall(r"keras_ddl_\w+", text)) - {"keras_ddl_ranks"}:
+        assert name.removesuffix("_total") in {each.name for each in metrics.collect()}, name
+
+
+def test_scrape_configuration_of_the_page_is_what_prometheus_reads() -> None:
+    """By its documentation; `promtool check config` is not at hand here."""
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    assert job.keys() == {"job_name", "scrape_interval", "static_configs"}
+    assert re.fullmatch(r"\d+s", job["scrape_interval"])
+    assert all(re.fullmatch(r"[\w.]+:\d+", each) for some in job["static_configs"] for each in some["targets"])
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsServer]:
+    monkeypatch.setattr(metrics_server, "_CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 1.0)
+    server = MetricsServer("127.0.0.1", 0)
+    server.watcher.event("start", {"restart": 0, "ranks": 2, "starter": "mpirun"})
+    yield server
+    server.close()
+
+
+def scrape(server: MetricsServer) -> dict[str, float]:
+    with urllib.request.urlopen(server.url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {sample.name: sample.value for each in text_string_to_metric_families(text) for sample in each.samples}
+
+
+def test_server_answers_in_prometheus_words(server: MetricsServer) -> None:
+    assert server.url.startswith("http://127.0.0.1:")
+    shown = scrape(server)
+    assert shown["keras_ddl_ranks_expected"] == 2 and shown["keras_ddl_job_start_time_seconds"] <= time.time()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(server.url.replace("/metrics", "/other"), timeout=10)
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    with pytest.raises(LaunchError, match=f"Received: port {port}, address 127.0.0.1"):
+        MetricsServer("127.0.0.1", port)
+    for address in ("a..b", "a" * 64):  # no name of a host
+        with pytest.raises(LaunchError, match=rf"Received: port 0, address {re.escape(address)} \("):
+            MetricsServer(address, 0)
+
+
+def test_server_serves_on_when_threads_could_not_be_started(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        for _ in range(2 * metrics_server._AT_ONCE):
+            mine, other = socket.socketpair()
+            with mine, other, pytest.raises(RuntimeError):
+                server._server.process_request(mine, None)
+    assert scrape(server)["keras_ddl_ranks_expected"] == 2
+
+
+def test_strangers_hold_up_neither_launcher_nor_server_for_long(server: MetricsServer) -> None:
+    host, port = server.url.removeprefix("http://").partition("/")[0].split(":")
+    strangers, over, most, before = list[socket.socket](), threading.Event(), 0, threading.active_count()
+    for _ in range(40):
+        strangers.append(socket.create_connection((host, int(port))))
+        time.sleep(0.01)
+        most = max(most, threading.active_count())
+    assert most - before < 20, "no more threads than connections that are allowed, two for each"
+
+    def send_slowly() -> None:  # bytes that never end, and never are late
+        while not over.wait(0.1):
+            for each in strangers:
+                try:
+                    each.send(b"x")
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=send_slowly)
+    thread.start()
+    try:
+        began = time.monotonic()
+        for rank in range(1000):
+            server.watcher.event("rank_start", {"rank": rank, "host": "h"})
+        assert time.monotonic() - began < 10  # 20 ms; one that waits for strangers waits for each event
+        deadline, shown = time.monotonic() + 60, None
+        while shown is None:
+            try:
+                shown = scrape(server)
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        assert shown["keras_ddl_ranks_alive"] == 2
+    finally:
+        over.set()
+        thread.join()
+        for each in strangers:
+            each.close()
+
+
+def test_metrics_without_prometheus_client_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (needs,) = extras["metrics"]
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=rf"Install it: .*pip install '{needs}'$"):
+        MetricsServer("127.0.0.1", 0)
+    assert needs in extras["serving"] and "serving" in extras["cpu"][0] and "serving" in extras["gpu"][0]  # as it says
+    assert "pip install '.[metrics]'" in PAGE.read_text()

@@ -1,0 +1,195 @@
+"""TensorFlow Serving's flags: each is taken, refused with a reason, or said to have no effect."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from harness.serving import Running, predict_request, serving, write_model
+from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+from keras_ddl.serving.serve_command import command
+from keras_ddl.serving import flags
+from keras_ddl.serving.flags import FLAGS, Support
+
+DOCS = Path(__file__).parents[2] / "docs" / "serving-flags.md"
+X = np.ones([2, 3], np.float32)
+TAKEN = [flag for flag in FLAGS if flag.support is not Support.REFUSED]
+REFUSED = [flag for flag in FLAGS if flag.support is Support.REFUSED]
+MONITORING = 'prometheus_config { enable: true path: "/metrics" }'
+
+
+def arguments_of(folder: Path, versions: Path) -> dict[str, list[str]]:
+    """For each flag that is taken, arguments with a value that it may have."""
+    files = {"monitoring": MONITORING}
+    files["models"] = (
+        f'model_config_list {{ config {{ name: "model" base_path: "{versions}" model_platform: "tensorflow" }} }}'
+    )
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    values = {
+        "port": "0",
+        "rest_api_port": "0",
+        "grpc_socket_path": str(folder / "socket"),
+        "batching_parameters_file": str(folder / "batching"),
+        "model_config_file": str(folder / "models"),
+        "model_name": "model",
+        "model_base_path": str(versions),
+        "saved_model_tags": "serve",
+        "grpc_channel_arguments": "grpc.max_connection_age_ms=60000,grpc.primary_user_agent=test",
+        "monitoring_config_file": str(folder / "monitoring"),
+        "per_process_gpu_memory_fraction": "0.5",
+        "rest_api_timeout_in_ms": "20000",
+        "load_retry_interval_micros": "1000000",
+    }
+    found = {}
+    for flag in TAKEN:
+        value = values.get(flag.name, "true" if flag.kind is bool else "2")
+        found[flag.name] = [f"--{flag.name}={value}"]
+    return found
+
+
+def test_the_table_of_the_docs_is_that_of_the_flags() -> None:
+    assert flags.markdown() in DOCS.read_text(), "write flags.markdown() into docs/serving-flags.md"
+
+
+def test_values_are_in_the_unit_that_the_name_of_a_flag_says() -> None:
+    units = {"_in_ms": 1e-3, "_micros": 1e-6}
+    for flag in FLAGS:
+        assert flag.scale == next((unit for end, unit in units.items() if flag.name.endswith(end)), 1.0), flag.name
+
+
+@pytest.mark.parametrize(
+    "flag", [each for each in FLAGS if each.support is Support.REFUSED], ids=lambda flag: flag.name
+)
+def test_a_flag_that_cannot_be_done_is_refused_with_the_reason(flag: flags.Flag, tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(command, [str(tmp_path), f"--{flag.name}={'true' if flag.kind is bool else '1'}"])
+    assert flag.note in str(outcome.exception), outcome.output
+    assert flag.name in str(outcome.exception)
+
+
+def test_all_flags_together_start_a_server(versions: Path, tmp_path: Path) -> None:
+    given = arguments_of(tmp_path, versions)
+    apart = {"model_config_file", "model_config_file_poll_wait_seconds", "port", "rest_api_port"}
+    both = [text for name, texts in given.items() if name not in apart for text in texts]
+    with serving(*both) as server:
+        server.wait_for(3)
+        np.testing.assert_array_equal(server.predict(X), 3 * X)
+        with grpc.insecure_channel(f"unix:{tmp_path / 'socket'}") as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            assert stub.Predict(predict_request({"x": X})).outputs["y"].tensor_content  # as it was asked for
+        status, text = server.rest("GET", "/metrics")
+        assert status == 200 and ":tensorflow:serving:request_count{" in text
+        said = "".join(server.lines)
+        for flag in FLAGS:
+            assert (f"--{flag.name} has no effect here" in said) == (flag.support is Support.NO_EFFECT), flag
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flag", TAKEN, ids=lambda flag: flag.name)
+def test_each_flag_alone_starts_a_server(flag: flags.Flag, versions: Path, tmp_path: Path) -> None:
+    given = arguments_of(tmp_path, versions)
+    directories = [] if flag.name in ("model_config_file", "model_base_path") else [versions]
+    with serving(*directories, *given[flag.name]) as server:
+        server.wait_for(3)
+        np.testing.assert_array_equal(server.predict(X), 3 * X)
+
+
+def test_a_flag_of_yes_or_no_needs_no_value(versions: Path) -> None:
+    with serving("--rest_api_enable_cors_support", f"--model_base_path={versions}") as server:
+        server.wait_for(3)
+        url = f"http://127.0.0.1:{server.rest_port}/v1/models/model"
+        with urllib.request.urlopen(urllib.request.Request(url, method="OPTIONS"), timeout=60) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+@pytest.mark.parametrize(("host", "others_reach_it"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_a_server_that_others_reach_says_which_one_is_for_production(
+    host: str, others_reach_it: bool, tmp_path: Path
+) -> None:
+    with serving(tmp_path, host=host) as server:
+        server.end()
+    notice = [line for line in server.lines if "TensorFlow Serving is the server for production" in line]
+    assert len(notice) == others_reach_it, server.lines
+    assert all(host in line for line in notice)
+
+
+def test_by_default_nobody_else_reaches_it() -> None:
+    (host,) = [parameter.default for parameter in command.params if parameter.name == "host"]
+    assert host == "127.0.0.1"
+
+
+def test_a_config_file_is_followed_and_a_wrong_one_changes_nothing(versions: Path, tmp_path: Path) -> None:
+    file = tmp_path / "models.config"
+    one = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" }}'
+    file.write_text(f"model_config_list {{ {one.format('first', versions)} }}")
+    with serving("--model_config_file", file, "--model_config_file_poll_wait_seconds=0.2") as server:
+        server.wait_for(3, "first")
+        file.write_text("this is no config")
+        _wait_for_line(server, "Error parsing")
+        file.write_text("")
+        _wait_for_line(server, "It names no model")
+        np.testing.assert_array_equal(server.predict(X, "first"), 3 * X)
+        file.write_text(f"model_config_list {{ {one.format('first', versions)} {one.format('second', versions)} }}")
+        server.wait_for(3, "second")
+        np.testing.assert_array_equal(server.predict(X, "second"), 3 * X)
+
+
+def test_a_label_of_a_version_that_is_yet_to_come_moves_when_it_has_come(versions: Path, tmp_path: Path) -> None:
+    file, model = tmp_path / "models.config", tmp_path / "model"
+    shutil.copytree(versions / "1", model / "1")
+    text = (
+        f'model_config_list {{ config {{ name: "one" base_path: "{model}" model_platform: "tensorflow" '
+        'model_version_policy { all {} } version_labels { key: "stable" value: %d } } }'
+    )
+    file.write_text(text % 1)
+    poll = ["--model_config_file_poll_wait_seconds=0.1", "--file_system_poll_wait_seconds=0.1"]
+    with serving("--model_config_file", file, *poll) as server:
+        server.wait_for(1, "one")
+        file.write_text(text % 2)
+        _wait_for_line(server, "cannot move to version 2")
+        np.testing.assert_array_equal(server.predict(X, "one", label="stable"), X)
+        shutil.copytree(versions / "2", tmp_path / "2")
+        (tmp_path / "2").rename(model / "2")
+        server.wait_for(2, "one")
+        deadline = time.monotonic() + 300
+        while server.predict(X, "one", label="stable")[0, 0] != 2:
+            assert time.monotonic() < deadline, server.lines
+            time.sleep(0.05)
+        assert sum("cannot move to version 2" in line for line in server.lines) == 1
+
+
+def _wait_for_line(server: Running, text: str) -> None:
+    for _ in range(3000):
+        if any(text in line for line in server.lines):
+            return
+        time.sleep(0.1)
+    raise AssertionError(server.lines)
+
+
+def test_versions_may_have_leading_zeros(tmp_path: Path) -> None:
+    write_model(tmp_path / "00000123", 5.0)
+    with serving(tmp_path) as server:
+        server.wait_for(123)
+        np.testing.assert_array_equal(server.predict(X, version=123), 5 * X)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--enable_batching=perhaps"], "not a valid boolean"),
+        (["--monitoring_config_file=none"], "must be a MonitoringConfig"),
+        (["--grpc_channel_arguments=one"], "NAME=VALUE"),
+    ],
+)
+def test_a_wrong_value_is_refused(arguments: list[str], said: str, versions: Path) -> None:
+    outcome = CliRunner().invoke(command, [str(versions), "--port=0", "--rest-port=0", *arguments])
+    assert outcome.exit_code != 0 and said in f"{outcome.output}{outcome.exception}", outcome.output

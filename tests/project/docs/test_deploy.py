@@ -1,0 +1,132 @@
+"""The files in deploy/: shown in the docs as they are, and of the form that their readers expect.
+
+tests/project/slurm runs the batch script. Nothing here runs on Kubernetes, or builds the image.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.packaging_tools import ROOT, run
+
+DEPLOY = ROOT / "deploy"
+SCHEMA = json.loads(Path(__file__).with_name("mpijob_schema.json").read_text())
+TRAINER_SCHEMA = json.loads(Path(__file__).with_name("trainer_schema.json").read_text())
+
+
+@pytest.fixture
+def mpijob() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "mpijob.yaml").read_text())
+
+
+@pytest.fixture
+def trainer() -> dict[str, dict[str, Any]]:
+    """Kubeflow Trainer's manifests by their kinds."""
+    manifests = [yaml.safe_load((DEPLOY / name).read_text()) for name in ("trainjob.yaml", "trainingruntime.yaml")]
+    return {manifest["kind"]: manifest for manifest in manifests}
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "mpijob.yaml", "trainjob.yaml", "trainingruntime.yaml", "Dockerfile"])
+def test_deploy_files_stand_in_the_docs_as_they_are(name):
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    text = (DEPLOY / name).read_text()
+    assert f"`deploy/{name}`" in page
+    assert f"\n{text}```\n" in page
+    assert len(text.splitlines()) <= 60
+
+
+def test_batch_script_is_one_that_bash_reads():
+    subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=True)
+
+
+def test_mpijob_follows_the_schema_of_the_operator(mpijob):
+    import jsonschema  # which takes a second to import
+
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(mpijob, SCHEMA)
+    wrong = copy.deepcopy(mpijob)
+    wrong["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["comand"] = []
+    with pytest.raises(jsonschema.ValidationError, match="comand"):
+        jsonschema.validate(wrong, SCHEMA)
+
+
+def test_mpijob_names_one_image_and_mounts_what_it_has(mpijob):
+    pods = {name: replica["template"]["spec"] for name, replica in mpijob["spec"]["mpiReplicaSpecs"].items()}
+    images = {container["image"] for pod in pods.values() for container in pod["containers"]}
+    assert len(images) == 1
+    assert f"-t {images.pop()} " in (DEPLOY / "Dockerfile").read_text()
+    for pod in pods.values():
+        volumes = {volume["name"] for volume in pod.get("volumes", ())}
+        mounts = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", ())}
+        assert volumes == mounts
+
+
+def test_mpijob_launcher_starts_the_ranks_of_the_operators_hostfile(mpijob, tmp_path):
+    name, workers = mpijob["metadata"]["name"], mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
+    hosts = [f"{name}-worker-{number}.{name}.default.svc" for number in range(workers)]
+    slots = mpijob["spec"]["slotsPerWorker"]
+    command = mpijob["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    check_that_launcher_starts_ranks(command, hosts, slots, tmp_path)
+
+
+def check_that_launcher_starts_ranks(command: list[str], hosts: list[str], slots: int, tmp_path: Path) -> None:
+    """With the host file that the operator mounts, `slots` ranks on each of `hosts`."""
+    (tmp_path / "hostfile").write_text("".join(f"{host} slots={slots}\n" for host in hosts))
+    program, *words = command
+    assert program == "keras-ddl"
+    words = [word.replace("/etc/mpi/", f"{tmp_path}/") for word in words]
+    words.insert(words.index("run") + 1, "--dry-run")
+    (tmp_path / "train.py").touch()
+    shown = run(Path(sys.executable).with_name("keras-ddl"), *words, cwd=tmp_path)
+    assert f"-np {slots * len(hosts)} " in shown
+    assert f"--host {','.join(f'{host}:{slots}' for host in hosts)} " in shown
+    assert shown.rstrip().endswith("train.py")
+
+
+@pytest.mark.parametrize("kind", ["TrainJob", "ClusterTrainingRuntime"])
+def test_manifests_for_kubeflow_trainer_follow_its_schemas(kind, trainer):
+    import jsonschema
+
+    jsonschema.Draft202012Validator.check_schema(TRAINER_SCHEMA[kind])
+    validator = jsonschema.Draft202012Validator(TRAINER_SCHEMA[kind])
+    validator.validate(trainer[kind])
+    wrong = copy.deepcopy(trainer[kind])
+    if kind == "TrainJob":
+        wrong["spec"]["trainer"]["numProcPerNode"] = "auto"  # which v2.0 took
+    else:
+        wrong["spec"]["template"]["spec"]["replicatedJobs"][1]["dependsOn"][0]["status"] = "Running"
+    assert len(list(validator.iter_errors(wrong))) == 1
+
+
+def test_runtime_for_kubeflow_trainer_is_one_whose_launcher_gets_the_job(trainer):
+    """By what its plugins for MPI and JobSet (v2.3.0) look for, and for the image of the other files."""
+    job, runtime = trainer["TrainJob"]["spec"], trainer["ClusterTrainingRuntime"]
+    assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    # The launcher's pods are as many as the policy has nodes; a TrainJob's numNodes are those of "node" only.
+    assert runtime["spec"]["mlPolicy"]["numNodes"] == 1 and not runtime["spec"]["mlPolicy"]["mpi"]["runLauncherAsNode"]
+    node, launcher = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert (node["name"], launcher["name"]) == ("node", "launcher")
+    assert launcher["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert "metadata" not in node["template"] and launcher["dependsOn"] == [{"name": "node", "status": "Ready"}]
+    pods = [each["template"]["spec"]["template"]["spec"] for each in (node, launcher)]
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["name"] == "node" and f"-t {container['image']} " in (DEPLOY / "Dockerfile").read_text()
+        volumes = {volume["name"] for volume in pod.get("volumes", ())}
+        assert volumes == {mount["name"] for mount in container.get("volumeMounts", ())}
+    # These the trainer sets itself, and refuses in a TrainJob.
+    assert not {each["name"] for each in job["trainer"].get("env", ())} & {"OMPI_MCA_orte_keep_fqdn_hostnames"}
+
+
+def test_trainjob_starts_the_ranks_of_the_trainers_hostfile(trainer, tmp_path):
+    name, job = trainer["TrainJob"]["metadata"]["name"], trainer["TrainJob"]["spec"]["trainer"]
+    hosts = [f"{name}-node-0-{number}.{name}" for number in range(job["numNodes"])]
+    check_that_launcher_starts_ranks(job["command"], hosts, job["numProcPerNode"], tmp_path)

@@ -1,0 +1,68 @@
+"""Every name `keras_ddl.x.y` that a page, a docstring or a message writes is there after a plain `import keras_ddl`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+NAME = re.compile(r"(?<![\w./-])(keras_ddl(?>(?:\.[A-Za-z_]\w*)+))(?!\w|/)")
+# What is named to be imported, by a program or by Sphinx, whose strict build tries it.
+IMPORTED = re.compile(r"(?:\bimport|\bfrom|-m|automodule::|click::) $")
+# Importing `ddl` makes every optimizer average gradients, and `torch` needs PyTorch: only a statement does it.
+BY_IMPORT_ONLY = ("keras_ddl.ddl", "keras_ddl.torch")
+# Each name in a process of its own: what one imports would let another be found. TensorFlow is imported once.
+RESOLVE = """
+import functools, os, sys
+import keras, tensorflow
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        import keras_ddl
+        try:
+            functools.reduce(getattr, name.split(".")[1:], keras_ddl)
+        except AttributeError as error:
+            print(name, "->", error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def strings(path: Path) -> list[str]:
+    """The docstrings and messages of a program, without the names of modules that it imports or starts."""
+    constants = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Constant)]
+    texts = [node.value for node in constants if isinstance(node.value, str)]
+    return [text for text in texts if not NAME.fullmatch(text)]
+
+
+def written_names() -> set[str]:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    for folder in ("ddl", "export", "keras_ddl"):
+        texts += [text for path in (ROOT / folder).rglob("*.py") for text in strings(path)]
+    return {
+        match[1]
+        for text in texts
+        for match in NAME.finditer(text)
+        if not IMPORTED.search(text[: match.start()]) and not match[1].startswith(BY_IMPORT_ONLY)
+    }
+
+
+def test_every_written_name_is_found_after_a_plain_import() -> None:
+    names = sorted(written_names())
+    assert len(names) > 50
+    assert {"keras_ddl.model_state.trackable", "keras_ddl.communicator.describe"} <= set(names)
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE, *names], stdout=subprocess.PIPE, text=True, check=True, timeout=600
+    )
+    assert done.stdout.splitlines() == []
+
+
+def test_public_modules_are_found_after_a_plain_import() -> None:
+    """Those beside the folders, which users import by name."""
+    modules = sorted(path.stem for path in (ROOT / "keras_ddl").glob("*.py") if path.stem not in ("__init__", "config"))
+    code = "import sys, keras_ddl\nfor name in sys.argv[1:]: getattr(keras_ddl, name)"
+    subprocess.run([sys.executable, "-c", code, *modules], check=True, timeout=600)
