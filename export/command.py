@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from keras_ddl.checkpoint import list_bases
 from keras_ddl.cli.sizes import size_text
-from keras_ddl.export.signature_options import parse_signatures
 from keras_ddl.compat.tensorflow_packages import import_without_keras
 from keras_ddl.errors import CheckpointError, ConfigError
+from keras_ddl.export.signature_options import parse_signatures
 from keras_ddl.launch import startup_notes
 
 if TYPE_CHECKING:

@@ -22,8 +22,21 @@ import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
     # The first line: parts, of which some may be missing (parts.py). Type checkers need all names.
-    from keras_ddl import cost_model, export, horovod, timeline, tuner
-    from keras_ddl import callbacks, checkpoint, communicator, data, errors, model_state, ops, schedules
+    from keras_ddl import (
+        callbacks,
+        checkpoint,
+        communicator,
+        cost_model,
+        data,
+        errors,
+        export,
+        horovod,
+        model_state,
+        ops,
+        schedules,
+        timeline,
+        tuner,
+    )
     from keras_ddl.communicator import (
         Communicator,
         all_gather_object,

@@ -9,13 +9,13 @@ from typing import Any
 import keras
 
 from keras_ddl import export
-from keras_ddl.export.checkpoints.answers_of_ranks import AnswersOfRanks
-from keras_ddl.export.checkpoints.publisher import Publisher, wait_for
 from keras_ddl.callbacks._base_graphs import Serve
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
+from keras_ddl.export.checkpoints.answers_of_ranks import AnswersOfRanks
+from keras_ddl.export.checkpoints.publisher import Publisher, wait_for
 from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.strategy.shards import gathered_slots
 

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from harness.serving import serving
 
 import keras_ddl
+from harness.serving import serving
 from keras_ddl import checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]

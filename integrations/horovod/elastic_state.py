@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.horovod import commits
 from keras_ddl.communicator import stack_position
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.horovod import old_keras_names
+from keras_ddl.horovod import commits, old_keras_names
 from keras_ddl.launch import host_watch
 
 # States are identified by the order in which a script creates them, which is the same after a restart.

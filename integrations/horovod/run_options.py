@@ -14,9 +14,7 @@ class HorovodOptions(RunOptions):
     """Makes `import horovod` find keras_ddl."""
 
     options = (
-        click.Option(
-            ["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."
-        ),
+        click.Option(["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."),
     )
 
     def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:

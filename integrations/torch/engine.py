@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
 from keras_ddl.communicator import Communicator, requests
 from keras_ddl.torch.work import Completions, DdlWork, Together
 

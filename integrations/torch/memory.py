@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import ReduceOp
-
 from keras_ddl.communicator.requests import OPS, Memory
 from keras_ddl.errors import ConfigError
+from torch.distributed import ReduceOp
 
 if TYPE_CHECKING:
     from keras_ddl.torch.engine import Engine

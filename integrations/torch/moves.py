@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
 from keras_ddl.communicator import requests
 from keras_ddl.communicator.native_library import Place
 from keras_ddl.communicator.started import Started

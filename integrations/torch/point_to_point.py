@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
-
 from keras_ddl.communicator import Communicator
 from keras_ddl.errors import (
     CollectiveError,

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from keras_ddl import communicator
 from keras_ddl.communicator import requests
 from keras_ddl.errors import ConfigError, KerasDdlError

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.distributed import ReduceOp
-
 from keras_ddl.communicator import requests
 from keras_ddl.torch import memory
 from keras_ddl.torch.engine import Engine
 from keras_ddl.torch.work import DdlWork
+from torch.distributed import ReduceOp
 
 
 def all_reduce(engine: Engine, call: str, tensors: Sequence[torch.Tensor], op: ReduceOp, waits: bool) -> DdlWork:

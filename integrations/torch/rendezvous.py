@@ -8,10 +8,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from torch.distributed import Store, TCPStore
-
 from keras_ddl import communicator
 from keras_ddl.topology.launcher import find_launcher
+from torch.distributed import Store, TCPStore
 
 # Variables of Open MPI, of MPICH and Intel MPI, and of Slurm.
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")

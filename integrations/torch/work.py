@@ -10,11 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import DistBackendError, Work
-from torch.futures import Future
-
 from keras_ddl.communicator.started import Started
 from keras_ddl.errors import KerasDdlError
+from torch.distributed import DistBackendError, Work
+from torch.futures import Future
 
 
 class Completions:

@@ -20,9 +20,7 @@ _USAGE_STATUS = 2
 
 
 def _commands() -> dict[str, tuple[str, str]]:
-    of_parts = {
-        name: (row["module"], row["help"]) for part in parts.installed() for name, row in part.commands.items()
-    }
+    of_parts = {name: (row["module"], row["help"]) for part in parts.installed() for name, row in part.commands.items()}
     return {**_FIRST, **of_parts, **_LAST}
 
 

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from harness.serving import serving, write_model
 
 

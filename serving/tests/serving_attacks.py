@@ -25,9 +25,9 @@ if __name__ == "__main__":
 
 import grpc
 import numpy as np
-from harness.serving import Running, predict_request, resident_bytes, serving, write_model
 from tensorflow_serving.apis import predict_pb2
 
+from harness.serving import Running, predict_request, resident_bytes, serving, write_model
 from keras_ddl.compat.tensorflow import tf
 
 MEGABYTE = 2**20

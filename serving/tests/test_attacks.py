@@ -13,8 +13,8 @@ import grpc
 import numpy as np
 import pytest
 from serving_attacks import ATTACKS, LIMIT, MEGABYTE, X, children_of, observed, p99, seconds_of_a_predict
-from harness.serving import Running, predict_request, serving
 
+from harness.serving import Running, predict_request, serving
 from keras_ddl.compat.tensorflow import tf
 
 HEALTH_SECONDS, PREDICT_SECONDS = 0.1, 1.0  # on two cores that do nothing else

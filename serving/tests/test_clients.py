@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.serving import COMMAND
 
 from harness.commands import keras_ddl
+from harness.serving import COMMAND
 
 CLIENT = Path(__file__).resolve().parents[2] / "examples" / "predict_client.py"
 X = np.float32([[1, 2, 3], [4, 5, 6]])

@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 import pytest
 from serving_attacks import PREDICT, X, children_of
-from harness.serving import Running, predict_request, serving
 
+from harness.serving import Running, predict_request, serving
 from keras_ddl.serving.background_lines import BackgroundLines
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager, State

@@ -11,12 +11,12 @@ import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from harness.serving import Running, predict_request, serving, write_model
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from keras_ddl.serving.serve_command import command
+from harness.serving import Running, predict_request, serving, write_model
 from keras_ddl.serving import flags
 from keras_ddl.serving.flags import FLAGS, Support
+from keras_ddl.serving.serve_command import command
 
 DOCS = Path(__file__).parents[2] / "docs" / "serving-flags.md"
 X = np.ones([2, 3], np.float32)

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from harness.serving import predict_request, serving
 
 from harness import leftovers
+from harness.serving import predict_request, serving
 from keras_ddl import checkpoint
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.files import durable

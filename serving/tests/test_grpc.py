@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from harness.serving import LABELS, predict_request
 from tensorflow_serving.apis import (
     classification_pb2,
     get_model_metadata_pb2,
@@ -20,6 +19,7 @@ from tensorflow_serving.apis import (
     session_service_pb2,
 )
 
+from harness.serving import LABELS, predict_request
 from keras_ddl.compat.tensorflow import tf
 
 X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from harness.serving import Running, serving
 from tensorflow_serving.apis import classification_pb2, predict_pb2, regression_pb2
 
+from harness.serving import Running, serving
 from keras_ddl.compat.tensorflow import tf
 
 v1 = tf.compat.v1

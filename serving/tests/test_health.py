@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.serving import serving
 
+from harness.serving import serving
 from keras_ddl.serving.health import HealthPort
 
 SILENT_SECONDS = 4.0  # what is asked right after the server has said something is asked within that

@@ -16,9 +16,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from harness.serving import Running, predict_request, resident_bytes, serving
 from tensorflow_serving.apis import model_management_pb2, predict_pb2
 
+from harness.serving import Running, predict_request, resident_bytes, serving
 from keras_ddl.serving import bodies
 from keras_ddl.serving.connections import disconnect
 from keras_ddl.serving.forked import ForkServer

@@ -9,9 +9,9 @@ import grpc
 import numpy as np
 import pytest
 from serving_attacks import memory_of
-from harness.serving import predict_request, serving
 from tensorflow_serving.apis import classification_pb2
 
+from harness.serving import predict_request, serving
 from keras_ddl.compat.tensorflow import tf
 
 X = [[1.0, 2.0, 3.0]]

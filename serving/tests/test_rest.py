@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+
 from harness.serving import LABELS, predict_request, serving
 
 X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]

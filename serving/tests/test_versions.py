@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from harness.serving import predict_request, serving
 from tensorflow_serving.apis import model_management_pb2, prediction_log_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
+from harness.serving import predict_request, serving
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.serving.model_config import ModelConfig
 from keras_ddl.serving.model_manager import ModelManager, State

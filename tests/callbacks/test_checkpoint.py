@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_ddl import callbacks, export, model_state
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._direction import resolve_direction
-from keras_ddl.export.checkpoints.publisher import Publisher
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
+from keras_ddl.export.checkpoints.publisher import Publisher
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from harness.launching import cpu_seconds_of_children
-from keras_ddl.export.command import describe, parse_tensors, parse_version, parse_which
 from keras_ddl.cli.run import parse_env, resolve_program
-from keras_ddl.export.signature_options import parse_signatures
 from keras_ddl.errors import ConfigError
 from keras_ddl.export import EncodedImages
+from keras_ddl.export.command import describe, parse_tensors, parse_version, parse_which
 from keras_ddl.export.graft import ExportResult
+from keras_ddl.export.signature_options import parse_signatures
 from launch.launching import environment, run
 
 

@@ -195,7 +195,10 @@ The guide for those who come from Horovod: [From Horovod](../from-horovod.md).
 DDL = Table(
     page=ROOT / "docs" / "appendix" / "ddl-names.md",
     data=ROOT / "integrations" / "ddl" / "tests" / "ddl_names.json",
-    programs=(ROOT / "integrations" / "ddl" / "tests" / "name_checks.py", ROOT / "integrations" / "ddl" / "tests" / "test_ddlrun.py"),
+    programs=(
+        ROOT / "integrations" / "ddl" / "tests" / "name_checks.py",
+        ROOT / "integrations" / "ddl" / "tests" / "test_ddlrun.py",
+    ),
     intro="""
 # Names of IBM's DDL
 

@@ -20,7 +20,7 @@ def python_modules() -> dict[str, Path]:
     for package, folder in folders.items():
         for path in sorted(folder.rglob("*.py")):
             words = path.relative_to(folder).with_suffix("").parts
-            if words[0] not in ("tests", "shim"):
+            if words[0] not in ("tests", "top_level"):
                 modules[".".join((package, *(each for each in words if each != "__init__")))] = path
     return modules
 

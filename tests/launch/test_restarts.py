@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.event_lines import read_events
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.mpirun import Host, parse_hosts
 from keras_ddl.launch.placement import Discovery, Placement, host_of_rank
-from harness.event_lines import read_events
 from launch.launching import Started, eventually, processes, run, write_program
 
 ranks = [pytest.mark.parallel, pytest.mark.quiet]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.serving import COMMAND, serving
 
 from harness.rank_tests import run_ranks
+from harness.serving import COMMAND, serving
 
 PROGRAM = Path(__file__).with_name("mesh_program.py")
 STEPS = 6

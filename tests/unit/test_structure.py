@@ -86,7 +86,7 @@ def test_the_room_of_tf_distributes_loop_is_entered_by_the_strategy_alone() -> N
 
 def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
     beside = {path.stem for path in (ROOT / "keras_ddl").glob("*.py")}
-X
+    assert beside == {"__init__", "config", "errors", "model_state", "parts", "schedules"}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from keras_ddl.horovod import commits
 from keras_ddl.errors import ConfigError
+from keras_ddl.horovod import commits
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,8 @@ import keras_ddl
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import native_timeline, recording
 from keras_ddl.files import news
-from keras_ddl.strategy import figures
 from keras_ddl.monitoring.figures import Figures
-from keras_ddl.monitoring.fit_figures import FitFigures
+from keras_ddl.strategy import figures
 from keras_ddl.timeline import sampling
 from keras_ddl.timeline.sampling import StepSample
 
@@ -95,7 +94,7 @@ def test_last_steps_of_a_loop_are_written_at_the_end_of_the_process(
 
 
 def test_rows_of_several_ranks_are_those_that_they_have_exchanged(tmp_path: Path, of_job: Figures) -> None:
-    own = FitFigures(SimpleNamespace(), of_job)
+    own = of_job.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
     own._strategy = SimpleNamespace(is_several=True, keras_steps=SimpleNamespace(rows_trained=np.int64(64)))
     own.begin_batch(0)
     own.end_batch(1, 3, {"loss": np.float32(0.5), "of_each": np.ones(2), "nested": {"a": 1}, "text": "x"})
@@ -141,7 +140,7 @@ def test_a_sample_leaves_collectives_to_the_program_that_keeps_them(collectives:
 
 
 def test_a_sample_of_the_last_step_ends_with_the_fit(of_job: Figures, collectives: list[Any], two_ranks: None) -> None:
-    own = FitFigures(SimpleNamespace(), of_job)
+    own = of_job.of_fit(SimpleNamespace(), SimpleNamespace(is_several=False))
     of_job._steps_until_sample = 0
     of_job.begin_step()
     of_job.end_step()

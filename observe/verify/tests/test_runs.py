@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from keras_ddl.verify.command import command
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch.job import JobResult
 from keras_ddl.verify import runs
+from keras_ddl.verify.command import command
 from keras_ddl.verify.recording import Plan
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.serving import serving
 
+from harness.serving import serving
 from harness.without_mpi import environment as rank_environment
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 from examples.translation_parts import run_directory, settings, subwords, translated
 from examples.translation_parts import serving as signature
-from harness.serving import COMMAND, serving
 
 from harness.examples import EXAMPLES, run
 from harness.launching import python_path
+from harness.serving import COMMAND, serving
 from keras_ddl import export, model_state
 
 SMALL = settings.Settings(width=16, heads=2, inner=32, units=16, layers=1, vocabulary=300, longest=24)
