@@ -1,4 +1,6 @@
-"""The table of all KERAS_DDL_* environment variables. Nothing else in the package reads them. Parts add rows (parts.py).
+"""The table of all KERAS_DDL_* environment variables. Nothing else in the package reads them.
+
+Parts add rows (parts.py).
 
 `get("DEADLINE_SECONDS")` returns the typed value of KERAS_DDL_DEADLINE_SECONDS. A value of the wrong type is a
 ConfigError, and so is a variable that is not in the table: a misspelt one would be silently ignored.

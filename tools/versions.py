@@ -3,7 +3,8 @@
     make test-versions                                 # every pair
     make test-versions ARGS="nightly+2.21 --no-table"  # one, and the page stays as it is
 
-For each pair `tests/project/versions/checks.py` runs once with Keras alone and once on 2 ranks; what it checks stands there.
+For each pair `tests/project/versions/checks.py` runs once with Keras alone and once on 2 ranks; what it checks stands
+there.
 The output of a pair is kept in build/versions/. Ends with 1 if a check of any pair failed.
 """
 

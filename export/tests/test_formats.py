@@ -1,7 +1,7 @@
 """`keras-ddl export --format`: models of several kinds in ONNX and TensorFlow Lite, asked in their own runtimes.
 
-What converts needs the extras `onnx` and `tflite`, which tests/project/packaging/test_formats_extra.py installs, and runs these
-tests with.
+What converts needs the extras `onnx` and `tflite`, which
+tests/project/packaging/test_formats_extra.py installs, and runs these tests with.
 """
 
 from __future__ import annotations

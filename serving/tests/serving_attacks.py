@@ -1,6 +1,8 @@
 """What strangers send to stop a server, each bounded in count and time; and what is measured meanwhile.
 
-python serving/tests/serving_attacks.py [NAME...]      # a table: slowest answers of /healthz, memory, the Predict after it
+python serving/tests/serving_attacks.py [NAME...]
+
+prints a table: slowest answers of /healthz, memory, the Predict after it.
 """
 
 from __future__ import annotations

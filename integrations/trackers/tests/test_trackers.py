@@ -1,4 +1,7 @@
-"""What a script starts of Weights & Biases and MLflow on ranks other than 0. tests/project/works_with has the real packages."""
+"""What a script starts of Weights & Biases and MLflow on ranks other than 0.
+
+tests/project/works_with has the real packages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""keras_ddl.tuner on a rank that is not 0, with a tuner in the place of KerasTuner's (the real: tests/project/works_with)."""
+"""keras_ddl.tuner on a rank that is not 0, with a tuner in the place of KerasTuner's.
+
+tests/project/works_with has the real one.
+"""
 
 from __future__ import annotations
 

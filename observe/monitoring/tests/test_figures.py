@@ -16,6 +16,7 @@ import keras_ddl
 from keras_ddl import communicator, timeline
 from keras_ddl.communicator import native_timeline, recording
 from keras_ddl.files import news
+from keras_ddl.monitoring import figures as counted
 from keras_ddl.monitoring.figures import Figures
 from keras_ddl.strategy import figures
 from keras_ddl.timeline import sampling
@@ -28,7 +29,7 @@ def of_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Figures:
     (tmp_path / news.FIGURES).touch()
     of_job = Figures(str(tmp_path))
     monkeypatch.setattr(figures, "of_job", lambda: of_job)
-    monkeypatch.setattr(figures, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(counted, "_EVERY_SECONDS", 0.0)
     return of_job
 
 
@@ -67,7 +68,7 @@ def test_fits_and_loops_are_counted_on_one_rank(tmp_path: Path, of_job: Figures)
 def test_figures_are_written_once_a_second_by_the_first_rank(
     tmp_path: Path, of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_EVERY_SECONDS", 1.0)
+    monkeypatch.setattr(counted, "_EVERY_SECONDS", 1.0)
     monkeypatch.setattr(figures.time, "monotonic", lambda: clock[0])
     clock, due = [50.0], []
     for _ in range(25):

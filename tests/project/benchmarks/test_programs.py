@@ -49,22 +49,25 @@ SMALLEST = {
 }
 # Programs that a test of their own folder runs, or a target of the Makefile that .ci/run makes.
 TRANSLATION = "tests/project/examples/test_translation_"
+DDL = "integrations/ddl/tests/test_ddl_examples.py"
+TORCH = "integrations/torch/tests/test_example.py"
+EXAMPLES = "tests/project/examples/test_examples.py"
 ELSEWHERE = {
-    "examples/custom_loop.py": "tests/project/examples/test_examples.py::test_custom_loop_learns_on_two_ranks",
-    "examples/ddl/export_saved_model.py": "integrations/ddl/tests/test_ddl_examples.py::test_ddl_recipe_ends_in_a_saved_model",
-    "examples/ddl/export_train.py": "integrations/ddl/tests/test_ddl_examples.py::test_ddl_recipe_ends_in_a_saved_model",
-    "examples/ddl/graph_mode.py": "integrations/ddl/tests/test_ddl_examples.py::test_ddl_graph_mode_learns_saves_and_goes_on",
-    "examples/ddl/keras_callbacks.py": "integrations/ddl/tests/test_ddl_examples.py::test_ddl_keras_learns",
-    "examples/ddl/sequences.py": "integrations/ddl/tests/test_ddl_examples.py::test_ddl_three_graphs_learn",
+    "examples/custom_loop.py": f"{EXAMPLES}::test_custom_loop_learns_on_two_ranks",
+    "examples/ddl/export_saved_model.py": f"{DDL}::test_ddl_recipe_ends_in_a_saved_model",
+    "examples/ddl/export_train.py": f"{DDL}::test_ddl_recipe_ends_in_a_saved_model",
+    "examples/ddl/graph_mode.py": f"{DDL}::test_ddl_graph_mode_learns_saves_and_goes_on",
+    "examples/ddl/keras_callbacks.py": f"{DDL}::test_ddl_keras_learns",
+    "examples/ddl/sequences.py": f"{DDL}::test_ddl_three_graphs_learn",
     "examples/demo.py": "Makefile::demo:",
-    "examples/digits.py": "tests/project/examples/test_examples.py::test_digits_alone_and_resumed",
-    "examples/horovod/elastic_digits.py": "tests/project/examples/test_examples.py::test_elastic_horovod_script_goes_on",
+    "examples/digits.py": f"{EXAMPLES}::test_digits_alone_and_resumed",
+    "examples/horovod/elastic_digits.py": f"{EXAMPLES}::test_elastic_horovod_script_goes_on",
     "examples/images/study.py": "tests/project/examples/test_images.py::test_study_makes_each_training_once",
     "examples/images/train.py": "tests/project/examples/test_images.py::test_training_scales_the_rate_with_the_batch",
     "examples/predict_client.py": "serving/tests/test_clients.py::test_the_client_to_copy_answers",
-    "examples/predict_saved_model.py": "tests/project/examples/test_examples.py::test_demo_trains_exports_and_predicts",
-    "examples/torch/digits.py": "integrations/torch/tests/test_example.py::test_digits_learns_on_two_ranks",
-    "examples/torch/keras_digits.py": "integrations/torch/tests/test_example.py::test_keras_on_two_ranks_trains_as_alone",
+    "examples/predict_saved_model.py": f"{EXAMPLES}::test_demo_trains_exports_and_predicts",
+    "examples/torch/digits.py": f"{TORCH}::test_digits_learns_on_two_ranks",
+    "examples/torch/keras_digits.py": f"{TORCH}::test_keras_on_two_ranks_trains_as_alone",
     "examples/translation/__main__.py": f"{TRANSLATION}serving.py::test_the_command_answers_in_a_process_of_its_own",
     "examples/translation/corpus.py": f"{TRANSLATION}run.py::trained",
     "examples/translation/evaluation.py": f"{TRANSLATION}run.py::test_evaluation_finds_the_scores_of_the_training",
