@@ -22,12 +22,12 @@ import keras_ddl.topology as _topology_module
 
 if TYPE_CHECKING:
     # Parts, of which some may be missing (parts.py): only for type checkers, which need all names.
-    import keras_ddl.cost_model as cost_model  # noqa: F401
-    import keras_ddl.export as export  # noqa: F401
-    import keras_ddl.horovod as horovod  # noqa: F401
-    import keras_ddl.timeline as timeline  # noqa: F401
-    import keras_ddl.tuner as tuner  # noqa: F401
     from keras_ddl import callbacks, checkpoint, communicator, data, errors, model_state, ops, schedules
+    from keras_ddl import cost_model as cost_model
+    from keras_ddl import export as export
+    from keras_ddl import horovod as horovod
+    from keras_ddl import timeline as timeline
+    from keras_ddl import tuner as tuner
     from keras_ddl.communicator import (
         Communicator,
         all_gather_object,

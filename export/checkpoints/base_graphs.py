@@ -72,8 +72,10 @@ class BaseGraphs:
 
         Raises: ExportError: a directory cannot be written.
         """
-        versions = {name: directory / name for name in self.names if name is not None}
-        return Publisher(checkpoints, {None: directory} if self.is_single else versions, keep)
+        versions: dict[str | None, Path] = {None: directory}
+        if not self.is_single:
+            versions = {name: directory / name for name in self.names if name is not None}
+        return Publisher(checkpoints, versions, keep)
 
     def wait_for(self, publisher: Publisher | None) -> None:
         """Waits until all is published. `publisher`: on rank 0."""
