@@ -52,13 +52,13 @@ demo: $(STAMP) ## train on real digits with 2 ranks, export, predict in a clean 
 test: $(STAMP) ## run the tests of the core, and one of each part; ARGS="-k name" chooses
 	$(BIN)/pytest -n $(WORKERS) tests --ignore tests/project $(wildcard $(PARTS:=/tests/test_smoke.py)) $(ARGS)
 
-test-parts: $(STAMP) ## run the tests of the parts, and of docs, examples, notebooks, benchmarks and the package
+test-parts: $(STAMP) wheel ## run the tests of the parts, and of docs, examples, notebooks, benchmarks and the package
 	$(BIN)/pytest -n $(WORKERS) tests/project $(wildcard $(PARTS:=/tests)) $(ARGS)
 
-test-all: $(STAMP) ## run every test, also what takes minutes, many ranks or much memory
+test-all: $(STAMP) wheel ## run every test, also what takes minutes, many ranks or much memory
 	$(BIN)/pytest -n $(WORKERS) -m '' tests $(wildcard $(PARTS:=/tests)) $(ARGS)
 
-test-slurm: $(STAMP) ## run jobs in a Slurm of its own on this machine, as root, where Debian's packages of it are
+test-slurm: $(STAMP) wheel ## run jobs in a Slurm of its own on this machine, as root, where Debian's packages of it are
 	$(BIN)/pytest -n 0 -m slurm tests/project/slurm $(ARGS)
 
 test-versions: $(STAMP) ## try pairs of Keras and TensorFlow, write the table in docs/install.md; ARGS="3.14+2.21" chooses

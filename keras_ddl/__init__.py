@@ -192,7 +192,20 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *parts.public()])
 
 
+class _MissingParts:
+    """Comes last of those that find modules: says that a part is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        word = name.removeprefix("keras_ddl.")
+        if word != name and "." not in word:
+            parts = importlib.import_module("keras_ddl.parts")
+            if parts.is_missing(word):
+                raise ModuleNotFoundError(parts.why_missing(name), name=name)
+
+
 _extend_path()
+sys.meta_path.append(_MissingParts)  # type: ignore[arg-type]
 _processes = sys.modules.get("multiprocessing.process")
 if _processes is not None and getattr(_processes.current_process(), "_inheriting", False):
     # A child process imports the script of its parent.

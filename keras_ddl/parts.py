@@ -53,6 +53,7 @@ FOLDERS = {
     "trackers": "integrations/trackers",
 }
 _ALSO_CALLED = {
+    **{name: (name,) for name in ("export", "verify", "bench", "doctor")},
     "serving": ("serve", "predict"),
     "timeline": ("trace", "callbacks.StepMetrics"),
     "monitoring": ("--events", "--metrics-port", "--metrics-address"),
@@ -97,8 +98,14 @@ def provided(what: str) -> list[Any]:
     return [_imported(part.provides[what]) for part in installed() if what in part.provides]
 
 
+def words_of(name: str) -> tuple[str, ...]:
+    """Returns the commands, options and callbacks of a part, installed or not."""
+    return _ALSO_CALLED.get(name, ())
+
+
 def part_of(word: str) -> str | None:
     """Returns the part that a command, an option, a module or a callback belongs to; None: to no part."""
+    word = word.removeprefix("keras_ddl.")
     if word in FOLDERS:
         return word
     return next((name for name, words in _ALSO_CALLED.items() if word in words), None)

@@ -27,10 +27,8 @@ DIGEST = "sources.sha256"
 
 
 def main(folder: Path) -> None:
-    digest = _digest()
-    kept = folder / DIGEST
-    if kept.is_file() and kept.read_text() == digest and len(list(folder.glob("*.whl"))) == 1:
-        print(f"{next(folder.glob('*.whl'))} is of these sources")
+    if (built := kept(folder)) is not None:
+        print(f"{built} is of these sources")
         return
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler.split()[0]) is None:
@@ -48,7 +46,13 @@ def main(folder: Path) -> None:
         _pip("wheel", "--no-deps", "-w", built, "-C", define, ROOT)
         (wheel,) = Path(built).glob("*.whl")
         _repair(wheel, folder)
-    (folder / DIGEST).write_text(digest)
+    (folder / DIGEST).write_text(_digest())
+
+
+def kept(folder: Path) -> Path | None:
+    """Returns the wheel in `folder`, if it is of these sources."""
+    digest, wheels = folder / DIGEST, list(folder.glob("*.whl"))
+    return wheels[0] if len(wheels) == 1 and digest.is_file() and digest.read_text() == _digest() else None
 
 
 def _repair(wheel: Path, folder: Path) -> None:
@@ -78,9 +82,10 @@ def _digest() -> str:
 def _sources() -> Iterator[Path]:
     for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE", "LICENSES.md", "tools/wheel.py"):
         yield ROOT / name
-    for folder in ("native", "keras_ddl", "export", "ddl"):
+    for folder in ("native", "keras_ddl", "export", "serving", "integrations", "observe"):
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            is_test = folder != "native" and "tests" in path.parts
+            if path.is_file() and "__pycache__" not in path.parts and not is_test:
                 yield path
 
 

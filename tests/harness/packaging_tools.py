@@ -5,17 +5,15 @@ Not in tests/packaging: a module `packaging.<name>` would belong to the distribu
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from harness.source_modules import load_program
 
 ROOT = Path(__file__).resolve().parents[2]
 # What importing keras_ddl.communicator on several ranks needs; the full set of dependencies is installed once.
@@ -99,11 +97,6 @@ def make_venv(path: Path, python: str | Path = sys.executable) -> Venv:
     return Venv(path)
 
 
-def wheel_of_this_environment() -> Path | None:
-    """The file that pip installed keras_ddl from; None when that was no wheel, or it has been replaced since."""
-    record = json.loads(importlib.metadata.distribution("keras_ddl").read_text("direct_url.json") or "{}")
-    path = Path(unquote(urlsplit(record.get("url", "")).path))
-    expected = record.get("archive_info", {}).get("hashes", {}).get("sha256")
-    if path.suffix != ".whl" or not path.is_file():
-        return None
-    return path if hashlib.sha256(path.read_bytes()).hexdigest() == expected else None
+def kept_wheel() -> Path | None:
+    """The wheel of these sources, as `make wheel` leaves it; None: there is none."""
+    return load_program(ROOT / "tools" / "wheel.py").kept(ROOT / "build" / "wheel")

@@ -1,8 +1,8 @@
 """The package as a user's pip gets it, once for all packaging tests.
 
-The wheel is the file that this environment was installed from, when it is there (`make setup` leaves it), so that the
-native code is not compiled twice. The long tests build one from the sdist, as pip does for users; the other builds
-(editable, site MPI) reuse its build folder, so that only what differs is compiled again.
+The wheel is the one of `make wheel`, when it is of these sources, so that the native code is not compiled twice. The
+long tests build one from the sdist, as pip does for users; the other builds (editable, site MPI) reuse its build
+folder, so that only what differs is compiled again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.packaging_tools import ROOT, RUNTIME, Venv, make_venv, run, wheel_of_this_environment
+from harness.packaging_tools import ROOT, RUNTIME, Venv, kept_wheel, make_venv, run
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +61,14 @@ def wheel_of_sdist(source, work, build_setting) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(request) -> Path:
-    return wheel_of_this_environment() or request.getfixturevalue("wheel_of_sdist")
+    return kept_wheel() or request.getfixturevalue("wheel_of_sdist")
 
 
 @pytest.fixture(scope="session")
 def portable_wheel(wheel) -> Path:
-    """What `make wheel` has built, and `make setup` has installed from."""
+    """What `make wheel` has built."""
     if "manylinux" not in wheel.name:
-        pytest.skip(f"this environment was not installed from the wheel of `make wheel`, but from {wheel.name}")
+        pytest.skip(f"`make wheel` has not built the wheel of these sources, but pip {wheel.name}")
     return wheel
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import slurm as slurm_module
-from harness.packaging_tools import RUNTIME, Venv, make_venv, wheel_of_this_environment
+from harness.packaging_tools import RUNTIME, Venv, kept_wheel, make_venv
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def pmix(slurm) -> str:
 @pytest.fixture(scope="session", params=["mpich>=4.2,<6", "impi-rt>=2021.13"])
 def pmi2_venv(request, tmp_path_factory) -> Venv:
     """An environment with an MPI that speaks PMI-2."""
-    wheel = wheel_of_this_environment()
+    wheel = kept_wheel()
     if wheel is None or "manylinux" not in wheel.name:
         pytest.skip("this environment was not installed from the wheel of `make wheel`, which serves these MPIs")
     venv = make_venv(tmp_path_factory.mktemp("pmi2") / "venv")
