@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -67,6 +68,7 @@ class Part:
     """What the part.toml of an installed part says."""
 
     name: str
+    folder: Path
     public: bool
     commands: Mapping[str, Mapping[str, str]]
     settings: Mapping[str, Mapping[str, Any]]
@@ -83,8 +85,19 @@ def installed() -> tuple[Part, ...]:
             if file.exists():
                 told = tomllib.loads(file.read_text(encoding="utf-8"))
                 sections = (told.get(each, {}) for each in ("commands", "settings", "provides"))
-                found.append(Part(name, told.get("public", False), *sections))
+                found.append(Part(name, file.parent, told.get("public", False), *sections))
                 break
+    return tuple(found)
+
+
+@functools.cache
+def sources() -> tuple[str, ...]:
+    """Returns the beginnings of the paths of all modules of keras_ddl and its parts, without the tests in parts."""
+    found = [f"{Path(__file__).parent}{os.sep}"]
+    for part in installed():
+        found += [
+            f"{each}{os.sep}" if each.is_dir() else str(each) for each in part.folder.iterdir() if each.name != "tests"
+        ]
     return tuple(found)
 
 

@@ -35,10 +35,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import keras_ddl
+from keras_ddl import parts
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = Path(__file__).with_suffix("")
 NATIVE_WORK = ROOT / "build" / "breakages"
-PACKAGES = ("keras_ddl", "ddl")
+PARTS = parts.FOLDERS
 _CLEAN_UP_SECONDS = 30.0  # for tests that were interrupted to end what they started
 _NO_TESTS = (4, 5)  # pytest's statuses for a wrong command line and for no test
 
@@ -219,14 +222,19 @@ def overlay(file: str | None, text: str = "") -> Iterator[tuple[dict[str, str], 
     """
     with tempfile.TemporaryDirectory(prefix="broken-") as name:
         folder = Path(name).resolve()
-        for package in PACKAGES:
-            _link_tree(_installed(package), folder / "site" / package)
+        site = folder / "site"
+        _link_tree(ROOT / "keras_ddl", site / "keras_ddl")
+        for name, place in PARTS.items():
+            if (ROOT / place).is_dir():
+                _link_tree(ROOT / place, site / "keras_ddl" / name)
+        _link_tree(ROOT / "integrations" / "ddl" / "top_level" / "ddl", site / "ddl")
+        for library in _libraries():
+            (site / "keras_ddl" / library.name).symlink_to(library)
+        # In the place of the module by which the editable installation finds the sources.
+        (site / "_editable_skbc_keras_ddl.py").touch()
         changed = None
         if file is not None:
-            changed = folder / "site" / installed_name(file)
-            source = changed.resolve()
-            if not changed.is_symlink() or source.read_bytes() != (ROOT / file).read_bytes():
-                raise Unusable(f"{file} must be installed as it is here: `make setup`.")
+            changed = site / installed_name(file)
             changed.unlink()
             changed.write_text(text, encoding="utf-8")
             for compiled in changed.parent.glob(f"__pycache__/{changed.stem}.*.pyc"):
@@ -243,14 +251,18 @@ def overlay(file: str | None, text: str = "") -> Iterator[tuple[dict[str, str], 
 
 def installed_name(file: str) -> str:
     """Returns the path in site-packages of a file of the repository."""
-    return f"keras_ddl/{file}" if file.startswith("export/") else file
+    for name, folder in PARTS.items():
+        if file.startswith(f"{folder}/"):
+            return f"keras_ddl/{name}{file.removeprefix(folder)}"
+    return file
 
 
-def _installed(package: str) -> Path:
-    spec = importlib.util.find_spec(package)  # not imported: that would take seconds
-    if spec is None or spec.origin is None:
-        raise Unusable(f"{package} must be installed: `make setup`.")
-    return Path(spec.origin).parent
+def _libraries() -> list[Path]:
+    """Returns the native libraries of the installed keras_ddl."""
+    found = [path for path in keras_ddl.__path__ for path in Path(path).glob("*.so")]
+    if not found:
+        raise Unusable("keras_ddl must be installed: `make setup`.")
+    return found
 
 
 def _link_tree(source: Path, goal: Path) -> None:

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from keras_ddl import config
+from keras_ddl import config, parts
 from keras_ddl.errors import ConfigError
 
-_PACKAGES = ("keras_ddl", "keras_ddl.export", "keras", "tensorflow")
+_PACKAGES = ("keras", "tensorflow")
 # Python's own, of `python -m`; and what TensorFlow's autograph makes of a function, whose error names the lines.
 _GENERATED = ("<frozen runpy>", "__autograph_generated_file")
 # A frame in the message of an error of TensorFlow: it may be followed by its line of code, and by empty lines.
@@ -82,7 +82,7 @@ def _length(trace: TracebackType | None) -> int:
 
 
 def _is_hidden(file: str) -> bool:
-    if any(each in file for each in _GENERATED):
+    if any(each in file for each in _GENERATED) or file.startswith(parts.sources()):
         return True
     homes = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
     return any(home is not None and Path(home).parent in Path(file).parents for home in homes)

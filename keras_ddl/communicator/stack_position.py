@@ -20,10 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from keras_ddl import parts
+
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "__autograph_generated_file")
-_FOLDERS = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent), _PACKAGE}
-_LIBRARY_FOLDERS = tuple(folder + os.sep for folder in _FOLDERS | {os.path.realpath(folder) for folder in _FOLDERS})
+_STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(os.__file__).parent)}
+_FOLDERS = {*parts.sources(), *(folder + os.sep for folder in _STANDARD)}
+_LIBRARY_FOLDERS = tuple(_FOLDERS | {f"{os.path.realpath(each)}{os.sep * each.endswith(os.sep)}" for each in _FOLDERS})
 _TYPED_IN = ("<stdin>", "<ipython-input")
 
 

@@ -1,6 +1,5 @@
 """The breakages of tools/breakages/ apply to the sources as they are; and what tools/breakages.py makes of them."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -34,7 +33,7 @@ def test_breakage_applies(each):
             assert re.search(rf"\b{name.removesuffix('_test')}\b", names), name
         assert each.target and each.tests
     else:
-        paths = [word.partition("::")[0] for word in shlex.split(each.tests) if word.startswith("tests/")]
+        paths = [word.partition("::")[0] for word in shlex.split(each.tests) if "/" in word]
         assert paths and all((ROOT / path).exists() for path in paths), paths
 
 
@@ -87,11 +86,9 @@ def test_summary_fails_unless_all_are_noticed(kinds, status, text, capsys):
     assert capsys.readouterr().out == f"{text}\n"
 
 
-def test_overlay_is_what_processes_import_and_leaves_the_installed_file_alone():
+def test_overlay_is_what_processes_import_and_leaves_the_file_alone():
     file = "keras_ddl/config.py"
-    installed = Path(importlib.util.find_spec("keras_ddl").origin).parents[1] / file
-    if installed.read_bytes() != (ROOT / file).read_bytes():
-        pytest.skip("what is installed is not what is here")
+    installed = ROOT / file
     text = installed.read_text() + "\nBROKEN = True\n"
     code = "import keras_ddl.config as c; from keras_ddl.cli import main; print(c.__file__, c.BROKEN)"
     with breakages.overlay(file, text) as (environment, changed):
