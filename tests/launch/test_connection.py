@@ -201,7 +201,7 @@ def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
         assert (frame is not None) == welcome
     assert frame[0] is Kind.WELCOME
     assert control.verify("00" * 32, "launcher", bytes(32), frame[1]) is None
-    assert control.verify(address.token, "launcher", bytes(32), frame[1])["environment"]["LAUNCH_TEST"] == started.mark
+    assert control.verify(address.token, "launcher", bytes(32), frame[1])["environment"][leftovers.MARK] == started.mark
     channel.close()
     ended = started.finish()
     assert ended.status == 1 and "rank 0 on host h failed first" in ended.err, ended
