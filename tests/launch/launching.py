@@ -138,6 +138,13 @@ def write_program(folder: Path, source: str) -> str:
     return path.name
 
 
+def run_program(
+    folder: Path, source: str, *options: str, np: int = 2, words: Sequence[str] = (), **rest: object
+) -> Ended:
+    """Runs `keras-ddl run -np NP OPTIONS python PROGRAM WORDS` to its end, where `source` is for write_program."""
+    return run(["run", "-np", str(np), *options, "python", write_program(folder, source), *words], folder, **rest)
+
+
 HEADER = """\
 import os, sys, time
 from pathlib import Path

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import leftovers
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import acceptor as acceptor_module
 from keras_ddl.launch import control, mpirun
