@@ -29,6 +29,7 @@ from launch.played import (
 )
 
 KILLED = -signal.SIGKILL
+TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: bad\n"
 
 
 @pytest.fixture
@@ -37,13 +38,15 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_job_whose_ranks_end_with_status_0_has_succeeded(stage: Stage) -> None:
-    played = stage.play([says(1, "hello\n", Kind.OUT), exits(1, 0), exits(0, 0)])
-    assert (played.status, played.out, played.err) == (0, "[1] hello\n", "")
+    events = [says(1, "hello\n", Kind.OUT), says(0, TRACEBACK), exits(1, 0), exits(0, 0)]
+    played = stage.play(events, verbose=True)
+    assert (played.status, played.out) == (0, "[1] hello\n")
+    command, *logged = played.err.splitlines(keepends=True)
+    assert command.endswith(" -m keras_ddl.launch.host_ranks -np 2 -- program\n") and "".join(logged) == TRACEBACK
     assert [each["event"] for each in played.events] == ["start", "rank_start", "rank_start", "rank_end", "rank_end"]
     assert played.orders(0, Kind.BYE) == [{"last": True, "survived": False}]
 
 
-TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: bad\n"
 BY_STARTER = [exits(rank, -15, stopped_by="mpirun") for rank in (0, 1)]
 MIDDLE = r"ended with status 0 in the middle of the job \(sys.exit or os._exit\?\)"
 ENDS: dict[str, tuple[list[Event], int, str]] = {
