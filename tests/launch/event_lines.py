@@ -15,12 +15,17 @@ def schema() -> dict[str, Any]:
     return json.loads(block)
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    import jsonschema  # which takes a second to import
-
+def parse_events(path: Path) -> list[dict[str, Any]]:
     text = path.read_text()
     assert text.endswith("\n")
-    events = [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events, which are as the page says."""
+    import jsonschema  # which takes seconds to import
+
+    events = parse_events(path)
     validator = jsonschema.Draft202012Validator(schema())
     for event in events:
         validator.validate(event)

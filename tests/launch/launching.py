@@ -23,6 +23,7 @@ from harness.launching import python_path
 from harness.leftovers import marked as processes
 from harness.waiting import LIMIT_SECONDS, eventually
 
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]  # before a command: another user
 ROOT = Path(keras_ddl.__file__).parents[1]
 
 

@@ -27,12 +27,12 @@ from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
-from launch.event_lines import read_events
+from launch.event_lines import parse_events
 from launch.screens import Recorder
 
 LIMIT_SECONDS = 120
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-Event = Callable[["Play"], bool | None]
+Event = Callable[["Play"], bool | None]  # whether what it waits for is so; None: it has done something
 
 
 class PlayedRank:
@@ -97,9 +97,12 @@ class Play:
         assert time.monotonic() < self._limit, f"the job does not end; left: {self._events}"
         for each in self.ranks:
             each.hear(each.number in self.stubborn)
-        have_started = all(each.is_started for each in self.ranks)
-        if self._events and have_started and self._events[0](self) is not False:
-            self._events.pop(0)
+        while self._events and all(each.is_started for each in self.ranks):
+            happens = self._events[0](self)
+            if happens is not False:
+                self._events.pop(0)
+            if happens is not True:  # the launcher is to notice before the next one
+                break
         return self.status
 
     def die(self, status: int) -> None:
@@ -208,7 +211,7 @@ class Stage:
     """Plays jobs whose launcher has little patience: what it waits for here does not come."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self._folder, self._patch = folder, patch
+        self.log, self._patch = folder / "events.jsonl", patch
         for module, name in (
             (supervisor, "_GRACE_SECONDS"),
             (supervisor, "_MPIRUN_SECONDS"),
@@ -234,10 +237,10 @@ class Stage:
             return plays[-1]
 
         self._patch.setattr(supervisor, "MpirunProcess", start)
-        out, err, log = Recorder(), Recorder(), self._folder / "events.jsonl"
-        log.unlink(missing_ok=True)
-        watchers = Watchers([EventLog(log, print)])
+        out, err = Recorder(), Recorder()
+        self.log.unlink(missing_ok=True)
+        watchers = Watchers([EventLog(self.log, print)])
         result = RestartLoop(made, Screen(out, err), watchers=watchers, **(loop or {})).run(SIGNALS)
         assert not left, f"no attempt for {left}"
         text = err.data.decode() + result.failure_text
-        return Played(result, out.data.decode(), text, read_events(log), plays)
+        return Played(result, out.data.decode(), text, parse_events(self.log), plays)

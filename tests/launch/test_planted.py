@@ -21,13 +21,12 @@ from keras_ddl.files import private
 from keras_ddl.launch import control, host_ranks, job_folder
 from keras_ddl.launch.control import Channel, Kind
 from keras_ddl.launch.membership_socket import MembershipSocket
-from launch.launching import LIMIT_SECONDS, Started, environment, run, write_program
+from launch.launching import AS_NOBODY, LIMIT_SECONDS, Started, environment, run, write_program
 from launch.test_connection import wait_for_frame
 from launch.test_run_hosts import can_make_hosts
 
 pytestmark = pytest.mark.parallel
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 # In place of ssh: hosts of their own names and directories for temporary files, of which the second is slow.
 AGENT = """#!/bin/bash
@@ -109,9 +108,10 @@ def on_hosts(starter: str, tmp_path: Path, *more: str) -> tuple[list[str], dict[
     return ["run", "--hosts", "h0:1,h1:1", *options, *more, "python"], {"KERAS_DDL_SSH": str(agent)}, hosts
 
 
-on_two_hosts = pytest.mark.parametrize("starter", ["remote_ranks", "mpirun"])
+on_two_hosts = pytest.mark.parametrize("starter", ["remote_ranks", pytest.param("mpirun", marks=pytest.mark.long)])
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.skipif(not can_make_hosts(), reason="needs namespaces")
 @on_two_hosts
@@ -286,8 +286,7 @@ def work(tmp_path: Path) -> Iterator[Path]:
     assert (folder / "thesis").read_text() == "everything" and [each.name for each in folder.iterdir()] == ["thesis"]
 
 
-@pytest.mark.parametrize("kind", ["directory for all", "link", "file"])
-@pytest.mark.parametrize("which", ["job", "kept"])
+@pytest.mark.parametrize(("which", "kind"), [("job", "directory for all"), ("kept", "link")])
 def test_a_wrapper_whose_directory_is_planted_touches_nothing(
     kind: str, which: str, work: Path, tmp_path: Path
 ) -> None:
@@ -327,8 +326,7 @@ def test_a_wrapper_whose_directory_is_planted_touches_nothing(
     assert [each.name for each in place.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("kind", ["directory for all", "link", "file"])
-@pytest.mark.parametrize("which", ["", job_folder.SOCKETS])
+@pytest.mark.parametrize(("which", "kind"), [("", "file"), (job_folder.SOCKETS, "directory for all")])
 def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, work: Path, tmp_path: Path) -> None:
     place = shared(tmp_path / "tmp")
     folder = place / job_folder.on_this_host("1" * 32).name
