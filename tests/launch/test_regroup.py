@@ -81,15 +81,6 @@ def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("second", [[100, "kill"], ["regroup", "kill"], ["regrouped", "kill"]], ids=str)
-def test_a_second_one_is_killed_at_once_or_while_they_regroup(second: list, tmp_path: Path) -> None:
-    ended = job(tmp_path, 4, 1, {0: (100, "kill"), 2: tuple(second)})
-    (first, last) = left(ended)
-    assert (first[:3], last[:3]) == ([1, 0, 300 * 299 / 2], [3, 1, 300 * 299 / 2]), ended
-    assert first[3][-1] == last[3][-1] == 2, ended
-
-
-@pytest.mark.long
 def test_a_rank_that_ends_with_status_0_in_the_middle_is_lost_and_said_so(tmp_path: Path) -> None:
     ended = job(tmp_path, 3, 2, {1: (100, "vanish")})
     assert [each[:3] for each in left(ended)] == [[0, 0, 300 * 299 / 2], [2, 1, 300 * 299 / 2]], ended

@@ -68,46 +68,6 @@ keras_ddl.barrier()
     assert "RankLostError" not in ended.err and "Traceback" not in ended.err, ended
 
 
-@pytest.mark.long
-def test_run_own_words_of_a_rank_that_is_slow_to_end_come_last(tmp_path: Path):
-    # Longer than the others' tracebacks are held back for without reason.
-    source = """
-import atexit
-atexit.register(lambda: RANK == 1 and time.sleep(5))
-import keras_ddl
-keras_ddl.init()
-keras_ddl.barrier()
-if RANK == 1:
-    print("no licence left", file=sys.stderr)
-    sys.exit(3)
-keras_ddl.barrier()
-"""
-    ended = run_program(tmp_path, source)
-    assert ended.status == 3, ended
-    assert ended.err.splitlines()[-1] == "no licence left" and "Traceback" not in ended.err, ended
-
-
-@pytest.mark.long
-def test_run_exception_in_a_generator_of_data_comes_last(tmp_path: Path):
-    source = """
-import keras_ddl
-import tensorflow as tf
-
-def rows():
-    yield 1
-    raise KeyError("my own mistake")
-
-keras_ddl.init()
-list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int32)))
-"""
-    ended = run_program(tmp_path, source, np=1)
-    assert ended.status == 1, ended
-    lines = ended.err.splitlines()
-    assert lines[-1] == "KeyError: 'my own mistake'", ended
-    assert any(" in rows" in line for line in lines[-4:-1]), ended
-    assert "tensorflow" not in "".join(lines[-8:]) and ended.err.count("Traceback") == 1, ended
-
-
 MISTAKES = """
 import keras, numpy as np
 import keras_ddl
