@@ -1,9 +1,10 @@
-"""Reads event logs, and holds each line against the schema in docs/monitoring.md."""
+"""Reads event logs, and holds each line against the schema in docs/monitoring.md; reads metrics."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,16 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     for event in events:
         validator.validate(event)
     return events
+
+
+def values_of(families: Iterable[Any]) -> dict[str, float]:
+    """Metrics of prometheus_client -> name (and labels but the host) -> value."""
+    return {
+        "/".join(
+            [each.name.removeprefix("keras_ddl_"), *(v for k, v in each.labels.items() if k != "host")]
+        ): each.value
+            [each.name.removeprefix("keras_ddl_"), *(v for k, v in each.labels.items() if k != "host")]
+        ): each.value
+        for family in families
+        for each in family.samples
+    }
