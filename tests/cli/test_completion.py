@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
+
+from keras_ddl.cli.main import group
 
 COMMAND = Path(sys.executable).with_name("keras-ddl")
 
 
 def proposed(*words: str) -> set[str]:
     """Returns what completes the last of `words`."""
-    environment = {"_KERAS_DDL_COMPLETE": "bash_complete", "COMP_CWORD": str(len(words))}
-    environment |= {"COMP_WORDS": " ".join(["keras-ddl", *words])}
-    done = subprocess.run([COMMAND], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return {line.partition(",")[2] for line in done.stdout.splitlines()}
+    completion = BashComplete(group, {}, "keras-ddl", "_KERAS_DDL_COMPLETE")
+    return {each.value for each in completion.get_completions(list(words[:-1]), words[-1])}
 
 
 def test_commands_and_options_are_proposed() -> None:

@@ -1,9 +1,10 @@
-"""Reads event logs, and holds each line against the schema in docs/monitoring.md."""
+"""Reads event logs, and holds each line against the schema in docs/monitoring.md; reads metrics."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,31 @@ def schema() -> dict[str, Any]:
     return json.loads(block)
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    import jsonschema  # which takes a second to import
-
+def parse_events(path: Path) -> list[dict[str, Any]]:
     text = path.read_text()
     assert text.endswith("\n")
-    events = [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events, which are as the page says."""
+    import jsonschema  # which takes seconds to import
+
+    events = parse_events(path)
     validator = jsonschema.Draft202012Validator(schema())
     for event in events:
         validator.validate(event)
     return events
+
+
+def values_of(families: Iterable[Any]) -> dict[str, float]:
+    """Metrics of prometheus_client -> name (and labels but the host) -> value."""
+    return {
+        "/".join(
+            [each.name.removeprefix("keras_ddl_"), *(v for k, v in each.labels.items() if k != "host")]
+        ): each.value
+            [each.name.removeprefix("keras_ddl_"), *(v for k, v in each.labels.items() if k != "host")]
+        ): each.value
+        for family in families
+        for each in family.samples
+    }

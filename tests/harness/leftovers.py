@@ -18,7 +18,7 @@ def marked(mark: str) -> dict[int, str]:
         if entry.name.isdigit():
             try:
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")[:200]
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(entry.name)] = line.decode(errors="replace")
             except OSError:
                 continue  # it ended meanwhile, or is another user's

@@ -11,18 +11,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import keras_ddl
+from harness import leftovers
 from harness.launching import python_path
+from harness.leftovers import marked as processes
+from harness.waiting import LIMIT_SECONDS, eventually
 
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]  # before a command: another user
 ROOT = Path(keras_ddl.__file__).parents[1]
-# What only a hang exceeds: programs that are to be ended sleep for 600 seconds.
-LIMIT_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Started:
 
     def watch_memory(self) -> None:
         """Notes which files in /dev/shm the job uses: other jobs on this machine have theirs there too."""
-        while not self.over.wait(0.1):
+        while not self.over.wait(0.2):
             for pid in processes(self.mark):
                 try:
                     maps = Path(f"/proc/{pid}/maps").read_text()
@@ -79,11 +81,12 @@ class Started:
 
     def wait_for(self, *paths: Path) -> None:
         """Waits until the ranks have made these files."""
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while not all(path.exists() for path in paths):
-            assert self.process.poll() is None, self.finish()
-            assert time.monotonic() < deadline, f"none of {paths} after {LIMIT_SECONDS} s"
-            time.sleep(0.02)
+
+        def are_there() -> bool:
+            return all(path.exists() for path in paths)
+
+        eventually(lambda: are_there() or self.process.poll() is not None)
+        assert are_there(), f"not all of {paths}\n{self.finish()}"
 
     def finish(self, stdin: bytes | None = None) -> Ended:
         try:
@@ -104,12 +107,7 @@ class Started:
         and its files in /dev/shm. All processes are killed."""
         self.over.set()
         self.watcher.join()
-        deadline = time.monotonic() + patience
-        while processes(self.mark) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        left = [f"process {pid}: {command}" for pid, command in processes(self.mark).items()]
-        for pid in processes(self.mark):
-            kill(pid)
+        left = [f"process {pid}: {line}" for pid, line in leftovers.end_all(self.mark, patience).items()]
         files = [path for path in self.tmp.iterdir() if not path.name.startswith(self.may_leave or ("\n",))]
         left += [f"file {path}" for path in files]
         return left + [f"shared memory {path}" for path in self.segments if Path(path).exists()]
@@ -122,7 +120,7 @@ def environment(mark: str, tmp: Path, env: Mapping[str, str] | None) -> dict[str
     paths = [ROOT] if (ROOT / "native").exists() else []
     result["PYTHONPATH"] = python_path(*paths)
     result["TMPDIR"] = str(tmp)
-    result["LAUNCH_TEST"] = mark
+    result[leftovers.MARK] = mark
     return result | dict(env or {})
 
 
@@ -141,24 +139,19 @@ def write_program(folder: Path, source: str) -> str:
     return path.name
 
 
+def run_program(
+    folder: Path, source: str, *options: str, np: int = 2, words: Sequence[str] = (), **rest: object
+) -> Ended:
+    """Runs `keras-ddl run -np NP OPTIONS python PROGRAM WORDS` to its end, where `source` is for write_program."""
+    return run(["run", "-np", str(np), *options, "python", write_program(folder, source), *words], folder, **rest)
+
+
 HEADER = """\
 import os, sys, time
 from pathlib import Path
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "-1")))
 def here(name): Path(f"{name}-{RANK}").touch()
 """
-
-
-def processes(mark: str) -> dict[int, str]:
-    """The live processes that carry `mark` in their environment."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"LAUNCH_TEST={mark}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            pass
-    return {pid: command for pid, command in found.items() if command}  # a zombie has none
 
 
 def kill(pid: int) -> None:
@@ -182,11 +175,7 @@ def starter(mark: str) -> int:
 
 
 # What starts the ranks of a job on one host, by itself and by request.
-STARTERS = [pytest.param({}, id="host_ranks"), pytest.param({"KERAS_DDL_MPIRUN": "mpirun"}, id="mpirun")]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
+STARTERS = [
+    pytest.param({}, id="host_ranks"),
+    pytest.param({"KERAS_DDL_MPIRUN": "mpirun"}, id="mpirun", marks=pytest.mark.long),
+]

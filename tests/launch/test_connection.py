@@ -5,8 +5,9 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ NOTHING_TO_SEE = {
 
 
 @pytest.mark.parallel
-def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
+def test_job_survives_strangers_who_come_before_its_ranks_and_hold_connections(tmp_path: Path):
     with before_the_ranks(tmp_path, 2) as (started, address):
         for what, payload in NOTHING_TO_SEE.items():
             channel = stranger(address)
@@ -89,12 +90,6 @@ def test_job_survives_strangers_who_come_before_its_ranks(tmp_path: Path):
             _, nonce = wait_for_frame(channel)
             channel.send(Kind.HELLO, control.sign(token, "rank", nonce, {**HELLO, "rank": rank, "size": size}))
             assert wait_for_frame(channel) is None, (token, rank, size)
-    assert_all_is_fine(started)
-
-
-@pytest.mark.parallel
-def test_job_survives_strangers_who_hold_connections(tmp_path: Path):
-    with before_the_ranks(tmp_path, 2) as (started, address):
         silent = []
         for _ in range(100):  # half a frame each, before those that come later have it dismissed
             silent.append(stranger(address))
@@ -168,45 +163,6 @@ def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(over: Path | None)
     rank.close()
 
 
-def test_wrapper_that_strangers_push_out_connects_again(tmp_path: Path):
-    listener, address = control.listen(None)
-    listener.settimeout(LIMIT_SECONDS)
-    env = environment("-", tmp_path, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
-    wrapper = subprocess.Popen([sys.executable, "-m", "keras_ddl.launch.rank_process", "--", "true"], env=env)
-    listener.accept()[0].close()
-    channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
-    nonce = os.urandom(control.NONCE_BYTES)
-    channel.send(Kind.NONCE, nonce)
-    kind, payload = wait_for_frame(channel)
-    assert kind is Kind.HELLO and control.verify(address.token, "rank", nonce, payload)["rank"] == 0
-    listener.close()  # nobody to come back to
-    channel.close()
-    assert wrapper.wait(LIMIT_SECONDS) == 1
-
-
-@pytest.mark.parallel
-def test_launcher_starts_a_rank_only_for_a_proof(tmp_path: Path):
-    # An mpirun that starts nothing: the ranks are played here.
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5" || exec sleep 600\n')
-    mpirun.chmod(0o755)
-    started = Started(["run", "-np", "1", "--mpirun", str(mpirun), "--", "true"], tmp_path)
-    assert eventually(lambda: any("sleep 600" in command for command in processes(started.mark).values()))
-    address = address_of(started.mark)
-    for token, welcome in (("00" * 32, False), (address.token, True)):
-        channel = stranger(address)
-        _, nonce = wait_for_frame(channel)
-        channel.send(Kind.HELLO, control.sign(token, "rank", nonce, HELLO))
-        frame = wait_for_frame(channel)
-        assert (frame is not None) == welcome
-    assert frame[0] is Kind.WELCOME
-    assert control.verify("00" * 32, "launcher", bytes(32), frame[1]) is None
-    assert control.verify(address.token, "launcher", bytes(32), frame[1])["environment"]["LAUNCH_TEST"] == started.mark
-    channel.close()
-    ended = started.finish()
-    assert ended.status == 1 and "rank 0 on host h failed first" in ended.err, ended
-
-
 def address_of(mark: str) -> Address:
     """Where the job's launcher listens: in the environment of its wrappers, and nowhere on a command line."""
     for pid, command in processes(mark).items():
@@ -219,32 +175,52 @@ def address_of(mark: str) -> Address:
     raise AssertionError(processes(mark))
 
 
+def test_wrapper_that_strangers_push_out_connects_again(tmp_path: Path):
+    with waiting_wrapper(tmp_path, "true", pushed_out=True) as (process, channel, hello, _):
+        assert hello["rank"] == 0
+        channel.close()
+        assert process.wait(LIMIT_SECONDS) == 1
+
+
 @pytest.mark.parametrize("answer", ["a wrong proof", "no proof", "nested beyond all limits"])
-def test_wrapper_runs_nothing_for_a_stranger(answer: str, over: Path | None, tmp_path: Path):
-    listener, address = control.listen(over)
-    env = environment("-", tmp_path, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
-    wrapper = subprocess.Popen(
-        [sys.executable, "-m", "keras_ddl.launch.rank_process", "--", "touch", str(tmp_path / "made")],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    listener.settimeout(LIMIT_SECONDS)
-    channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
-    nonce = os.urandom(control.NONCE_BYTES)
-    channel.send(Kind.NONCE, nonce)
-    kind, payload = wait_for_frame(channel)
-    hello = control.verify(address.token, "rank", nonce, payload)
-    assert kind is Kind.HELLO and set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
-    if answer == "a wrong proof":
-        welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
-        welcome |= {"stdin": False, "sends_file": False}
-        channel.send(Kind.WELCOME, control.sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
-    elif answer == "nested beyond all limits":
-        channel.send(Kind.WELCOME, b"[" * 200_000)
-    channel.send(Kind.START)
-    said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
-    assert wrapper.returncode == 1 and "Traceback" not in said, said
+def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
+    with waiting_wrapper(tmp_path, "touch", str(tmp_path / "made")) as (process, channel, hello, _):
+        assert set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
+        if answer == "a wrong proof":
+            welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
+            welcome |= {"stdin": False, "sends_file": False}
+            channel.send(Kind.WELCOME, control.sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+        elif answer == "nested beyond all limits":
+            channel.send(Kind.WELCOME, b"[" * 200_000)
+        channel.send(Kind.START)
+        said, _ = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 1 and "Traceback" not in said, said
     assert not (tmp_path / "made").exists()
-    listener.close()
+
+
+@contextlib.contextmanager
+def waiting_wrapper(
+    tmp: Path, *program: str, cwd: Path | None = None, before: Sequence[str] = (), pushed_out: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], Channel, dict[str, Any], str]]:
+    """The wrapper of `program`, its connection with us, what it has said of itself, and the token of its job.
+
+    Nobody listens any more. pushed_out: its first connection was closed.
+    """
+    listener, address = control.listen(None)
+    listener.settimeout(LIMIT_SECONDS)
+    env = environment("-", tmp, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"})
+    command = [*before, sys.executable, "-m", "keras_ddl.launch.rank_process", "--", *program]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with listener, subprocess.Popen(command, cwd=cwd, env=env, text=True, **streams) as process:
+        try:
+            if pushed_out:
+                listener.accept()[0].close()
+            channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
+            listener.close()
+            nonce = os.urandom(control.NONCE_BYTES)
+            channel.send(Kind.NONCE, nonce)
+            kind, payload = wait_for_frame(channel)
+            assert kind is Kind.HELLO
+            yield process, channel, control.verify(address.token, "rank", nonce, payload), address.token
+        finally:
+            process.kill()

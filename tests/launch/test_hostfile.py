@@ -1,8 +1,5 @@
 """keras-ddl run --hostfile: the forms that mpirun, MPICH and Slurm write."""
 
-import subprocess
-import sys
-
 import pytest
 
 from keras_ddl.errors import ConfigError
@@ -59,13 +56,3 @@ def test_hostfile_bears_a_byte_order_mark_and_refuses_what_is_no_text(tmp_path):
     path.write_bytes(b"h0\xff\xfe:2\n")
     with pytest.raises(ConfigError, match="line 1"):
         hostfile.read(path)
-
-
-def test_run_takes_hosts_of_a_file(tmp_path):
-    (tmp_path / "hosts").write_text("h0 slots=2\nh1 slots=1\n")
-    line = [sys.executable, "-m", "keras_ddl.cli", "run", "--dry-run", "--hostfile", "hosts", "python", "train.py"]
-    shown = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    assert "h0:2,h1:1" in shown.stdout and " -np 3 " in shown.stdout
-    both = subprocess.run([*line[:5], "--hosts", "h0", *line[5:]], cwd=tmp_path, capture_output=True, text=True)
-    assert both.returncode == 2 and "named once" in both.stderr

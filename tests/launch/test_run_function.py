@@ -39,34 +39,25 @@ by_value(None)
 
 
 def test_run_function_returns_results_by_rank_and_shows_output():
-    closed_over = {"offset": 100}
+    closed_over, blob = {"offset": 100}, os.urandom(5_000_000)
     out, err = io.StringIO(), io.StringIO()
 
-    def work(base, *, scale):
+    def work(base, data, *, scale):
         rank = number()
         print("hello from", rank)
         print("error of", rank, file=sys.stderr)
-        return {"value": (base + rank) * scale + closed_over["offset"], "data": b"x" * 3_000_000}
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+        return {"value": (base + rank) * scale + closed_over["offset"], "data": data}
 
     with redirect_stdout(out), redirect_stderr(err):
-        results = keras_ddl.run(work, np=3, args=(10,), kwargs={"scale": 2}, env={"EXTRA": "1"})
+        results = keras_ddl.run(work, np=3, args=(10, blob), kwargs={"scale": 2}, env={"EXTRA": "1"})
     assert [result["value"] for result in results] == [120, 122, 124]
-    assert all(len(result["data"]) == 3_000_000 for result in results)
+    assert all(result["data"] == blob for result in results)
     assert sorted(out.getvalue().splitlines()) == ["[1] hello from 1", "[2] hello from 2", "hello from 0"]
-    assert "[2] error of 2" in err.getvalue()
+    assert sorted(err.getvalue().splitlines()) == ["[1] error of 1", "[2] error of 2", "error of 0"]
 
 
-def test_run_function_shows_no_notes_of_tensorflow_in_a_cell():
-    def work():
-        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
-        os.write(2, b"own line\n")
-
-    err = io.StringIO()
-    with redirect_stderr(err):
-        keras_ddl.run(work, np=1)
-    assert err.getvalue() == "own line\n"
-
-
+@pytest.mark.long
 def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     shown = tmp_path / "shown"
@@ -87,69 +78,47 @@ def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert stream.getvalue() == "first\nsecond\n"
 
 
-def test_run_function_takes_large_arguments():
-    blob = os.urandom(20_000_000)
-    assert keras_ddl.run(lambda data: (len(data), data[-1]), np=2, args=(blob,)) == [(len(blob), blob[-1])] * 2
-
-
 def test_run_function_raises_the_exception_of_the_rank():
     def work():
         if number() == 1:
             raise OwnError("this", "that")
         time.sleep(600)
 
-    began = time.monotonic()
     # OwnError cannot be rebuilt from its arguments: only what was raised and why can be told.
     with pytest.raises(RankError, match="OwnError: this and that") as caught:
         keras_ddl.run(work, np=2)
     assert "in work" in str(caught.value) and "rank 1 on host" in str(caught.value)
-    assert time.monotonic() - began < LIMIT_SECONDS
 
     def key():
         {}["missing"]
 
     with pytest.raises(KeyError, match="missing") as caught:
-        keras_ddl.run(key, np=2)
+        keras_ddl.run(key, np=1)
     cause = caught.value.__cause__
     assert isinstance(cause, RankError) and "KeyError: 'missing'" in str(cause)
     assert "launch/worker.py" not in str(cause)
 
 
-def test_run_function_ends_with_the_exception_of_its_generator_of_data():
-    def work():
-        import tensorflow as tf
-
-        def rows():
-            yield 1
-            raise KeyError("my own mistake")
-
-        list(tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int32)))
-
-    with pytest.raises(RankError) as caught:
-        keras_ddl.run(work, np=1)
-    assert str(caught.value).splitlines()[-1].endswith("KeyError: 'my own mistake'"), caught.value
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(0)", "must return on every rank"),
+        pytest.param("raise SystemExit(3)", "SystemExit: 3", marks=pytest.mark.long),
+        pytest.param("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL", marks=pytest.mark.long),
+    ],
+)
+def test_run_function_that_does_not_return_raises_rank_error(code: str, said: str):
+    with pytest.raises(RankError, match=said):
+        keras_ddl.run(lambda: exec(code), np=1)
 
 
-def test_run_function_that_exits_or_is_killed_raises_rank_error():
-    def leave():
-        sys.exit(3 if number() == 0 else 0)
-
-    with pytest.raises(RankError, match="SystemExit: 3"):
-        keras_ddl.run(leave, np=2)
-
-    def leave_quietly():
-        sys.exit(0)
-
-    with pytest.raises(RankError, match="must return on every rank"):
-        keras_ddl.run(leave_quietly, np=1)
-
-    def be_killed():
-        os.kill(os.getpid(), 9)
-
-    with pytest.raises(RankError, match="killed by SIGKILL"):
-        keras_ddl.run(be_killed, np=2)
+@pytest.mark.long
+def test_run_function_that_takes_too_long_raises_deadline_error():
+    with pytest.raises(DeadlineError, match="timeout=2 seconds"):
+        keras_ddl.run(lambda: time.sleep(600), np=2, timeout=2)
 
 
+@pytest.mark.long
 def test_run_function_is_called_again_after_a_failure():
     def work(base):
         attempt = int(os.environ["KERAS_DDL_RESTART"])
@@ -173,8 +142,6 @@ def test_run_function_that_cannot_travel_is_a_clear_error():
         keras_ddl.run(print, np=2, args=((x for x in ()),))
     with pytest.raises(ConfigError, match="fn must be a function. Received: fn=3"):
         keras_ddl.run(3)
-    with pytest.raises(LaunchError, match="What fn returns must be picklable. Received: Lock|lock on rank 0"):
-        keras_ddl.run(lambda: __import__("threading").Lock(), np=1)
 
 
 def closure(lock):
@@ -189,15 +156,14 @@ def test_run_function_checks_its_settings():
         keras_ddl.run(number, np=0)
     with pytest.raises(ConfigError, match=r"must equal the number of ranks \(2\)"):
         keras_ddl.run(number, np=2, mode="x:3x1")
+
+
+@pytest.mark.long
+def test_run_function_must_return_what_can_travel_and_start_no_ranks_of_its_own():
+    with pytest.raises(LaunchError, match="What fn returns must be picklable. Received: Lock|lock on rank 0"):
+        keras_ddl.run(lambda: __import__("threading").Lock(), np=1)
     with pytest.raises(LaunchError, match="must not be called by a rank of a job"):
         keras_ddl.run(lambda: keras_ddl.run(number, np=2), np=1)
-
-
-def test_run_function_timeout():
-    began = time.monotonic()
-    with pytest.raises(DeadlineError, match="timeout=2 seconds"):
-        keras_ddl.run(lambda: time.sleep(600), np=2, timeout=2)
-    assert time.monotonic() - began < LIMIT_SECONDS
 
 
 def test_run_function_works_outside_the_main_thread():

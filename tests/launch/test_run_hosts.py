@@ -45,31 +45,30 @@ def on_hosts(tmp_path: Path) -> list[str]:
     return ["run", "--hosts", "h0:2,h1:2", "--mpi-arg", f"--prtemca plm_ssh_agent {write_agent(tmp_path)}"]
 
 
-def test_run_hosts_gives_every_rank_the_environment_and_shows_its_output(on_hosts: list[str], tmp_path: Path):
+def test_run_hosts_gives_every_rank_the_environment_and_names_the_host_of_a_failure(
+    on_hosts: list[str], tmp_path: Path
+):
     program = write_program(
         tmp_path,
         """
 import socket
 run_dir = Path(os.environ["KERAS_DDL_RUN_DIR"])
-print(RANK, socket.gethostname(), os.environ["GIVEN"], os.environ["SET"], run_dir.is_dir(), os.getcwd())
+print(RANK, socket.gethostname(), os.environ["GIVEN"], os.environ["SET"], run_dir.is_dir(), os.getcwd(), flush=True)
+here("up")
+if RANK == 3:
+    while len(list(Path().glob("up-*"))) < 4: time.sleep(0.02)
+    raise ValueError("over there")
+time.sleep(600)
 """,
     )
     ended = run([*on_hosts, "--env", "GIVEN=1", "python", program], tmp_path, env={"SET": "2"})
-    assert ended.status == 0, ended
-    expected = [f"{rank} h{rank // 2} 1 2 True {tmp_path}" for rank in range(4)]
-    assert sorted(ended.out.splitlines()) == sorted(
-        [expected[0], *(f"[{r}] {line}" for r, line in enumerate(expected) if r)]
-    ), ended
-
-
-def test_run_hosts_failure_names_the_host(on_hosts: list[str], tmp_path: Path):
-    program = write_program(tmp_path, "if RANK == 3: raise ValueError('over there')\ntime.sleep(600)")
-    ended = run([*on_hosts, "python", program], tmp_path)
-    assert ended.status == 1, ended
+    lines = [f"{f'[{rank}] ' if rank else ''}{rank} h{rank // 2} 1 2 True {tmp_path}" for rank in range(4)]
+    assert ended.status == 1 and sorted(ended.out.splitlines()) == sorted(lines), ended
     assert "rank 3 on host h1 failed first" in ended.err, ended
-    assert ended.err.splitlines()[-1] == "ValueError: over there"
+    assert ended.err.splitlines()[-1] == "ValueError: over there", ended
 
 
+@pytest.mark.long
 def test_run_hosts_death_of_a_host_is_no_success(on_hosts: list[str], tmp_path: Path):
     # mpirun itself ends with status 0 here.
     program = write_program(tmp_path, "here('up')\ntime.sleep(600)")
@@ -115,6 +114,7 @@ def kill_host(mark: str, folder: Path, name: str) -> None:
         kill(pid)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="MPICH is not installed")
 def test_run_hosts_with_hydra(on_hosts: list[str], tmp_path: Path):
     program = write_program(tmp_path, "import socket; print(RANK, socket.gethostname())")
@@ -163,6 +163,7 @@ setsid bash -c 'while kill -0 $0; do sleep 0.1; done; sleep 1; rm "$TMPDIR/late.
 """
 
 
+@pytest.mark.long
 def test_run_hosts_waits_for_daemons_that_end_late(on_hosts: list[str], tmp_path: Path):
     # Open MPI's daemons remove their directories when mpirun has ended, on a busy host a second or two later.
     (tmp_path / "agent").write_text(AGENT.replace("exec ", LATE + "exec ", 1))
@@ -171,6 +172,7 @@ def test_run_hosts_waits_for_daemons_that_end_late(on_hosts: list[str], tmp_path
     assert ended.status == 1 and "versions of Keras" in ended.err, ended
 
 
+@pytest.mark.long
 def test_run_hosts_with_another_clock_are_warned_of(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, "", seconds_ahead=60.0)
     program = write_program(
@@ -208,6 +210,7 @@ def test_run_host_that_does_not_answer_ends_the_job_in_seconds(tmp_path: Path):
     assert "reachable on host h1: nothing listens at its port" in ended.err and "Try: ssh h1 true." in ended.err, ended
 
 
+@pytest.mark.long
 def test_run_preflight_can_be_left_out(on_hosts: list[str], tmp_path: Path):
     env = with_other_h1(tmp_path, '"Keras": "3.1.0"') | {"KERAS_DDL_PREFLIGHT": "0"}
     ended = run([*on_hosts, "python", write_program(tmp_path, "")], tmp_path, env=env)

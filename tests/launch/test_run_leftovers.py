@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import Started, run, write_program
+from launch.launching import Started, run_program, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
+@pytest.mark.long
 def test_run_lets_joblib_remove_its_semaphores(tmp_path: Path):
     program = write_program(
         tmp_path,
@@ -28,14 +29,12 @@ time.sleep(600)
     ended = started.finish()
     assert ended.status == 128 + 9, ended
     pids = [(tmp_path / f"pid-{rank}").read_text() for rank in (0, 1)]
-    left = [path.name for pid in pids for path in Path("/dev/shm").glob(f"sem.loky-{pid}-*")]
-    assert left == [], ended
+    assert [path.name for pid in pids for path in Path("/dev/shm").glob(f"sem.loky-{pid}-*")] == [], ended
 
 
+@pytest.mark.long
 def test_run_removes_the_code_that_tensorflow_has_generated(tmp_path: Path):
-    program = write_program(
-        tmp_path,
-        """
+    source = """
 from keras_ddl.compat.tensorflow import tf
 @tf.function
 def f(x):
@@ -43,16 +42,14 @@ def f(x):
     return -x
 f(tf.constant(1))
 os.kill(os.getpid(), 9)
-""",
-    )
-    ended = run(["run", "-np", "1", "python", program], tmp_path)  # which looks into the directory
+"""
+    ended = run_program(tmp_path, source, np=1)  # which looks into the directory
     assert ended.status == 128 + 9, ended
 
 
 def test_run_does_not_need_a_home(tmp_path: Path):
     program = write_program(tmp_path, "import keras_ddl; keras_ddl.init(); print('met', flush=True)")
     words = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "2", "python", program]
-    ended = Started(
-        [], tmp_path, main=("-c", f"import os; os.environ.pop('HOME', None); os.execv({words[0]!r}, {words!r})")
-    ).finish()
+    main = ("-c", f"import os; os.environ.pop('HOME', None); os.execv({words[0]!r}, {words!r})")
+    ended = Started([], tmp_path, main=main).finish()
     assert ended.status == 0 and ended.out.count("met") == 2, ended

@@ -1,4 +1,4 @@
-"""keras-ddl run: what is shown of the ranks' output, and how."""
+"""keras-ddl run: what is shown of the ranks' output, and how. Without processes: test_output.py."""
 
 import os
 import pty
@@ -12,57 +12,43 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.launch.mpirun import HYDRA, find
-from launch.launching import LIMIT_SECONDS, Started, run, write_program
+from launch.launching import LIMIT_SECONDS, Started, run, run_program, write_program
 
 pytestmark = pytest.mark.parallel
 
 
-def test_run_prefixes_whole_lines_of_other_ranks(tmp_path: Path):
+def test_run_tells_ranks_the_settings_and_shows_and_keeps_their_output(tmp_path: Path):
     # Ranks write halves of lines in turn: without whole lines, they would be mixed.
-    program = write_program(
-        tmp_path,
-        """
+    source = """
+os.write(2, b"to stderr\\n")
+data = sys.stdin.buffer.read()
+print(RANK, len(data), data[-4:], *(os.environ.get(n) for n in ("KERAS_DDL_MODE", "ONE", "TWO", "KERAS_DDL_LAUNCHER")))
 for i in range(20):
     for half in (f"line {i} of ", f"rank {RANK}\\n"):
         os.write(1, half.encode()); time.sleep(0.01)
-os.write(2, b"to stderr\\n")
+if RANK: sys.stdout.write("".join("\\b" * 9 + "\\r" + f"{i + 1}/5 done" for i in range(5)) + "\\n"); sys.stdout.flush()
 os.write(1, b"the end has no newline")
-""",
-    )
-    ended = run(["run", "-np", "3", "python", program], tmp_path)
+here(f"{os.getsid(0)}-{os.getpgid(0)}")
+"""
+    options = ["--mode", "x:1x3", "--env", "ONE=a=b", "-x", "TWO", "--output-dir", "logs/here"]
+    given = {"env": {"TWO": "from outside"}, "input": b"x" * 3_000_000 + b"tail"}
+    ended = run_program(tmp_path, source, *options, np=3, **given)
     assert ended.status == 0, ended
     lines = ended.out.splitlines()
-    for rank, prefix in ((1, "[1] "), (2, "[2] ")):
-        own = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-        assert own == [f"line {i} of rank {rank}" for i in range(20)] + ["the end has no newline"], ended
-    rest = [line for line in lines if not line.startswith("[")]
-    assert rest == [f"line {i} of rank 0" for i in range(20)] + ["the end has no newline"], ended
+    settings = "x:1x3 a=b from outside None"
+    for rank, stdin in enumerate(["3000004 b'tail'", "0 b''", "0 b''"]):
+        expected = [f"{rank} {stdin} {settings}", *(f"line {i} of rank {rank}" for i in range(20))]
+        expected += [*(["5/5 done"] if rank else []), "the end has no newline"]
+        prefix = f"[{rank}] " if rank else ""
+        mine = [line.removeprefix(prefix) for line in lines if line.startswith(prefix) and (rank or line[0] != "[")]
+        assert mine == expected, ended
+        log = (tmp_path / "logs" / "here" / f"rank-{rank}.log").read_text()
+        assert f"line 19 of rank {rank}\n" in log and "to stderr" in log
     assert sorted(ended.err.splitlines()) == ["[1] to stderr", "[2] to stderr", "to stderr"]
-
-
-def test_run_keeps_only_the_last_state_of_other_ranks_progress_bars(tmp_path: Path):
-    program = write_program(
-        tmp_path, "for i in range(5): sys.stdout.write('\\b' * 9 + '\\r' + f'{i + 1}/5 done')\nprint()"
-    )
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
-    assert "[1] 5/5 done\n" in ended.out, ended
-    assert ended.out.count("[1]") == 1, ended
-
-
-def test_run_passes_every_byte_of_rank_0(tmp_path: Path):
-    program = write_program(
-        tmp_path, "if RANK == 0: sys.stdout.buffer.write(bytes(range(256)) * 20000); sys.stdout.buffer.write(b'end')"
-    )
-    with (tmp_path / "out").open("wb") as out:
-        ended = Started(["run", "-np", "2", "python", program], tmp_path, stdout=out).finish()
-    assert ended.status == 0, ended
-    assert (tmp_path / "out").read_bytes() == bytes(range(256)) * 20000 + b"end"
-
-
-def test_run_gives_stdin_to_rank_0_only(tmp_path: Path):
-    program = write_program(tmp_path, "data = sys.stdin.buffer.read(); print(RANK, len(data), data[-4:])")
-    ended = run(["run", "-np", "2", "python", program], tmp_path, input=b"x" * 3_000_000 + b"tail")
-    assert sorted(ended.out.splitlines()) == ["0 3000004 b'tail'", "[1] 1 0 b''"], ended
+    if find().family != HYDRA:  # MPICH itself makes a session for every rank
+        # Linux may let ranks of several sessions wait for each other's threads for seconds; a group can be signalled.
+        sessions, groups, _ = zip(*(path.name.split("-") for path in tmp_path.glob("*-*-?")))
+        assert (len(sessions), len(set(sessions)), len(set(groups))) == (3, 1, 3)
 
 
 def test_run_with_an_unread_stdin_ends(tmp_path: Path):
@@ -71,29 +57,18 @@ def test_run_with_an_unread_stdin_ends(tmp_path: Path):
     assert ended.status == 0, ended
 
 
-def test_run_output_dir_keeps_a_file_of_each_rank(tmp_path: Path):
-    program = write_program(tmp_path, "print('out of', RANK, flush=True); print('err of', RANK, file=sys.stderr)")
-    ended = run(["run", "-np", "2", "--output-dir", "logs/here", "python", program], tmp_path)
-    assert ended.status == 0, ended
-    for rank in (0, 1):
-        lines = (tmp_path / "logs" / "here" / f"rank-{rank}.log").read_text().splitlines()
-        assert sorted(lines) == [f"err of {rank}", f"out of {rank}"]
-
-
 def test_run_output_that_cannot_be_saved_ends_no_job(tmp_path: Path):
-    program = write_program(tmp_path, "print('out of', RANK, flush=True)")
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "rank-0.log").symlink_to("/dev/full")
     (logs / "rank-1.log").mkdir()  # which cannot be opened at all
-    ended = run(["run", "-np", "2", "--output-dir", "logs", "python", program], tmp_path)
+    ended = run_program(tmp_path, "print('out of', RANK, flush=True)", "--output-dir", "logs")
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] out of 1", "out of 0"], ended
     assert ended.err.count("rank 0's log file is incomplete: [Errno 28] No space left on device") == 1, ended
     assert ended.err.count("rank 1's output is not saved: [Errno 21] Is a directory") == 1, ended
-    ended = run(["run", "-np", "2", "--output-dir", "/dev/null/logs", "python", program], tmp_path)
-    assert ended.status == 2 and "--output-dir must be a directory" in ended.err and not ended.out, ended
 
 
+@pytest.mark.long
 def test_run_timeline_on_a_full_disk_ends_no_job(tmp_path: Path):
     program = write_program(
         tmp_path,
@@ -111,105 +86,40 @@ def test_run_timeline_on_a_full_disk_ends_no_job(tmp_path: Path):
     assert "could not be written to its end" in ended.err, ended
 
 
-def test_run_reader_that_leaves_ends_the_job(tmp_path: Path):
-    started = Started(["run", "-np", "2", "--", "yes"], tmp_path)
-    started.process.stdout.readline()
-    started.process.stdout.close()
-    started.process.stdout = None
-    ended = started.finish()
-    assert ended.status == 128 + 13, ended
-    assert ended.err == "", ended
-
-
-def test_run_tells_ranks_the_settings(tmp_path: Path):
-    program = write_program(
-        tmp_path,
-        "names = 'KERAS_DDL_MODE', 'ONE', 'TWO', 'KERAS_DDL_LAUNCHER', 'KERAS_DDL_EXPLAIN_STEP'\n"
-        "if RANK == 0: print(*[os.environ.get(n) for n in names])",
-    )
-    options = ["--mode", "x:1x2", "--env", "ONE=a=b", "-x", "TWO", "--explain-step"]
-    arguments = ["run", "-np", "2", *options, "python", program]
-    ended = run(arguments, tmp_path, env={"TWO": "from outside"})
-    assert ended.out == "x:1x2 a=b from outside None 1\n", ended
-
-
-@pytest.mark.skipif(find().family == HYDRA, reason="MPICH itself makes a session for every rank")
-def test_run_ranks_of_a_host_share_a_session_but_no_process_group(tmp_path: Path):
-    # Linux may let ranks of several sessions wait for each other's threads for seconds; a group can be signalled.
-    program = write_program(tmp_path, "here(f'{os.getsid(0)}-{os.getpgid(0)}')")
-    ended = run(["run", "-np", "2", "python", program], tmp_path)
-    assert ended.status == 0, ended
-    sessions, groups, ranks = zip(*(path.name.split("-") for path in tmp_path.glob("*-*-?")))
-    assert sorted(ranks) == ["0", "1"]
-    assert (len(set(sessions)), len(set(groups))) == (1, 2)
-
-
-def test_run_verbose_shows_the_command(tmp_path: Path):
-    ended = run(["run", "-np", "2", "--verbose", "--", "true"], tmp_path)
-    assert "keras_ddl.launch.host_ranks -np 2 -- true" in ended.err and ended.out == "", ended
-    ended = run(["run", "-np", "2", "--mpirun", "mpirun", "--verbose", "--", "true"], tmp_path)
-    assert "--bind-to none" in ended.err and "keras_ddl.launch.rank_process -- true" in ended.err, ended
-
-
-def test_run_progress_bar_of_rank_0_stays_in_place_on_a_terminal(tmp_path: Path):
-    program = write_program(
-        tmp_path,
-        """
+def test_run_progress_bar_of_rank_0_stays_in_place_on_a_terminal_whose_size_it_follows(tmp_path: Path):
+    source = """
 if RANK == 0:
     print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(), flush=True)
     for i in range(10):
         sys.stdout.write(f"\\rstep {i + 1}/10"); sys.stdout.flush(); here(f"step{i}"); time.sleep(0.1)
-        while i == 8 and not Path("shown").exists(): time.sleep(0.01)
+        while i == 8 and os.get_terminal_size().columns != 77: time.sleep(0.01)
     print(" done")
 else:
     print(sys.stdout.isatty())
     while not Path("step3-0").exists(): time.sleep(0.01)
     print("in between", flush=True)
-""",
-    )
-    status, shown = on_terminal(
-        ["run", "-np", "2", "python", program],
-        tmp_path,
-        rows=33,
-        columns=111,
-        when=(lambda shown: b"in between" in shown, lambda *_: (tmp_path / "shown").touch()),
-    )
-    text = shown.decode()
-    assert status == 0, text
-    assert "True True 111 33\r\n" in text
-    assert "[1] False\r\n" in text
-    # The bar's line is erased, the other line shown, and the bar drawn again as it was.
-    assert re.search(r"step (\d+)/10\r\x1b\[K\[1\] in between\r\n(\rstep |step )?\1", text), text
-    assert text.endswith("step 10/10 done\r\n"), text
-
-
-def test_run_follows_the_size_of_the_terminal(tmp_path: Path):
-    program = write_program(
-        tmp_path,
-        """
-if RANK == 0:
-    here("up")
-    deadline = time.time() + 300
-    while os.get_terminal_size().columns != 77 and time.time() < deadline: time.sleep(0.02)
-    print("columns", os.get_terminal_size().columns)
-""",
-    )
+"""
 
     def resize(fd, process):
         os.system(f"stty cols 77 < {os.ttyname(fd)}")
         process.send_signal(signal.SIGWINCH)  # it is not our controlling terminal
 
     status, shown = on_terminal(
-        ["run", "-np", "2", "python", program],
+        ["run", "-np", "2", "python", write_program(tmp_path, source)],
         tmp_path,
-        rows=20,
-        columns=50,
-        when=(lambda _: (tmp_path / "up-0").exists(), resize),
+        rows=33,
+        columns=111,
+        when=(lambda shown: b"in between" in shown, resize),
     )
-    assert b"columns 77" in shown, shown
-    assert status == 0
+    text = shown.decode()
+    assert status == 0, text
+    assert "True True 111 33\r\n" in text and "[1] False\r\n" in text, text
+    # The bar's line is erased, the other line shown, and the bar drawn again as it was.
+    assert re.search(r"step (\d+)/10\r\x1b\[K\[1\] in between\r\n(\rstep |step )?\1", text), text
+    assert text.endswith("step 10/10 done\r\n"), text
 
 
+@pytest.mark.long
 def test_run_shows_the_next_rank_in_the_place_of_a_rank_0_that_was_lost(tmp_path: Path):
     program = write_program(
         tmp_path,

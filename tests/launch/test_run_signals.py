@@ -1,4 +1,7 @@
-"""keras-ddl run: SIGINT and SIGTERM end everything; a launcher that is killed leaves nothing."""
+"""keras-ddl run: SIGINT and SIGTERM end everything; a launcher that is killed leaves nothing.
+
+What the launcher decides when a signal comes is in test_supervisor.py. Here are its wrappers and real processes.
+"""
 
 import os
 import signal
@@ -12,12 +15,6 @@ from launch.launching import STARTERS, Started, eventually, processes, starter, 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 SLEEPER = "here('up')\ntime.sleep(600)"
-STUBBORN = """
-import signal
-for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
-here("up")
-while True: time.sleep(1)
-"""
 
 
 # A launcher that gives ranks longer to clean up after Ctrl-C than a test may take.
@@ -30,10 +27,9 @@ sys.exit(main())
 """
 
 
-def start(folder: Path, program: str, **options: object) -> Started:
-    started = Started(["run", "-np", "2", "python", write_program(folder, program)], folder, **options)
+def start(folder: Path, program: str, *words: str, **options: object) -> Started:
+    started = Started(["run", "-np", "2", *words, "python", write_program(folder, program)], folder, **options)
     started.wait_for(folder / "up-0", folder / "up-1")
-    started.began = time.monotonic()
     return started
 
 
@@ -55,26 +51,51 @@ except KeyboardInterrupt:
     assert "[1] cleaning up" in ended.out
 
 
-def test_run_sigterm_ends_the_job(tmp_path: Path):
-    started = start(tmp_path, SLEEPER)
+NOTICED = """
+import signal
+def end(number, frame):
+    if RANK == 1 and sys.argv[1:] == ["slow"]: time.sleep(600)
+    here(f"saved-{number}"); os._exit(75)
+for number in (signal.SIGTERM, signal.SIGUSR1): signal.signal(number, end)
+Path(f"ppid-{RANK}").write_text(str(os.getppid()))
+here("up"); time.sleep(600)
+"""
+
+
+def test_run_sigterm_gives_ranks_time_to_save_and_kills_those_that_need_more(tmp_path: Path):
+    command = ["run", "-np", "2", "--grace", "3", "python", write_program(tmp_path, NOTICED), "slow"]
+    started = Started(command, tmp_path)
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
     started.process.terminate()
     ended = started.finish()
-    assert ended.status == 143, ended
+    assert ended.status == 75, ended
+    assert (tmp_path / "saved-15-0").exists() and not (tmp_path / "saved-15-1").exists(), ended
+    assert "the ranks ended with status 75, to be started again" in ended.err, ended
 
 
-def test_run_interrupt_kills_ranks_that_ignore_it(tmp_path: Path):
-    started = start(tmp_path, STUBBORN)
-    started.process.send_signal(signal.SIGINT)
+def test_run_sigusr1_is_passed_on_by_the_launcher_and_by_a_wrapper(tmp_path: Path):
+    # Slurm and mpirun send it to the processes that they know: the wrappers.
+    started = start(tmp_path, NOTICED)
+    os.kill(int((tmp_path / "ppid-1").read_text()), signal.SIGUSR1)
+    started.wait_for(tmp_path / "saved-10-1")
+    assert not (tmp_path / "saved-10-0").exists()
+    started.process.send_signal(signal.SIGUSR1)
     ended = started.finish()
-    assert ended.status == 130, ended
-    assert ended.seconds > 4, ended  # what ranks get to clean up
+    assert ended.status == 75 and (tmp_path / "saved-10-0").exists(), ended
 
 
 def test_run_second_interrupt_kills_at_once(tmp_path: Path):
     # With MPI: nobody is left to remove its shared memory.
     started = start(
         tmp_path,
-        "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\n" + STUBBORN,
+        """
+import signal
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == 2
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+here("up")
+while True: time.sleep(1)
+""",
         main=("-c", PATIENT),
         env={"KERAS_DDL_MPIRUN": "mpirun"},
     )
@@ -92,7 +113,7 @@ def test_run_second_interrupt_kills_at_once(tmp_path: Path):
 def test_run_stubborn_mpirun_is_killed(env: dict[str, str], tmp_path: Path):
     # As measured on a cluster whose link was down: mpirun ignores SIGTERM. A stopped process is such a one.
     started = start(tmp_path, SLEEPER, env=env)
-    signal_process(starter(started.mark), signal.SIGSTOP)
+    os.kill(starter(started.mark), signal.SIGSTOP)
     started.process.terminate()
     ended = started.finish()
     assert ended.status == 143, ended
@@ -100,63 +121,9 @@ def test_run_stubborn_mpirun_is_killed(env: dict[str, str], tmp_path: Path):
 
 @pytest.mark.parametrize("env", STARTERS)
 def test_run_killed_launcher_leaves_no_process(env: dict[str, str], tmp_path: Path):
-    started = start(tmp_path, SLEEPER, env=env)
+    started = start(tmp_path, SLEEPER, "--restarts", "5", env=env)
     started.process.kill()
     started.process.wait()
     assert eventually(lambda: not processes(started.mark)), processes(started.mark)
     assert not list(started.tmp.iterdir())
     started.process.communicate()
-
-
-def signal_process(pid: int, number: int) -> None:
-    os.kill(pid, number)
-
-
-NOTICED = """
-import signal
-def end(number, frame):
-    time.sleep(3)  # longer than ranks get without --grace
-    here(f"saved-{number}"); os._exit(75)
-for number in (signal.SIGTERM, signal.SIGUSR1): signal.signal(number, end)
-here("up"); time.sleep(600)
-"""
-
-
-def test_run_grace_gives_ranks_time_to_save_and_their_status_is_the_jobs(tmp_path: Path):
-    started = Started(["run", "-np", "2", "--grace", "30", "python", write_program(tmp_path, NOTICED)], tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
-    started.process.terminate()
-    ended = started.finish()
-    assert ended.status == 75, ended
-    assert (tmp_path / "saved-15-0").exists() and (tmp_path / "saved-15-1").exists(), ended
-    assert "the ranks ended with status 75, to be started again" in ended.err, ended
-
-
-def test_run_grace_that_is_over_kills(tmp_path: Path):
-    slow = NOTICED.replace("time.sleep(3)", "time.sleep(600)")
-    started = Started(["run", "-np", "2", "--grace", "0.5", "python", write_program(tmp_path, slow)], tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
-    started.process.terminate()
-    ended = started.finish()
-    assert ended.status == 143 and not (tmp_path / "saved-15-0").exists(), ended
-
-
-def test_run_passes_sigusr1_on_and_a_restart_follows_status_75(tmp_path: Path):
-    program = write_program(tmp_path, "if os.environ['KERAS_DDL_RESTART'] == '1': sys.exit(0)\n" + NOTICED)
-    started = Started(["run", "-np", "2", "--restarts", "1", "python", program], tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
-    started.process.send_signal(signal.SIGUSR1)
-    ended = started.finish()
-    assert ended.status == 0, ended
-    assert (tmp_path / "saved-10-0").exists() and (tmp_path / "saved-10-1").exists(), ended
-    assert "restart 1 of 1, with 2 ranks (the ranks ended with status 75)" in ended.err, ended
-
-
-def test_run_wrapper_passes_sigusr1_on_to_its_program(tmp_path: Path):
-    # As Slurm and mpirun send it: to the processes that they know.
-    program = write_program(tmp_path, "Path(f'ppid-{RANK}').write_text(str(os.getppid()))\n" + NOTICED)
-    started = Started(["run", "-np", "1", "python", program], tmp_path)
-    started.wait_for(tmp_path / "up-0")
-    signal_process(int((tmp_path / "ppid-0").read_text()), signal.SIGUSR1)
-    ended = started.finish()
-    assert ended.status == 75 and (tmp_path / "saved-10-0").exists(), ended

@@ -3,15 +3,14 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harness.commands import keras_ddl
 from harness.emulated_hosts import emulated_hosts
-from launch.launching import LIMIT_SECONDS, environment, run, write_program
+from launch.launching import Started, run, run_program, write_program
 
 pytestmark = pytest.mark.parallel
 
@@ -24,64 +23,41 @@ print(task["type"], task["index"], keras_ddl.rank(), keras_ddl.size(), *sys.argv
 """
 
 
-def config_of(*workers: str, kind: str = "worker", **others: list[str]) -> str:
-    return json.dumps({"cluster": {"worker": workers, **others}, "task": {"type": kind, "index": 0}})
-
-
-def alone(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess:
-    program = write_program(tmp_path, PROGRAM)
-    env = environment("-", tmp_path, {"TF_CONFIG": text})
-    command = [sys.executable, program, *arguments]
-    return subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
+def config_of(*workers: str, **others: list[str]) -> str:
+    return json.dumps({"cluster": {"worker": workers, **others}, "task": {"type": "worker", "index": 0}})
 
 
 def test_tf_config_of_a_cluster_without_a_launcher_names_the_command_that_starts_it(tmp_path: Path):
     text = config_of("localhost:1", "localhost:2", evaluator=["localhost:3"])
-    done = alone(tmp_path, text, "--note", "a b")
-    assert done.returncode == 1 and done.stdout == "", done
-    assert "ConfigError: TF_CONFIG names 2 tasks that train together" in done.stderr, done
-    assert "Received: worker 0 on localhost without a launcher" in done.stderr, done
-    assert "Left out: evaluator 0" in done.stderr and "Unset TF_CONFIG" in done.stderr, done
-    command = shlex.split(re.search(r"^    (keras-ddl run .*)$", done.stderr, re.MULTILINE)[1])
+    program, env = write_program(tmp_path, PROGRAM), {"TF_CONFIG": text}
+    done = Started([program, "--note", "a b"], tmp_path, env=env, main=()).finish()
+    assert done.status == 1 and done.out == "", done
+    assert "ConfigError: TF_CONFIG names 2 tasks that train together" in done.err, done
+    assert "Received: worker 0 on localhost without a launcher" in done.err, done
+    assert "Left out: evaluator 0" in done.err and "Unset TF_CONFIG" in done.err, done
+    command = shlex.split(re.search(r"^    (keras-ddl run .*)$", done.err, re.MULTILINE)[1])
     assert command[2:] == ["-np", "2", "python", "program.py", "--note", "a b"], command
-    other = shlex.split(re.search(r"`(keras-ddl run --tf-config [^`]*)`", done.stderr)[1])
-    for line in (command, other):
-        ended = run(line[1:], tmp_path, env={"TF_CONFIG": text})
-        assert ended.status == 0, ended
-        assert sorted(ended.out.splitlines()) == ["[1] worker 1 1 2 --note a b", "worker 0 0 2 --note a b"], ended
+    other = shlex.split(re.search(r"`(keras-ddl run --tf-config [^`]*)`", done.err)[1])
+    ended = run(other[1:], tmp_path, env=env)
+    assert ended.status == 0, ended
+    assert sorted(ended.out.splitlines()) == ["[1] worker 1 1 2 --note a b", "worker 0 0 2 --note a b"], ended
 
 
-def test_tf_config_of_several_hosts_names_them(tmp_path: Path):
-    done = alone(tmp_path, config_of("h0:1", "h1:1", "h1:2", chief=["h0:9"], ps=["h7:1"], kind="chief"))
-    assert "Received: chief 0 on h0 without a launcher" in done.stderr, done
-    assert "    keras-ddl run --hosts h0:2,h1:2 python program.py\n" in done.stderr, done
-    assert "Left out: ps 0 on h7" in done.stderr, done
-
-
-@pytest.mark.parametrize("text", [config_of("h0:1"), config_of("h0:1", "h1:1", kind="evaluator")])
-def test_tf_config_of_one_task_or_of_an_evaluator_works_without_a_launcher(tmp_path: Path, text: str):
-    done = alone(tmp_path, text)
-    assert done.returncode == 0, done
-    assert done.stdout.split()[2:] == ["0", "1"], done
-
-
-def test_run_tf_config_takes_hosts_and_ranks_from_the_variable_or_a_file(tmp_path: Path):
-    several = config_of("h0:1", "h1:1", "h1:2", ps=["h7:1"])
-    ended = run(["run", "--dry-run", "--tf-config", "python", "there.py"], tmp_path, env={"TF_CONFIG": several})
-    assert ended.status == 0 and "-np 3 " in ended.out and "--host h0:1,h1:2" in ended.out, ended
-    assert ended.err.startswith("keras-ddl: Left out: ps 0 on h7"), ended
+def test_run_tf_config_takes_hosts_and_ranks_from_the_variable_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_CONFIG", config_of("h0:1", "h1:1", "h1:2", ps=["h7:1"]))
+    shown = keras_ddl("run", "--dry-run", "--tf-config", "python", "there.py")
+    assert "-np 3 " in shown and "--host h0:1,h1:2" in shown and "keras-ddl: Left out: ps 0 on h7" in shown, shown
     (tmp_path / "tf_config.json").write_text(config_of("localhost:1", "localhost:2"))
-    program = write_program(tmp_path, "print(os.environ['TF_CONFIG'])")
-    ended = run(["run", "--tf-config-file", "tf_config.json", "python", program], tmp_path, env={"TF_CONFIG": several})
-    indices = [json.loads(line.removeprefix("[1] "))["task"]["index"] for line in ended.out.splitlines()]
-    assert ended.status == 0 and sorted(indices) == [0, 1], ended
+    assert "-np 2 " in keras_ddl("run", "--dry-run", "--tf-config-file", "tf_config.json", "true")
 
 
+@pytest.mark.long
 def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Path):
-    program = write_program(tmp_path, "print(os.environ.get('TF_CONFIG'))")
-    ended = run(["run", "-np", "3", "python", program], tmp_path, env={"TF_CONFIG": config_of("h0:1", "h1:1")})
+    source, env = "print(os.environ.get('TF_CONFIG'))", {"TF_CONFIG": config_of("h0:1", "h1:1")}
+    ended = run_program(tmp_path, source, np=3, env=env)
     assert ended.status == 0 and sorted(ended.out.splitlines()) == ["None", "[1] None", "[2] None"], ended
     assert "the ranks do not get TF_CONFIG: it does not name as many tasks" in ended.err, ended
 
@@ -89,17 +65,16 @@ def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (["--tf-config"], "", "--tf-config needs a cluster with a chief or workers"),
-        (["--tf-config"], "no json", "TF_CONFIG must be JSON"),
-        (["--tf-config", "-np", "3"], config_of("h0:1", "h1:1"), "Received: np=3, hosts=None as well"),
-        (["--tf-config", "--hosts", "h0:2"], config_of("h0:1", "h1:1"), "Received: np=None, hosts='h0:2' as well"),
-        (["--tf-config-file", "nowhere.json"], "", "'nowhere.json' does not exist"),
+        ("--tf-config", "", "--tf-config needs a cluster with a chief or workers"),
+        ("--tf-config", "no json", "TF_CONFIG must be JSON"),
+        ("--tf-config -np 3", config_of("h0:1", "h1:1"), "Received: np=3, hosts=None as well"),
+        ("--tf-config --hosts h0:2", config_of("h0:1", "h1:1"), "Received: np=None, hosts='h0:2' as well"),
+        ("--tf-config-file nowhere.json", "", "'nowhere.json' does not exist"),
     ],
 )
-def test_run_tf_config_mistake_is_one_clear_message(tmp_path: Path, arguments: list[str], text: str, message: str):
-    ended = run(["run", *arguments, "true"], tmp_path, env={"TF_CONFIG": text})
-    assert ended.status == 2 and ended.out == "" and "Traceback" not in ended.err, ended
-    assert message in ended.err, ended
+def test_run_tf_config_mistake_is_one_clear_message(arguments: str, text: str, message: str, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert message in keras_ddl("run", *arguments.split(), "true", status=2)
 
 
 TRAINING = """

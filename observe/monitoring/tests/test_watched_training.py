@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.event_lines import read_events
+from harness.event_lines import read_events, values_of
 from launch.launching import STARTERS, Started, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long]
@@ -53,14 +53,7 @@ def free_port() -> int:
 
 def scrape(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    samples = [sample for family in families for sample in family.samples]
-    return {
-        "/".join(
-            [sample.name.removeprefix("keras_ddl_"), *(v for k, v in sample.labels.items() if k != "host")]
-        ): sample.value
-        for sample in samples
-    }
+        return values_of(text_string_to_metric_families(answer.read().decode()))
 
 
 def watch(started: Started, port: int, done: list[Path]) -> list[dict[str, float]]:

@@ -1,4 +1,8 @@
-"""Other users who make directories and files ahead of a job, under every name that they can see or guess."""
+"""Other users of this machine.
+
+They make directories and files ahead of a job, under every name that they can see or guess. They find no port of a job
+whose ranks are all on one host, and no socket to open.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -18,16 +23,15 @@ import pytest
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.files import private
-from keras_ddl.launch import control, host_ranks, job_folder
-from keras_ddl.launch.control import Channel, Kind
+from keras_ddl.launch import control, host_ranks, job_folder, mpirun
+from keras_ddl.launch.control import Kind
 from keras_ddl.launch.membership_socket import MembershipSocket
-from launch.launching import LIMIT_SECONDS, Started, environment, run, write_program
-from launch.test_connection import wait_for_frame
+from launch.launching import AS_NOBODY, LIMIT_SECONDS, Started, environment, processes, run, write_program
+from launch.test_connection import waiting_wrapper
 from launch.test_run_hosts import can_make_hosts
 
 pytestmark = pytest.mark.parallel
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 # In place of ssh: hosts of their own names and directories for temporary files, of which the second is slow.
 AGENT = """#!/bin/bash
@@ -79,13 +83,14 @@ print("fine", flush=True)
 
 
 @contextlib.contextmanager
-def as_stranger(program: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """Runs Python as another user; begins when it has said something."""
+def as_stranger(program: str, *words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs Python as another user; begins when it has said something: gives the process, and that line."""
     command = [*AS_NOBODY, sys.executable, "-I", "-S", "-c", program, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
         try:
-            assert stranger.stdout.readline()
-            yield stranger
+            line = stranger.stdout.readline()
+            assert line
+            yield stranger, line
         finally:
             stranger.kill()
 
@@ -109,15 +114,16 @@ def on_hosts(starter: str, tmp_path: Path, *more: str) -> tuple[list[str], dict[
     return ["run", "--hosts", "h0:1,h1:1", *options, *more, "python"], {"KERAS_DDL_SSH": str(agent)}, hosts
 
 
-on_two_hosts = pytest.mark.parametrize("starter", ["remote_ranks", "mpirun"])
+on_two_hosts = pytest.mark.parametrize("starter", ["remote_ranks", pytest.param("mpirun", marks=pytest.mark.long)])
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.skipif(not can_make_hosts(), reason="needs namespaces")
 @on_two_hosts
 def test_who_copies_the_names_of_one_host_finds_none_of_another(starter: str, tmp_path: Path) -> None:
     command, env, hosts = on_hosts(starter, tmp_path, "--restarts", "1")
-    with as_stranger(STRANGER, *hosts) as stranger:
+    with as_stranger(STRANGER, *hosts) as (stranger, _):
         job = Started([*command, write_program(tmp_path, LOOKS)], tmp_path, env=env)
         job.may_leave = ("keras_ddl-", "prted.")  # of the stranger
         ended = job.finish()
@@ -286,8 +292,7 @@ def work(tmp_path: Path) -> Iterator[Path]:
     assert (folder / "thesis").read_text() == "everything" and [each.name for each in folder.iterdir()] == ["thesis"]
 
 
-@pytest.mark.parametrize("kind", ["directory for all", "link", "file"])
-@pytest.mark.parametrize("which", ["job", "kept"])
+@pytest.mark.parametrize(("which", "kind"), [("job", "directory for all"), ("kept", "link")])
 def test_a_wrapper_whose_directory_is_planted_touches_nothing(
     kind: str, which: str, work: Path, tmp_path: Path
 ) -> None:
@@ -295,40 +300,25 @@ def test_a_wrapper_whose_directory_is_planted_touches_nothing(
     secrets_of_job = {"job": "1" * 32, "kept": "2" * 32}
     path = place / job_folder.on_this_host(secrets_of_job[which]).name
     plant(kind, path, tmp_path / "elsewhere")
-    listener, address = control.listen(None)
-    bystander = subprocess.Popen(["sleep", "600"], cwd=work)
-    wrapper = subprocess.Popen(
-        # In a room of its own: a wrapper that confuses its directories may not end other processes.
-        ["unshare", "--pid", "--fork", "--mount-proc"] * can_make_hosts()
-        + [sys.executable, "-m", "keras_ddl.launch.rank_process", "--", "touch", "made"],
-        cwd=work,
-        env=environment("-", place, {"KERAS_DDL_LAUNCHER": str(address), "PMI_RANK": "0", "PMI_SIZE": "1"}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        listener.settimeout(LIMIT_SECONDS)
-        channel = Channel(listener.accept()[0], control.PRE_AUTH_RANK_FRAMES)
-        nonce = os.urandom(control.NONCE_BYTES)
-        channel.send(Kind.NONCE, nonce)
-        hello = control.verify(address.token, "rank", nonce, wait_for_frame(channel)[1])
-        welcome = {"host": "", "environment": {}, "directory": str(work), "terminal": {}, "stdin": False}
-        welcome |= {"sends_file": False, "regroups": False, "watched": None, **secrets_of_job}
-        channel.send(Kind.WELCOME, control.sign(address.token, "launcher", bytes.fromhex(hello["nonce"]), welcome))
-        channel.send(Kind.START)
-        said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        wrapper.kill()
-        listener.close()
+    # In a room of its own: a wrapper that confuses its directories may not end other processes.
+    before = ["unshare", "--pid", "--fork", "--mount-proc"] * can_make_hosts()
+    waiting = waiting_wrapper(place, "touch", "made", cwd=work, before=before)
+    with subprocess.Popen(["sleep", "600"], cwd=work) as bystander:
+        try:
+            with waiting as (wrapper, channel, hello, token):
+                welcome = {"host": "", "environment": {}, "directory": str(work), "terminal": {}, "stdin": False}
+                welcome |= {"sends_file": False, "regroups": False, "watched": None, **secrets_of_job}
+                channel.send(Kind.WELCOME, control.sign(token, "launcher", bytes.fromhex(hello["nonce"]), welcome))
+                channel.send(Kind.START)
+                said, _ = wrapper.communicate(timeout=LIMIT_SECONDS)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
     assert wrapper.returncode == 1 and str(path) in said and "Traceback" not in said, said
     assert [each.name for each in place.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("kind", ["directory for all", "link", "file"])
-@pytest.mark.parametrize("which", ["", job_folder.SOCKETS])
+@pytest.mark.parametrize(("which", "kind"), [("", "file"), (job_folder.SOCKETS, "directory for all")])
 def test_host_ranks_start_nothing_in_a_planted_directory(kind: str, which: str, work: Path, tmp_path: Path) -> None:
     place = shared(tmp_path / "tmp")
     folder = place / job_folder.on_this_host("1" * 32).name
@@ -367,3 +357,86 @@ def test_a_membership_socket_hears_no_other_user(tmp_path: Path) -> None:
         own.send(b'{"start": true}')
         (_, fd) = membership.fds
         assert [question for _, question in membership.serve(fd)] == [{"start": True}]
+
+
+# ---- ports and sockets -----------------------------------------------------------------------------------------------
+
+# Opens every port of its arguments, says nothing, and stays; then tries the UNIX sockets.
+CALLER = """
+import os, socket, sys, time
+held = []
+for port in map(int, sys.argv[2:]):
+    held.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+opened = []
+for folder, _, names in os.walk(sys.argv[1], onerror=lambda error: None):
+    for name in names:
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            try:
+                socket.socket(socket.AF_UNIX, kind).connect(os.path.join(folder, name))
+                opened.append(name)
+            except OSError:
+                pass
+print("connected", len(held), opened, flush=True)
+time.sleep(600)
+"""
+MEETS = """
+import keras_ddl
+keras_ddl.init()
+keras_ddl.barrier()
+here("up")
+while not Path("go").exists(): time.sleep(0.02)
+keras_ddl.barrier()
+print("fine", flush=True)
+"""
+
+
+def listeners(pids: list[int]) -> Iterator[tuple[int, str, int]]:
+    """(process, address in hexadecimal, port) of what these processes listen to by TCP or UDP."""
+    owners = {}
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                found = re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink()))
+            except OSError:
+                continue
+            if found:
+                owners[found[1]] = pid
+    for protocol in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if inode in owners and (state == "0A" or protocol.startswith("udp")):
+                address, port = local.split(":")
+                yield owners[inode], address, int(port, 16)
+
+
+def started(tmp_path: Path, *options: str) -> Started:
+    job = Started(["run", "-np", "2", *options, "python", write_program(tmp_path, MEETS)], tmp_path)
+    job.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    return job
+
+
+def ends_well(job: Started) -> None:
+    (job.folder / "go").touch()
+    ended = job.finish()
+    assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended
+
+
+@needs_root
+def test_a_job_on_one_host_listens_on_no_port_and_another_user_cannot_hold_it_up(tmp_path: Path):
+    # Open for others as /tmp is, but for what the job itself protects.
+    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    job = started(tmp_path)
+    ports = [str(port) for _, _, port in listeners(list(processes(job.mark)))]
+    with as_stranger(CALLER, job.tmp, *ports) as (_, line):
+        ends_well(job)
+    assert line == "connected 0 []\n" and ports == []
+
+
+@pytest.mark.long
+def test_ranks_that_mpirun_starts_on_one_host_listen_on_no_port(tmp_path: Path):
+    job = started(tmp_path, "--mpirun", mpirun.find().path)
+    names = processes(job.mark)
+    found = [(names[pid], address) for pid, address, _ in listeners(list(names))]
+    ends_well(job)
+    assert [each for each in found if "prterun" not in each[0] and "mpirun" not in each[0].split()[0]] == []

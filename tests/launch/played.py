@@ -1,0 +1,246 @@
+"""Ranks that are played: the launcher runs in the tests' process, and hears of its ranks what a test has listed.
+
+Everything is real but the processes. The launcher listens on its socket; each played rank proves that it knows the
+job's token, waits until it is told to start, and sends frames as its wrapper (rank_process.py) would. The launcher's
+loop asks what has started the ranks how it is, again and again: each time one event of the list happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_ddl.launch import control, outcome, restarts, supervisor
+from keras_ddl.launch import job as job_module
+from keras_ddl.launch.control import Address, Channel, Kind
+from keras_ddl.launch.events import EventLog
+from keras_ddl.launch.job import JobResult
+from keras_ddl.launch.output import Screen
+from keras_ddl.launch.restarts import RestartLoop
+from keras_ddl.launch.watchers import Watchers
+from launch.event_lines import parse_events
+from launch.screens import Recorder
+
+LIMIT_SECONDS = 120
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+Event = Callable[["Play"], bool | None]  # whether what it waits for is so; None: it has done something
+
+
+class PlayedRank:
+    """The wrapper of one rank."""
+
+    def __init__(self, number: int, size: int, address: Address) -> None:
+        self.number, self.is_started, self.is_over = number, False, False
+        self.orders: list[tuple[str, Any]] = []  # kinds and contents of the frames that it has got
+        self.channel = Channel(control.connect(address), control.PRE_AUTH_LAUNCHER_FRAMES)
+        self._token, self._size = address.token, size
+
+    def hear(self, is_stubborn: bool) -> None:
+        for kind, payload in () if self.channel.closed else self.channel.read():
+            if kind is Kind.NONCE:
+                hello = {"nonce": "00" * 32, "rank": self.number, "size": self._size, "host": "h", "pid": 1}
+                self.channel.mark_authenticated()
+                self.channel.send(Kind.HELLO, control.sign(self._token, "rank", payload, hello))
+            elif kind is Kind.WELCOME:
+                self.orders.append(("WELCOME", control.verify(self._token, "launcher", bytes(32), payload)))
+            else:
+                self.orders.append((kind.name, json.loads(payload) if payload[:1] == b"{" else payload))
+                self.is_started |= kind is Kind.START
+            if kind is Kind.START:
+                self.channel.send(Kind.NEWS, {"pid": 100 + self.number})
+            if kind is Kind.STOP and not self.is_over and not is_stubborn:
+                signum = json.loads(payload)["signal"]
+                self.exit(-signum, "the launcher")
+
+    def exit(self, status: int, stopped_by: str | None = None, **more: Any) -> None:
+        self.is_over = True
+        end = {"status": status, "stopped_by": stopped_by, "report": None, "report_age_seconds": 0.0, **more}
+        self.channel.send(Kind.EXIT, end)
+
+    def told(self, kind: Kind) -> list[Any]:
+        """What the frames of this kind have said to it."""
+        return [content for name, content in self.orders if name == kind.name]
+
+
+class Play:
+    """One attempt of a job, in place of MpirunProcess: its ranks, and the events that are still to happen."""
+
+    def __init__(self, events: Sequence[Event], environment: dict[str, str], num_ranks: int, spares: int) -> None:
+        self._events, self._limit = list(events), time.monotonic() + LIMIT_SECONDS
+        address = Address.parse(environment["KERAS_DDL_LAUNCHER"])
+        self.ranks = [PlayedRank(number, num_ranks, address) for number in range(num_ranks + spares)]
+        self.stubborn: set[int] = set()  # ranks that do not end when they are told to
+        self._poll = select.epoll()
+        for each in self.ranks:
+            self._poll.register(each.channel.fileno(), select.EPOLLIN)
+        self.silent, self.ended_at, self.status, self.text = False, None, None, ""  # as of MpirunProcess
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def read(self) -> bytes:
+        return b""
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def poll(self) -> int | None:
+        assert time.monotonic() < self._limit, f"the job does not end; left: {self._events}"
+        for each in self.ranks:
+            each.hear(each.number in self.stubborn)
+        while self._events and all(each.is_started for each in self.ranks):
+            happens = self._events[0](self)
+            if happens is not False:
+                self._events.pop(0)
+            if happens is not True:  # the launcher is to notice before the next one
+                break
+        return self.status
+
+    def die(self, status: int) -> None:
+        self.status, self.ended_at = status, time.monotonic()
+
+    def end(self, seconds: float, serve: Callable[[], None], is_killed: Callable[[], bool]) -> None:
+        """Ends when the wrappers have been told that they may leave."""
+        deadline = time.monotonic() + seconds
+        while not all(each.told(Kind.BYE) or each.channel.closed for each in self.ranks):
+            if is_killed() or time.monotonic() > deadline:
+                break
+            serve()
+        self.wait()
+
+    def signal(self, signum: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        if self.ended_at is None:
+            self.die(0)
+        for each in self.ranks:
+            each.channel.close()
+        self._poll.close()
+        self.silent = True
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+def says(rank: int, text: str, stream: Kind = Kind.ERR) -> Event:
+    return lambda play: play.ranks[rank].channel.send(stream, text.encode())
+
+
+def exits(rank: int, status: int, **more: Any) -> Event:
+    return lambda play: play.ranks[rank].exit(status, **more)
+
+
+def fails(rank: int, error: str, status: int = 1, **report: Any) -> Event:
+    """Its program ends with an exception that keras_ddl has noted. lost_ranks: whom a collective has missed."""
+    text = f"Traceback (most recent call last):\n  File x\n{error}\n"
+    return exits(rank, status, report={"type": error, "summary": error, "traceback": text, **report})
+
+
+def misses(rank: int, *others: int) -> Event:
+    return fails(rank, f"RankLostError: rank {others[0]} is gone", lost={"ranks": list(others)})
+
+
+def vanishes(rank: int) -> Event:
+    """Its wrapper is killed, or its host."""
+
+    def event(play: Play) -> None:
+        play.ranks[rank].is_over = True
+        play.ranks[rank].channel.close()
+
+    return event
+
+
+def asks(rank: int, **question: Any) -> Event:
+    return lambda play: play.ranks[rank].channel.send(Kind.QUESTION, question)
+
+
+def gets(signum: int) -> Event:
+    """The launcher gets a signal."""
+    return lambda play: os.kill(os.getpid(), signum)
+
+
+def until(rank: int, kind: Kind, times: int = 1) -> Event:
+    """Nothing happens before the launcher has told a rank something."""
+    return lambda play: len(play.ranks[rank].told(kind)) >= times
+
+
+def dies(status: int) -> Event:
+    return lambda play: play.die(status)
+
+
+def stubborn(*ranks: int) -> Event:
+    return lambda play: play.stubborn.update(ranks)
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Played:
+    """How a job ended, and what its launcher has said and ordered."""
+
+    result: JobResult
+    out: str
+    err: str
+    events: list[dict[str, Any]]
+    plays: list[Play] = field(repr=False)
+
+    @property
+    def status(self) -> int:
+        return self.result.exit_status
+
+    def orders(self, rank: int, kind: Kind) -> list[Any]:
+        """What a rank of the last attempt was told."""
+        return self.plays[-1].ranks[rank].told(kind)
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [each for each in self.events if each["event"] == event]
+
+
+class Stage:
+    """Plays jobs whose launcher has little patience: what it waits for here does not come."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.log, self._patch = folder / "events.jsonl", patch
+        for module, name in (
+            (supervisor, "_GRACE_SECONDS"),
+            (supervisor, "_MPIRUN_SECONDS"),
+            (outcome, "_CASCADE_SECONDS"),
+            (outcome, "_CASCADE_WITHOUT_MPI_SECONDS"),
+            (outcome, "_CASCADE_OF_RESTART_SECONDS"),
+        ):
+            patch.setattr(module, name, 0.05)
+        patch.setattr(restarts, "_POLL_HOSTS_SECONDS", 0.02)
+        patch.setenv("TMPDIR", str(folder))
+
+    def play(
+        self, *attempts: Sequence[Event], ranks: int = 2, loop: dict[str, Any] | None = None, **job: Any
+    ) -> Played:
+        """Runs a job. attempts: for each the events. loop, job: what RestartLoop and job.make take."""
+        made = job_module.make(["program"], num_ranks=ranks, **job)
+        left, plays = list(attempts), list[Play]()
+
+        def start(command: list[str], environment: dict[str, str], *_: Any, **__: Any) -> Play:
+            assert left, f"another attempt: {command}"
+            size = int(command[command.index("-np") + 1])
+            plays.append(Play(left.pop(0), environment, size, made.spares))
+            return plays[-1]
+
+        self._patch.setattr(supervisor, "MpirunProcess", start)
+        out, err = Recorder(), Recorder()
+        self.log.unlink(missing_ok=True)
+        watchers = Watchers([EventLog(self.log, print)])
+        result = RestartLoop(made, Screen(out, err), watchers=watchers, **(loop or {})).run(SIGNALS)
+        assert not left, f"no attempt for {left}"
+        text = err.data.decode() + result.failure_text
+        return Played(result, out.data.decode(), text, parse_events(self.log), plays)

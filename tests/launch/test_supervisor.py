@@ -1,0 +1,324 @@
+"""What the launcher decides when its ranks end, ask or are silent. The ranks are played: no processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_ddl.launch import regrouping, supervisor
+from keras_ddl.launch.control import Kind
+from keras_ddl.launch.outcome import RESTART_STATUS
+from keras_ddl.launch.placement import Discovery, Placement
+from launch.event_lines import read_events
+from launch.played import (
+    Event,
+    Stage,
+    asks,
+    dies,
+    exits,
+    fails,
+    gets,
+    misses,
+    says,
+    stubborn,
+    until,
+    vanishes,
+)
+
+KILLED = -signal.SIGKILL
+TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: bad\n"
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path, monkeypatch)
+
+
+def test_job_whose_ranks_end_with_status_0_has_succeeded(stage: Stage) -> None:
+    events = [says(1, "hello\n", Kind.OUT), says(0, TRACEBACK), exits(1, 0), exits(0, 0)]
+    played = stage.play(events, verbose=True)
+    assert (played.status, played.out) == (0, "[1] hello\n")
+    command, *logged = played.err.splitlines(keepends=True)
+    assert command.endswith(" -m keras_ddl.launch.host_ranks -np 2 -- program\n") and "".join(logged) == TRACEBACK
+    assert [each["event"] for each in played.events] == ["start", "rank_start", "rank_start", "rank_end", "rank_end"]
+    assert played.orders(0, Kind.BYE) == [{"last": True, "survived": False}]
+
+
+BY_STARTER = [exits(rank, -15, stopped_by="mpirun") for rank in (0, 1)]
+MIDDLE = r"ended with status 0 in the middle of the job \(sys.exit or os._exit\?\)"
+ENDS: dict[str, tuple[list[Event], int, str]] = {
+    "a status": ([exits(1, 3)], 3, r"rank 1 on host h failed first, .*: ended with exit status 3"),
+    "a signal": ([exits(1, KILLED)], 137, r"rank 1 on host h failed first, .*: killed by SIGKILL"),
+    "a wrapper that is gone": ([vanishes(1)], 1, r"rank 1 on host h failed first, .*: lost without a report"),
+    "a traceback on stderr": (
+        [says(1, TRACEBACK), exits(1, 1)],
+        1,
+        r"rank 1 .*\(exit status 1\):\nTr.*\n.*\n.*bad\n\Z",
+    ),
+    "a report instead": ([fails(1, "OSError: disk", 7)], 7, r"OSError: disk\n\Z"),
+    "the last words": ([says(1, "no licence left\n"), exits(1, 3)], 3, r"of its stderr:\nno licence left\n\Z"),
+    "the cause after its consequence": (
+        [misses(0, 1), fails(1, "ValueError: x")],
+        1,
+        r"\Akeras-ddl: rank 1 (?s:.*)\nValueError: x\n\Z",
+    ),
+    "a death after its consequence": ([misses(0, 1), exits(1, KILLED)], 137, r"rank 1 on host h .* by SIGKILL"),
+    "status 0 in the middle": (
+        [exits(1, 0), misses(0, 1)],
+        1,
+        rf"rank 1 on host h failed first, .*: {MIDDLE}\n\Z",
+    ),
+    "one that leaves and stays": ([misses(0, 1)], 1, r"rank 1 on host h failed first, .*: left while others waited"),
+    "one error of all": (
+        [fails(0, "ValueError: x 0"), fails(1, "ValueError: x 1")],
+        1,
+        r"\Akeras-ddl: all 2 ranks failed alike, and the job was ended \(exit status 1\)\. Rank 0 on host h:\n",
+    ),
+    "what has started them": (
+        [dies(KILLED), *BY_STARTER],
+        137,
+        r"host_ranks ended \(killed by SIGKILL\) before the ranks had fin",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_job_ends_with_the_status_and_the_words_of_the_first_failure(what: str, stage: Stage) -> None:
+    events, status, words = ENDS[what]
+    played = stage.play(events)
+    assert played.status == status and re.search(words, played.err), played
+    assert "RankLostError" not in played.err, "a rank can only guess what has become of another"
+    for order in played.orders(0, Kind.STOP):
+        assert order == {"signal": signal.SIGTERM, "grace_seconds": 0.05}
+
+
+# ---- signals and times -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signum", "grace", "seconds"),
+    [(signal.SIGINT, None, 7.0), (signal.SIGTERM, None, 0.05), (signal.SIGHUP, None, 0.05), (signal.SIGTERM, 30, 30)],
+)
+def test_signal_to_the_launcher_ends_the_ranks(
+    signum: signal.Signals, grace: float | None, seconds: float, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_INTERRUPT_GRACE_SECONDS", 7.0)
+    played = stage.play([gets(signum)], grace=grace)
+    assert played.status == 128 + signum and f"{signum.name}: stopping the ranks" in played.err
+    passed_on = signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM
+    assert [played.orders(rank, Kind.STOP) for rank in (0, 1)] == [
+        [{"signal": passed_on, "grace_seconds": seconds}]
+    ] * 2
+    assert [each["signal"] for each in played.of("signal")] == [signum.name]
+
+
+def test_second_interrupt_does_not_wait_for_ranks_that_stay(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_INTERRUPT_GRACE_SECONDS", 2000.0)
+    played = stage.play([stubborn(0, 1), gets(signal.SIGINT), until(0, Kind.STOP), gets(signal.SIGINT)])
+    assert played.status == 130
+
+
+def test_ranks_that_stay_are_left_behind_when_their_grace_is_over(stage: Stage) -> None:
+    played = stage.play([stubborn(0, 1), gets(signal.SIGTERM)])
+    assert played.status == 143
+
+
+def test_sigusr1_is_passed_on_and_ranks_that_end_with_75_are_started_again(stage: Stage) -> None:
+    saved = [gets(signal.SIGUSR1), until(0, Kind.SIGNAL), exits(0, RESTART_STATUS), exits(1, RESTART_STATUS)]
+    played = stage.play(saved, [exits(0, 0), exits(1, 0)], loop={"limit": 1})
+    assert played.status == 0
+    assert "restart 1 of 1, with 2 ranks (the ranks ended with status 75)" in played.err
+    again = stage.play([gets(signal.SIGTERM), *saved[2:]], grace=30.0)
+    assert again.status == RESTART_STATUS and "the ranks ended with status 75, to be started again" in again.err
+
+
+def test_job_that_takes_too_long_is_ended(stage: Stage) -> None:
+    played = stage.play([], timeout=0.2)
+    assert played.status == 124 and "the job did not end within 0.2 s and is being stopped" in played.err
+
+
+# ---- the others go on ------------------------------------------------------------------------------------------------
+
+
+def after_loss(*ranks: int, epoch: int = 0) -> list[Event]:
+    """These ranks ask who is left."""
+    return [asks(rank, epoch=epoch) for rank in ranks]
+
+
+def goes_on(stage: Stage, *events: Event, ranks: int = 3, least: int = 2, **job: Any):
+    return stage.play(events, ranks=ranks, min_ranks=least, **job)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_the_others_go_on_without_a_rank_that_is_killed(lost: int, stage: Stage) -> None:
+    left = [rank for rank in range(3) if rank != lost]
+    print_all = [says(rank, "mine\n", Kind.OUT) for rank in left]
+    played = goes_on(
+        stage, exits(lost, KILLED), *after_loss(*left), until(left[1], Kind.ANSWER), *print_all, exits(left[0], 0),
+        exits(left[1], 0),
+    )  # fmt: skip
+    assert (played.status, played.err) == (0, f"keras-ddl: rank {lost} was lost (killed by SIGKILL); 2 go on.\n")
+    # The first of those that are left is shown as rank 0 was, the other by what rank() is there, and its number.
+    assert played.out == f"mine\n[{'1' if left[1] == 1 else '1, was 2'}] mine\n"
+    for rank in left:
+        (answer,) = played.orders(rank, Kind.ANSWER)
+        assert (answer["epoch"], answer["members"], answer["min_ranks"]) == (1, left, 2)
+    first = played.of("rank_end")[0]
+    assert (first["rank"], first["signal"], first["lost"]) == (lost, "SIGKILL", True)
+    assert [(each["rank"], each["ranks"]) for each in played.of("rank_lost")] == [(lost, 2)]
+
+
+def test_those_that_ask_are_answered_when_another_one_is_lost_meanwhile(stage: Stage) -> None:
+    first = [exits(0, KILLED), *after_loss(1, 3), exits(2, KILLED), until(3, Kind.ANSWER)]
+    played = goes_on(stage, *first, exits(1, 0), exits(3, 0), ranks=4)
+    assert played.status == 0 and played.orders(1, Kind.ANSWER)[0]["members"] == [1, 3]
+
+
+def test_a_rank_that_does_not_ask_is_killed_and_the_others_go_on(stage: Stage) -> None:
+    env = {"KERAS_DDL_DEADLINE_SECONDS": "0.1"}
+    events = [
+        *after_loss(0, 2),
+        until(1, Kind.SIGNAL),
+        exits(1, KILLED),
+        until(2, Kind.ANSWER),
+        exits(0, 0),
+        exits(2, 0),
+    ]
+    played = goes_on(stage, *events, env=env)
+    assert played.status == 0 and played.orders(1, Kind.SIGNAL) == [{"signal": signal.SIGKILL}]
+    assert "keras-ddl: rank 1 has not come to the others for 0.1 s, and is killed." in played.err
+
+
+def test_one_that_cannot_be_killed_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regrouping, "_KILLING_SECONDS", 0.1)
+    events = [*after_loss(0, 2), until(2, Kind.ANSWER), exits(0, 0), exits(2, 0)]
+    played = goes_on(stage, *events, env={"KERAS_DDL_DEADLINE_SECONDS": "0.1"})
+    assert played.status == 0 and "rank 1 was lost (lost without a report); 2 go on." in played.err
+
+
+def test_too_few_are_left(stage: Stage) -> None:
+    played = goes_on(stage, exits(1, KILLED), *after_loss(0, 2), least=3)
+    assert played.status == 137 and "rank 1 on host h failed first" in played.err
+    gone = goes_on(stage, exits(1, 0, in_job=True), *after_loss(0), ranks=2)
+    assert gone.status == 1 and re.search("rank 1 on host h failed first, .* ended with status 0 in the mid", gone.err)
+
+
+def test_a_rank_that_ends_with_status_0_in_the_middle_is_lost_and_said_so(stage: Stage) -> None:
+    events = [exits(1, 0, in_job=True), *after_loss(0, 2), until(2, Kind.ANSWER), exits(0, 0), exits(2, 0)]
+    played = goes_on(stage, *events)
+    middle = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
+    assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 go on.\n" in played.err
+    assert played.err.endswith(f"keras-ddl: the others have gone on without rank 1: {middle}.\n")
+    at_end = goes_on(stage, exits(0, 0, in_job=True), exits(1, 0, in_job=True), ranks=2, least=1)
+    assert (at_end.status, at_end.err) == (0, ""), "nobody has missed them"
+
+
+def test_an_error_of_the_program_ends_the_job(stage: Stage) -> None:
+    played = goes_on(stage, fails(1, "ValueError: my own"), *after_loss(0, 2), least=1)
+    assert played.status == 1 and played.err.endswith("ValueError: my own\n")
+    assert played.orders(0, Kind.ANSWER) == []
+
+
+def test_a_job_that_goes_on_is_not_taken_for_one_that_does_not_start(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry = lambda _: monkeypatch.setattr(supervisor, "START_SECONDS", 0.0)  # noqa: E731
+    events = [hurry, exits(1, KILLED), *after_loss(0, 2), until(2, Kind.ANSWER), exits(0, 0), exits(2, 0)]
+    assert goes_on(stage, *events).status == 0
+
+
+def test_no_spare_starts_for_the_last_rank(stage: Stage) -> None:
+    played = goes_on(stage, exits(0, 0), exits(1, 0), exits(2, KILLED), least=1, spares=1)
+    assert played.status == 137 and "a spare" not in played.err and "killed by SIGKILL" in played.err
+
+
+def test_a_spare_takes_the_place_of_a_lost_rank(stage: Stage) -> None:
+    events = [asks(2, start=True), exits(1, KILLED), until(2, Kind.ANSWER)]
+    events += [asks(2, join=True), asks(0, epoch=0, admits=[2]), until(0, Kind.ANSWER), exits(0, 0), exits(2, 0)]
+    played = goes_on(stage, *events, ranks=2, least=1, spares=1)
+    assert played.status == 0, played
+    assert "rank 2, a spare, starts, to take the place of rank 1." in played.err
+    assert "rank 2 has joined; 2 go on." in played.err and played.orders(0, Kind.ANSWER)[0]["members"] == [0, 2]
+
+
+# ---- restarts --------------------------------------------------------------------------------------------------------
+
+
+DIES = [exits(1, KILLED)]
+ENDS_WELL = [exits(0, 0), exits(1, 0)]
+
+
+def test_restarts_go_on_until_an_attempt_succeeds(stage: Stage, tmp_path: Path) -> None:
+    say = [[says(0, f"attempt {number}\n", Kind.OUT)] for number in range(3)]
+    attempts = [[*say[0], *DIES], [*say[1], *DIES], [*say[2], *ENDS_WELL]]
+    played = stage.play(*attempts, loop={"limit": 2}, output_dir=tmp_path / "out")
+    assert played.status == 0 and played.out == "attempt 0\nattempt 1\nattempt 2\n"
+    for number in (1, 2):
+        assert f"keras-ddl: restart {number} of 2, with 2 ranks (rank 1: killed by SIGKILL)\n" in played.err
+    assert played.err.count("rank 1 on host") == 2
+    for number, folder in enumerate(("out", "out/restart-1", "out/restart-2")):
+        assert (tmp_path / folder / "rank-0.log").read_text() == f"attempt {number}\n"
+    assert [each["restart"] for each in played.of("start")] == [0, 1, 2]
+    restarts = [(each["restart"], each["reason"]) for each in played.of("restart")]
+    assert restarts == [(1, "rank 1: killed by SIGKILL"), (2, "rank 1: killed by SIGKILL")]
+    read_events(stage.log)  # as the page says
+    welcomes = [play.ranks[1].told(Kind.WELCOME)[0] for play in played.plays]
+    assert [each["environment"]["KERAS_DDL_RESTART"] for each in welcomes] == ["0", "1", "2"]
+    assert len({each["kept"] for each in welcomes}) == 1 and len({each["job"] for each in welcomes}) == 3
+    assert [play.ranks[0].told(Kind.BYE)[0]["last"] for play in played.plays] == [False, False, True]
+
+
+def test_restarts_end_with_the_status_and_the_error_of_the_last_attempt(stage: Stage) -> None:
+    played = stage.play(*([fails(1, f"ValueError: of {word}")] for word in "ab"), loop={"limit": 1})
+    assert played.status == 1 and played.err.endswith("ValueError: of b\n") and played.err.count("Traceback") == 2
+    assert "not started again: this was restart 1 of 1" in played.err
+
+
+@pytest.mark.parametrize(
+    ("event", "attempts", "said"),
+    [
+        (exits(0, 2), 1, "exit status 2 means that the command cannot work"),
+        (fails(0, "ValueError: as before"), 2, "rank 0 has failed in the same way twice"),
+        (exits(0, -signal.SIGABRT), 2, "in the same way twice"),
+    ],
+)
+def test_restarts_leave_alone_what_they_cannot_mend(event: Event, attempts: int, said: str, stage: Stage) -> None:
+    played = stage.play(*([event] for _ in range(attempts)), loop={"limit": 5})
+    assert played.status != 0 and said in played.err
+
+
+def test_restarts_share_one_timeout(stage: Stage) -> None:
+    played = stage.play([exits(0, 3)], [], loop={"limit": 5}, timeout=1.0)
+    assert played.status == 124 and "restart 1 of 5" in played.err and "did not end within 1 s" in played.err
+
+
+def script(folder: Path, text: str) -> Discovery:
+    path = folder / "hosts"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return Discovery(str(path))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_restarts_end_with_a_signal_while_the_launcher_waits_for_hosts(
+    signum: signal.Signals, stage: Stage, tmp_path: Path
+) -> None:
+    # The script shows none after the first attempt, and then sends the signal.
+    text = f"cd {tmp_path}; [ -e asked ] && kill -{signum.value} $PPID; [ -e first ] && touch asked || echo localhost:1"
+    discovery = script(tmp_path, f"{text}; touch first")
+    placement = Placement(1, (), discovery)
+    played = stage.play([exits(0, 3)], ranks=1, loop={"limit": 5, "placement": placement})
+    assert played.status == 128 + signum and "restart 1" not in played.err
+    assert "waiting for hosts with room for 1 rank(s): the available hosts are none." in played.err
+
+
+def test_restarts_take_hosts_and_number_of_ranks_from_a_script(stage: Stage, tmp_path: Path) -> None:
+    discovery = script(tmp_path, f"cd {tmp_path}; [ -e first ] && echo localhost:1 || echo localhost:3; touch first")
+    placement = Placement(2, (), discovery, min_ranks=1)
+    played = stage.play(DIES, [exits(0, 0)], loop={"limit": 3, "placement": placement})
+    assert played.status == 0 and "restart 1 of 3, with 1 rank on localhost:1" in played.err
+    assert [len(play.ranks) for play in played.plays] == [2, 1]
