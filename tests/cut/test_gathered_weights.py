@@ -56,14 +56,8 @@ class Trained:
 
 
 @pytest.fixture(autouse=True)
-def in_float64():
-    before = keras.backend.floatx(), keras.config.dtype_policy()
-    keras.backend.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+def drawn_from_a_seed(float64):
     keras.utils.set_random_seed(3)
-    yield
-    keras.backend.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 def mlp(layers=4, **options):
@@ -78,7 +72,7 @@ def gathers(report):
     return [each for each in report.entries if each.kind == "all_gather"]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_weights_in_shards_equal_one_process(size):
     report = Trained(mlp(), [X], size=size, least=8).train()
     again = [each for each in gathers(report) if "again" in each.reason]
@@ -87,6 +81,7 @@ def test_weights_in_shards_equal_one_process(size):
     assert {each.kind for each in report.entries} == {"all_gather", "reduce_scatter", "sum"}, report.text()
 
 
+@pytest.mark.long
 def test_weights_that_fit_the_bound_are_gathered_once():
     assert len(gathers(Trained(mlp(), [X], bound=EVERYTHING, least=8).train())) == 4
 
@@ -175,18 +170,14 @@ MODELS = {
 @pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name in ("tied", "simple loop", "replicated loop", "multiplied")
-        else pytest.param(name, marks=pytest.mark.long)
-        for name in MODELS
-    ],
+    [name if name == "tied" else pytest.param(name, marks=pytest.mark.long) for name in MODELS],
 )
 def test_layers_with_weights_in_shards_equal_one_process(name, bound):
     model, batch = MODELS[name]()
     Trained(model, batch, bound=bound).train()
 
 
+@pytest.mark.long
 def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
     Trained(mlp(), [X], static=False).train()
 
@@ -201,9 +192,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "scaled" else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_of_weights_in_shards_equal_one_process(name):
     model, batch = MODELS["tied"]()
     Trained(model, batch, optimizer=OPTIMIZERS[name](), least=8).train(3)

@@ -124,6 +124,7 @@ def test_blocks_that_differ_by_a_number_are_tried_once(monkeypatch):
     assert counts[0] == counts[1]
 
 
+@LONG
 def test_convolutions_are_cut_in_pairs_with_what_lies_between():
     keras.utils.set_random_seed(1)
     x = inputs = keras.Input((6, 6, 3))
@@ -145,6 +146,7 @@ def stack(*widths: int) -> keras.Model:
     return keras.Model(inputs, x)
 
 
+@LONG
 def test_dense_layers_of_one_shape_are_cut_in_pairs():
     keras.utils.set_random_seed(1)
     batch = [RNG.normal(size=(4, 8)) for _ in range(2)]

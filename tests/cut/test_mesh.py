@@ -33,13 +33,13 @@ def transformer_on(shape: Position, rules: Rules = TRANSFORMER, *, blocks: int =
     return mesh_of(transformer(blocks=blocks), optimizer, loss, tokens(), shape, rules, **options)
 
 
+@pytest.mark.long  # tests/strategy/mesh_checks.py has a transformer on ranks
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        pytest.param((1, 2), {}, marks=pytest.mark.long),
         ((2, 2), {"counts": [4, 3]}),
-        pytest.param((2, 4), {"counts": [7, 0]}, marks=pytest.mark.long),
-        pytest.param((3, 2), {"static": False}, marks=pytest.mark.long),
+        ((2, 4), {"counts": [7, 0]}),
+        ((3, 2), {"static": False}),
     ],
 )
 def test_a_transformer_on_a_mesh_equals_one_process(shape, options):
@@ -48,6 +48,7 @@ def test_a_transformer_on_a_mesh_equals_one_process(shape, options):
     assert {kind for kind, _ in mesh.moved()["data"]} == {"sum"}
 
 
+@pytest.mark.long
 def test_a_block_has_two_sums_forward_and_two_backward():
     one, two = (transformer_on((1, 2), blocks=n).moved()["model"] for n in (1, 2))
     assert {kind for kind, _ in two} == {"sum"}  # no activation is gathered
@@ -57,7 +58,8 @@ def test_a_block_has_two_sums_forward_and_two_backward():
 VOCABULARY: Rules = {**TRANSFORMER, "table": 0, "head/kernel": 1, "head/bias": 0}
 
 
-@pytest.mark.parametrize("static", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("static", [True, False])
 def test_a_vocabulary_is_cut_without_gathering_rows_or_logits(static):
     mesh = transformer_on((2, 2), VOCABULARY, counts=[4, 3], static=static).check(*tokens(), steps=2)
     kinds = [kind for kind, _ in mesh.moved()["model"]]
@@ -116,11 +118,10 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
         keras.optimizers.Adam(1e-2), initial_scale=64.0, dynamic_growth_steps=2
     ),
 }
-QUICK = ("all", "adafactor")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
+    "name", [name if name == "adafactor" else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
 )
 def test_optimizers_with_weights_cut_along_the_model_axis_equal_one_process(name):
     dense_on(OPTIMIZERS[name]()).check(X, RNG.normal(size=(7, 3)), steps=4)
@@ -137,6 +138,7 @@ def test_slots_that_follow_their_weight_move_nothing():
     assert dense_on(keras.optimizers.Adam(1e-2), (1, 2)).moved()["model"] == [("sum", 1)]
 
 
+@pytest.mark.long
 def test_a_layout_of_kernels_alone_has_one_bucket_of_gradients_of_biases():
     rules = {name: axis for name, axis in PAIR.items() if "bias" not in name}
     mesh = dense_on(keras.optimizers.Adam(1e-2, clipnorm=0.1), (1, 2), rules, along_batch=False)
@@ -146,6 +148,7 @@ def test_a_layout_of_kernels_alone_has_one_bucket_of_gradients_of_biases():
     assert len(gradients) == 1, gradients  # once, for its norm, both moments and the weight
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_table_is_cut_along_its_rows_or_its_width(axis):
     keras.utils.set_random_seed(1)
@@ -182,6 +185,7 @@ def test_a_row_that_a_cut_table_does_not_have_is_an_error():
         mesh(places)
 
 
+@pytest.mark.long
 def test_halves_are_computed_as_in_one_process():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
@@ -192,6 +196,7 @@ def test_halves_are_computed_as_in_one_process():
         keras.config.set_dtype_policy(policy)
 
 
+@pytest.mark.long
 def test_a_loop_gathers_what_it_reads_of_cut_weights():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3, 4)), layers.LSTM(4, name="lstm"), layers.Dense(2)])
@@ -270,6 +275,7 @@ def test_the_first_rank_of_the_mesh_alone_calls_host_functions(tmp_path):
     assert {float(outputs[0]) for outputs in results.values()} == {calls[0] + 1}
 
 
+@pytest.mark.long
 def test_collectives_of_the_model_axis_in_a_branch_go_on():
     weight = tf.Variable(RNG.normal(size=(5, 4)))
 
@@ -285,7 +291,7 @@ def test_collectives_of_the_model_axis_in_a_branch_go_on():
 
 
 def test_a_step_that_fails_is_written_on_no_rank():
-    mesh = dense_on(keras.optimizers.Adam(1e-2))
+    mesh = dense_on(keras.optimizers.SGD(1e-2, momentum=0.9))
     before = {at: {key: each.numpy() for key, each in copies.items()} for at, copies in mesh.copies.items()}
     mesh.everyone.breaks = "commit"
     with pytest.raises(tf.errors.OpError, match="a rank was lost"):
@@ -310,10 +316,8 @@ NETWORKS: Mapping[str, Callable[[], keras.Model]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [pytest.param(name, n, marks=pytest.mark.long) for name in NETWORKS for n in range(9)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "seed"), [(name, n) for name in NETWORKS for n in range(3)])
 def test_any_layout_equals_one_process(name, seed):
     draw = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
@@ -336,6 +340,7 @@ def test_any_layout_equals_one_process(name, seed):
     Mesh(step, batch, (2, 2), every, layout).check(*batch)
 
 
+@pytest.mark.long
 def test_new_values_are_made_after_the_commit_one_after_the_other(monkeypatch):
     monkeypatch.setattr(after_commit, "_SMALL", 1)
     mesh = dense_on(keras.optimizers.Adam(1e-2), (1, 2)).check(X, RNG.normal(size=(7, 3)))
@@ -367,6 +372,7 @@ def test_a_gradient_waits_for_the_commit_if_its_operands_are_smaller(rows, expec
         assert value not in after_commit.AfterCommit([value], [value])
 
 
+@pytest.mark.long
 def test_what_needs_a_collective_is_made_before_the_commit(monkeypatch):
     monkeypatch.setattr(after_commit, "_SMALL", 1)
     for optimizer in (keras.optimizers.AdamW(1e-2, global_clipnorm=0.1, use_ema=True), keras.optimizers.SGD(1e-2)):

@@ -1,5 +1,6 @@
-"""The contract of the TensorFlow ops: two hundred at once, whatever the order, eager and in graphs. Run by
-test_ops.py."""
+"""The contract of the TensorFlow ops: two hundred at once, whatever the order, eager and in graphs.
+
+Run by test_ops_on_ranks.py."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,15 +59,6 @@ def check_two_hundred_in_one_function_without_control_dependencies():
 
 
 @long
-def check_two_hundred_inside_tf_cond():
-    @tf.function(autograph=False)
-    def function(value, first):
-        return tf.cond(first, lambda: submit_all(value, 3, "then"), lambda: submit_all(value * 2.0, 4, "else"))
-
-    for first, scale in ((True, 1.0), (False, 2.0)):
-        assert_sums(function(tf.constant(float(RANK)), tf.constant(first)), scale)
-
-
 def check_two_hundred_inside_tf_while_loop_with_overlapping_iterations():
     @tf.function(autograph=False)
     def function(value):
@@ -81,6 +73,7 @@ def check_two_hundred_inside_tf_while_loop_with_overlapping_iterations():
         np.testing.assert_array_equal(result, np.full(length(number), 6.0 * RANKS_SUM + 3 * number * SIZE))
 
 
+@long
 def check_functions_that_run_in_several_threads_at_once():
     functions = [
         tf.function(lambda value, n=n: submit_all(value, 6 + n, f"thread {n}")[:50], autograph=False) for n in range(4)
