@@ -1,11 +1,11 @@
-"""Types of operations with a rule, cut, against one process: those that test_specs.py does not try in every placement."""
+"""Types of operations with a rule, cut, against one process: those that test_specs.py does not place in every way."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from cut.comparing import difference
 from cut import rule_cases
+from cut.comparing import difference
 from cut.operations import by_index, lists, matrices, others, texts  # noqa: F401  (they register)
 from cut.operations.cases import CASES, types_to_try
 from cut.test_specs import TOPICS

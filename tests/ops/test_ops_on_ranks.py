@@ -19,7 +19,7 @@ test_ops_of_two = rank_tests(checks("graph", "ops", "gradient", "failure", "spli
 test_ops_of_two_hosts = rank_tests(checks("compression"), [(2, "x:1x2")])
 test_ops_of_three = pytest.mark.long(rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")]))
 test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [(4, "x:2x2")]))
-test_ops_sync = pytest.mark.long(rank_tests(checks("sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"}))
+test_ops_sync = pytest.mark.long(rank_tests(checks("sync", "split"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"}))
 
 
 @pytest.mark.long
