@@ -106,30 +106,6 @@ class Tied(keras.Model):
         return keras.ops.matmul(self.dense(self.table(tokens)), keras.ops.transpose(self.table.embeddings))
 
 
-def convolutions():
-    layers = keras.layers
-    image = keras.Input((6, 6, 2))
-    x = layers.Conv2D(3, 3, padding="same", activation="relu")(image)
-    x = layers.BatchNormalization()(x)
-    x = layers.Conv2DTranspose(2, 3, padding="same")(layers.SeparableConv2D(4, 3)(x))
-    return keras.Model(image, layers.Dense(3)(layers.Flatten()(x)))
-
-
-def recurrent():
-    steps = keras.Input((4, 3))
-    x = keras.layers.LSTM(5, return_sequences=True)(steps)
-    return keras.Model(steps, keras.layers.GRU(3)(x))
-
-
-def constrained():
-    return mlp(3, kernel_regularizer=keras.regularizers.L2(0.1), kernel_constraint=keras.constraints.MaxNorm(0.5))
-
-
-def repeated():
-    layer, x = keras.layers.Dense(7, activation="tanh"), keras.Input((7,))
-    return keras.Model(x, layer(keras.layers.Dense(7)(layer(x))))
-
-
 class Normalized(keras.layers.Layer):
     """A loop that needs all rows of the batch in each round."""
 
@@ -154,14 +130,10 @@ class Multiplied(keras.layers.Layer):
 MODELS = {
     "transformer": transformer_and_tokens,
     "tied": lambda: (Tied(), [RNG.integers(0, 9, (7, 4)).astype("int32")]),
-    "convolutions": lambda: (convolutions(), [RNG.normal(size=(7, 6, 6, 2))]),
     "simple loop": lambda: (
         keras.Sequential([keras.Input((3, 2)), keras.layers.SimpleRNN(4)]),
         [X[:, :6].reshape(7, 3, 2)],
     ),
-    "recurrent": lambda: (recurrent(), [RNG.normal(size=(7, 4, 3))]),
-    "constrained": lambda: (constrained(), [X]),
-    "repeated": lambda: (repeated(), [X]),
     "replicated loop": lambda: (keras.Sequential([keras.Input((X.shape[1],)), Normalized()]), [X]),
     "multiplied": lambda: (keras.Sequential([keras.Input((X.shape[1],)), Multiplied()]), [X]),
 }
@@ -183,7 +155,6 @@ def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
 
 
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1, weight_decay=0.1),
     "averaged": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(

@@ -104,15 +104,6 @@ def test_a_step_with_a_chosen_layout_equals_one_process_and_gathers_nothing():
 
 
 @LONG
-def test_the_same_program_gives_the_same_layout():
-    def axes() -> dict[str, int]:
-        keras.utils.set_random_seed(5)
-        return Chosen(transformer(blocks=1), tokens()).axes
-
-    assert axes() == axes()
-
-
-@LONG
 def test_blocks_that_differ_by_a_number_are_tried_once(monkeypatch):
     tried, run = [], Trials.run
     monkeypatch.setattr(Trials, "run", lambda self, *args, **more: tried.append(1) or run(self, *args, **more))

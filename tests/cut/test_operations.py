@@ -15,6 +15,8 @@ from keras_ddl.compat.tensorflow import tf
 
 TRIED = {case.type for cases in (*TOPICS.values(), *rule_cases.TOPICS.values()) for case in cases}
 PROGRAMS = list(dict.fromkeys(program for programs in CASES.values() for program in programs))
+# Types that programs have for which there is no rule, by the type that the program stands for.
+REPLICATED = {"ResourceGather": {"ArgMax"}, "LookupTableFindV2": {"LookupTableFindV2"}}
 _ROWS = np.random.default_rng(0)
 
 
@@ -30,6 +32,8 @@ def types_of(program: object) -> list[str]:
 def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
     for static, size, batches in ((True, 2, [1]), (False, 3, [5, 1, 7])):
         together = Together(lambda x: tf.nest.flatten(program(x)), [_rows(batches[0])], sizes=[size], static=static)
+        replicated = set(together.reports[size][0].replicated)
+        assert replicated <= REPLICATED.get(types_of(program)[0], set()), replicated
         assert set(types_of(program)) <= together.types, "not in the program"
         for rows in map(_rows, batches):
             expected = together.expected([rows])

@@ -223,20 +223,6 @@ def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
     both(step, [slot, weight], [slot])
 
 
-def test_a_whole_assignment_takes_the_place_of_a_new_shard():
-    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
-
-    def step(x):
-        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
-        weight.assign_sub(0.1 * slot)
-        weight.assign(tf.reverse(x[:5, :4], [0]))
-        return tf.reduce_sum(weight)
-
-    simulation = both(step, [slot, weight], [slot])
-    kinds = [each.kind for each in simulation.reports[0].entries]
-    assert "all_gather" not in kinds, kinds
-
-
 def test_a_shard_ends_in_a_branch_or_comes_out_of_one():
     slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
@@ -275,16 +261,6 @@ def moves_of(simulation):
     return [(each.kind, len(each.values)) for each in simulation.reports[0].entries]
 
 
-def test_half_the_squares_of_a_slot_are_summed_over_the_ranks():
-    slot = tf.Variable(RNG.normal(size=(5, 4)))
-
-    def step(x):
-        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
-        return tf.nn.l2_loss(slot)
-
-    assert ("all_gather", 1) not in moves_of(both(step, [slot], [slot]))
-
-
 def test_a_tensor_of_one_number_is_filled_in_chunks_where_nothing_needs_all_of_it():
     slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
@@ -316,28 +292,6 @@ def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
         return tf.reduce_sum(tf.tanh(x @ slot))
 
     assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1), ("sum", 1)]
-
-
-def test_a_slot_that_was_put_together_stays_so():
-    slot = tf.Variable(RNG.normal(size=(5, 4)))
-
-    def step(x):
-        read = slot.read_value()
-        return tf.reverse(read * tf.reverse(read, [0])[0, 0], [0])
-
-    assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1)]
-
-
-def test_a_weight_that_is_assigned_twice_travels_once():
-    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
-
-    def step(x):
-        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
-        weight.assign(weight - 0.1 * slot)
-        weight.assign(weight - 0.2 * slot)
-        return tf.constant(0)
-
-    assert moves_of(both(step, [slot, weight], [slot])) == [("sum", 1), ("all_gather", 1)]
 
 
 def test_rows_are_scattered_into_a_weight_that_was_assigned_a_shard():
