@@ -58,6 +58,7 @@ def nested_and_shared(normalize: Normalize) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(block(block(inputs) + inputs)))
 
 
+LONG = pytest.mark.long
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -126,7 +127,6 @@ def chunked(size: int) -> Normalize:
 
 CASES = [(dense, 2, True), (convolutional, 3, False), (of_channels_first, 2, False), (of_sequences, 3, True),
          (nested_and_shared, 3, False)]  # fmt: skip
-LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(

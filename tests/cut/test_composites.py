@@ -55,8 +55,15 @@ VECTORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("static", [pytest.param(True, marks=pytest.mark.long), False])
-def test_network_behind_ragged_tokens_is_cut(static):
+@pytest.mark.parametrize(
+    ("several", "static"),
+    [
+        ([padded, sparse_look_up], False),
+        *(pytest.param(VECTORS, each, marks=pytest.mark.long) for each in (True, False)),
+    ],
+    ids=["few", "static", "open"],
+)
+def test_network_behind_ragged_tokens_is_cut(several, static):
     variables = [tf.Variable(each) for each in (TABLE, FIRST, SECOND)]
 
     def step(tokens, lengths, labels):
@@ -64,7 +71,7 @@ def test_network_behind_ragged_tokens_is_cut(static):
         with tf.GradientTape() as tape:
             table, first, second = [tf.convert_to_tensor(each) for each in variables]
             tape.watch([table, first, second])
-            vectors = [*(each(table, ragged) for each in VECTORS), means(table, filled)]
+            vectors = [*(each(table, ragged) for each in several), means(table, filled)]
             losses = [tf.reduce_mean(tf.square(tf.tanh(each @ first) @ second - labels)) for each in vectors]
             loss = tf.add_n(losses)
         return [*losses, *map(tf.convert_to_tensor, tape.gradient(loss, [table, first, second]))]

@@ -66,9 +66,9 @@ def recurrent(kind: str) -> tuple[Any, list[Any]]:
 @pytest.mark.parametrize(
     ("kind", "size", "static", "rows"),
     [
-        pytest.param("lstm", 3, True, 2, marks=pytest.mark.long),
+        ("lstm", 3, True, 2),
         pytest.param("gru_sequences", 3, False, 7, marks=pytest.mark.long),
-        ("gru_before", 2, True, 6),
+        pytest.param("gru_before", 2, True, 6, marks=pytest.mark.long),
         pytest.param("lstm_mask_sequences", 2, False, 5, marks=pytest.mark.long),
         pytest.param("lstm_both_sequences", 2, True, 6, marks=pytest.mark.long),
     ],
@@ -228,6 +228,7 @@ def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int,
     check(step, rows, size, static, [total, count], times=3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
 def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: bool, rows: int) -> None:
     weight = keras.Variable(np.ones((3, 2)), dtype="float64")

@@ -139,11 +139,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "tied" else pytest.param(name, marks=pytest.mark.long) for name in MODELS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("bound", [NOTHING, 500])
+@pytest.mark.parametrize("name", MODELS)
 def test_layers_with_weights_in_shards_equal_one_process(name, bound):
     model, batch = MODELS[name]()
     Trained(model, batch, bound=bound).train()

@@ -114,9 +114,8 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "adafactor" else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_with_weights_cut_along_the_model_axis_equal_one_process(name):
     dense_on(OPTIMIZERS[name]()).check(X, RNG.normal(size=(7, 3)), steps=4)
 
@@ -154,7 +153,7 @@ def test_a_table_is_cut_along_its_rows_or_its_width(axis):
     mesh_of(model, optimizer, loss, [x, y], (2, 2), {"table": axis}).check(x, y)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_rows_are_looked_up_in_a_variable_and_scattered_into_it(axis):
     table, other = tf.Variable(RNG.normal(size=(6, 4))), tf.Variable(RNG.normal(size=(6, 4)))
     x, places = RNG.normal(size=(7, 4)), RNG.integers(0, 6, (7,))
@@ -201,6 +200,7 @@ def test_a_loop_gathers_what_it_reads_of_cut_weights():
     assert {kind for kind, _ in mesh.moved()["data"]} == {"sum"}  # its rows are cut as ever
 
 
+@pytest.mark.long
 def test_a_loop_that_would_need_a_collective_is_replicated_and_reads_cut_weights():
     first, weight = tf.Variable(RNG.normal(size=(5, 4))), tf.Variable(RNG.normal(size=(4, 4)))
 

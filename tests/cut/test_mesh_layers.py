@@ -88,6 +88,7 @@ def test_slices_that_are_put_one_after_the_other_are_no_range(what):
         np.testing.assert_allclose(outputs, mesh.expected(X), rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", ["features", pytest.param("rows", marks=pytest.mark.long)])
 def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
     weight = tf.Variable(RNG.normal(size=(8, 4)).astype("float16" if cut == "features" else "float64"))
@@ -178,6 +179,7 @@ def test_depthwise_convolutions_are_cut_along_their_channels():
     assert mesh.moved()["model"] == [("sum", 1)]
 
 
+@pytest.mark.long
 def test_channels_that_come_first_are_cut_as_those_that_come_last():
     keras.utils.set_random_seed(1)
     first = {"data_format": "channels_first"}

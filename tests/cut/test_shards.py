@@ -130,9 +130,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "global_clipnorm" else pytest.param(name, marks=pytest.mark.long) for name in OPTIONS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in OPTIONS])
 def test_options_of_an_optimizer_in_shards_equal_one_process(name):
     trained = Trained(OPTIMIZERS["adam"](**OPTIONS[name]))
     moves = trained.moves(trained.train())
