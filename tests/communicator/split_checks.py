@@ -3,7 +3,6 @@
 import pickle
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -95,26 +94,6 @@ def check_a_split_of_a_split_of_a_split():
     for comm in comms:
         comm.close()
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
-
-
-def check_threads_use_several_communicators_in_different_orders():
-    row = keras_ddl.split(RANK // max(1, SIZE // 2), name="row")
-    half = keras_ddl.split(RANK % 2, name="half")
-    comms = [None, row, half]
-    jobs = [(which, number) for which in range(3) for number in range(30)]
-    np.random.default_rng(RANK).shuffle(jobs)
-
-    def run(which: int, number: int) -> None:
-        size = SIZE if comms[which] is None else comms[which].size
-        array = np.full(100 * number, float(number))
-        total = communicator.all_reduce_array(array, name=f"job {number}", comm=comms[which])
-        np.testing.assert_array_equal(total, array * size)
-
-    with ThreadPoolExecutor(len(jobs)) as threads:
-        for future in [threads.submit(run, int(which), int(number)) for which, number in jobs]:
-            future.result(30)
-    row.close()
-    half.close()
 
 
 def check_a_mismatch_in_one_communicator_leaves_the_others_usable():

@@ -7,8 +7,8 @@ import pytest
 
 from harness.rank_tests import run_ranks
 
-FUZZ = Path(__file__).with_name("fuzz.py")
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+ROOT = Path(__file__).parents[2]
+FUZZ, SOAK = ROOT / "tools" / "fuzz.py", ROOT / "benchmarks" / "soak.py"
 pytestmark = pytest.mark.parallel
 
 

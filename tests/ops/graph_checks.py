@@ -66,15 +66,3 @@ def check_functions_that_run_in_several_threads_at_once():
     with ThreadPoolExecutor(4) as threads:
         for results in threads.map(lambda function: function(tf.constant(float(RANK))), functions):
             assert_sums(results)
-
-
-def check_special_values_and_odd_counts_in_a_graph():
-    function = tf.function(lambda tensors: ops.all_reduce_n(tensors, op="mean"))
-    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
-        large = tf.fill([SIZE - 1], tf.cast(60_000.0, dtype))
-        special = tf.constant([np.nan, np.inf, -np.inf, -0.0, 1.0], dtype)
-        empty = tf.zeros([0, 3], dtype)
-        # Means of equal values on all ranks: the values themselves.
-        for result, given in zip(function([large, special, empty]), (large, special, empty)):
-            np.testing.assert_array_equal(tf.cast(result, tf.float64), tf.cast(given, tf.float64), err_msg=dtype.name)
-        assert np.signbit(tf.cast(function([special])[0], tf.float64).numpy()[3])
