@@ -1,24 +1,19 @@
 """All-reduce over boxes of two and three dimensions, whose outer ones go over MPI; for test_collectives.py."""
 
-import hashlib
 import os
 
 import numpy as np
 
 import keras_ddl
-from keras_ddl.communicator import all_gather_object, all_reduce_array, describe
+from keras_ddl.communicator import all_reduce_array, describe
 
 keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
 MODE = os.environ["KERAS_DDL_MODE"]
 
 
-def random_values(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng(rank).normal(size=count).astype(dtype)
-
-
-def digest(array: np.ndarray) -> str:
-    return hashlib.sha256(array.tobytes()).hexdigest()
+def random_values(rank: int, count: int) -> np.ndarray:
+    return np.random.default_rng(rank).normal(size=count).astype("float32")
 
 
 def check_the_forced_box_is_built():
@@ -36,14 +31,6 @@ def check_many_blocks_equal_the_sum_of_numpy():
         expected = sum(random_values(rank, count).astype(np.float64) for rank in range(SIZE))
         actual = all_reduce_array(random_values(RANK, count))
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-def check_results_have_equal_bits_on_all_ranks_and_every_time():
-    for dtype in ("float32", "float16"):
-        for op in ("sum", "mean"):
-            values = random_values(RANK, 3_000_017, dtype)
-            digests = {digest(all_reduce_array(values, op)) for _ in range(3)}
-            assert len({one for several in all_gather_object(digests) for one in several}) == 1, (dtype, op)
 
 
 def check_in_place_results_are_whole():

@@ -3,7 +3,6 @@
 import pickle
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -68,20 +67,6 @@ def check_every_collective_works_in_a_part():
         assert half.all_reduce_array(array, "mean", out=array) is array
 
 
-def check_halves_work_at_once_with_different_traffic():
-    half = keras_ddl.split(RANK % 2)
-    ranks = list(half.world_ranks)
-    # The halves make different numbers of calls, under the same names, of other kinds and sizes.
-    for number in range(40 if RANK % 2 else 90):
-        if RANK % 2:
-            total = half.all_reduce_array(np.full(20_000 + number, RANK), name="step")
-            np.testing.assert_array_equal(total, np.full(20_000 + number, sum(ranks)))
-        else:
-            assert half.all_gather_object((RANK, number), name="step") == [(rank, number) for rank in ranks]
-    keras_ddl.barrier()
-    half.close()
-
-
 def check_one_part_does_not_wait_for_the_other():
     half = keras_ddl.split(RANK % 2)
     if RANK % 2:  # comes to its own barrier only when the others have left theirs
@@ -92,20 +77,6 @@ def check_one_part_does_not_wait_for_the_other():
         keras_ddl.barrier("even ranks have met")
     half.close()
     keras_ddl.barrier()
-
-
-def check_rows_and_columns_overlap():
-    width = max(1, SIZE // 2)
-    row = keras_ddl.split(RANK // width, name="row")
-    column = keras_ddl.split(RANK % width, name="column")
-    values = np.arange(1000.0) + RANK
-    everyone = sum(np.arange(1000.0) + rank for rank in range(SIZE))
-    for _ in range(20):
-        # Over the rows, then over the columns: over all.
-        np.testing.assert_array_equal(column.all_reduce_array(row.all_reduce_array(values)), everyone)
-        np.testing.assert_array_equal(communicator.all_reduce_array(values), everyone)
-    row.close()
-    column.close()
 
 
 def check_a_split_of_a_split_of_a_split():
@@ -123,26 +94,6 @@ def check_a_split_of_a_split_of_a_split():
     for comm in comms:
         comm.close()
     assert keras_ddl.all_gather_object(RANK) == list(range(SIZE))
-
-
-def check_threads_use_several_communicators_in_different_orders():
-    row = keras_ddl.split(RANK // max(1, SIZE // 2), name="row")
-    half = keras_ddl.split(RANK % 2, name="half")
-    comms = [None, row, half]
-    jobs = [(which, number) for which in range(3) for number in range(30)]
-    np.random.default_rng(RANK).shuffle(jobs)
-
-    def run(which: int, number: int) -> None:
-        size = SIZE if comms[which] is None else comms[which].size
-        array = np.full(100 * number, float(number))
-        total = communicator.all_reduce_array(array, name=f"job {number}", comm=comms[which])
-        np.testing.assert_array_equal(total, array * size)
-
-    with ThreadPoolExecutor(len(jobs)) as threads:
-        for future in [threads.submit(run, int(which), int(number)) for which, number in jobs]:
-            future.result(30)
-    row.close()
-    half.close()
 
 
 def check_a_mismatch_in_one_communicator_leaves_the_others_usable():

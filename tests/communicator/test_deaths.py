@@ -84,12 +84,9 @@ def loses_a_rank(victim, scene, folder):
     ("np", "mode", "victim", "scene"),
     [
         (2, "p", 1, "idle"),
-        (2, "p", 0, "waiting"),
-        (4, "p", 2, "inside"),
         (4, "x:2x2", 3, "inside"),
-        (4, "x:1x4", 2, "joined"),
-        (4, "x:1x4", 0, "waiting"),
-        (8, "p", 5, "inside"),
+        pytest.param(2, "p", 0, "waiting", marks=pytest.mark.long),
+        pytest.param(4, "x:1x4", 2, "joined", marks=pytest.mark.long),
     ],
 )
 def test_survivors_of_one_host_have_an_error_soon(tmp_path, np, mode, victim, scene):
@@ -127,6 +124,7 @@ def dies_at_random(seed, everybody):
         communicator.all_reduce_array(data, out=data, name="data")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("everybody", [False, True])
 def test_nothing_is_left_in_shared_memory_by_ranks_killed_at_random(everybody):
     for seed in range(3):  # each rank once
@@ -215,6 +213,7 @@ def loses_a_rank_elsewhere(scene, folder):
     Path(folder, f"survivor-{rank}").write_text(f"{time.monotonic() - float(dead.read_text()):.3f} {message}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scene", ["waiting", "inside"])
 def test_a_death_in_another_process_id_namespace_is_noticed(tmp_path, scene):
     if subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True).returncode:

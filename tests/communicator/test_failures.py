@@ -14,7 +14,7 @@ from harness.rank_tests import run_ranks
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 NO_DEADLINE = {"KERAS_DDL_DEADLINE_SECONDS": "600"}  # longer than a test: what ends earlier ended for another reason
-MODES = pytest.mark.parametrize("mode", ["p", "x:1x2"])
+LONG = pytest.mark.long
 
 
 def test_uncaught_exception_ends_the_job_with_a_report(tmp_path):
@@ -36,27 +36,8 @@ def test_uncaught_exception_ends_the_job_with_a_report(tmp_path):
     assert report["host"]
 
 
-def test_exception_in_a_thread_ends_the_job(tmp_path):
-    def work():
-        import keras_ddl
-
-        keras_ddl.init()
-
-        def fail():
-            raise OSError("disk full")
-
-        if keras_ddl.rank() == 0:
-            threading.Thread(target=fail).start()
-        time.sleep(600)
-
-    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)})
-    assert outcome.returncode not in (None, 0), outcome.text()
-    assert "OSError: disk full" in outcome.ranks[0].stderr
-    assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"
-
-
 # With status 0 the leaver waits for the others at the end of its process: it is for them to end the job.
-@pytest.mark.parametrize(("mode", "leaver", "status"), [("p", 1, 3), ("x:1x2", 0, 4), ("x:1x2", 1, 0)])
+@pytest.mark.parametrize(("mode", "leaver", "status"), [("p", 1, 3), pytest.param("x:1x2", 1, 0, marks=LONG)])
 def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
     def work(leaver, status):
         import keras_ddl
@@ -82,22 +63,6 @@ def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
     assert outcome.returncode == (status or 1), outcome.text()
     told = float(outcome.ranks[1 - leaver].stdout.split()[-1])
     assert ended - told < 9, outcome.text()  # nobody waits ten seconds for a status that does not come
-
-
-@pytest.mark.parametrize(("mode", "signal_number"), [("p", signal.SIGKILL), ("x:1x2", signal.SIGSEGV)])
-def test_rank_that_is_killed_ends_the_job(mode, signal_number):
-    def work(signal_number):
-        import keras_ddl
-
-        keras_ddl.init()
-        keras_ddl.barrier()
-        if keras_ddl.rank() == 1:
-            os.kill(os.getpid(), signal_number)
-        while True:
-            keras_ddl.barrier()
-
-    outcome = run_ranks(work, 2, args=(signal_number,), mode=mode, env=NO_DEADLINE)
-    assert outcome.returncode not in (None, 0), outcome.text()
 
 
 def interrupted(signum, expected):
@@ -134,7 +99,7 @@ def interrupted(signum, expected):
             os.kill(other, signal.SIGCONT)
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["p", pytest.param("x:1x2", marks=LONG)])
 def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
     def work():
         import keras_ddl
@@ -146,7 +111,7 @@ def test_ctrl_c_ends_a_collective_in_which_another_rank_has_stopped(mode):
     run_ranks(work, 2, mode=mode, env=NO_DEADLINE).check()
 
 
-@pytest.mark.parametrize("what", ["barrier", "shutdown"])
+@pytest.mark.parametrize("what", [pytest.param("barrier", marks=LONG), "shutdown"])
 def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
     def work(what):
         import keras_ddl
@@ -161,7 +126,7 @@ def test_signal_handler_in_the_middle_of_a_collective_hangs_nobody(what):
     run_ranks(work, 2, args=(what,), env=NO_DEADLINE).check()
 
 
-@pytest.mark.parametrize("what", ["barrier", "shutdown"])
+@pytest.mark.parametrize("what", [pytest.param("barrier", marks=LONG), "shutdown"])
 def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_nobody(what, tmp_path):
     def work(what, given_up):
         import keras_ddl
@@ -184,8 +149,7 @@ def test_signal_handler_in_a_collective_to_which_the_others_have_not_come_hangs_
     run_ranks(work, 2, args=(what, tmp_path / "given-up"), env=NO_DEADLINE).check()
 
 
-@MODES
-def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode, tmp_path):
+def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(tmp_path):
     def work(failed):
         import keras_ddl
         from keras_ddl import errors
@@ -201,7 +165,7 @@ def test_rank_that_does_not_come_is_named_in_a_warning_and_then_in_an_error(mode
         return "done"
 
     env = {"KERAS_DDL_WARN_AFTER_SECONDS": "0.5", "KERAS_DDL_DEADLINE_SECONDS": "5"}
-    outcome = run_ranks(work, 2, args=(tmp_path / "failed",), mode=mode, env=env).check()
+    outcome = run_ranks(work, 2, args=(tmp_path / "failed",), env=env).check()
     assert [rank.result for rank in outcome.ranks] == ["done", "done"]
     assert "barrier/meet" in outcome.ranks[0].stderr
     assert "1" in outcome.ranks[0].stderr
@@ -299,3 +263,21 @@ def test_a_process_alone_reports_its_exception_and_keeps_its_status(tmp_path):
     assert outcome.returncode == 1
     assert outcome.ranks[0].stderr.count("LookupError: alone") == 1
     assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "LookupError"
+
+
+def test_exception_in_a_thread_ends_the_process(tmp_path):
+    def work():
+        import keras_ddl
+
+        keras_ddl.init()
+
+        def fail():
+            raise OSError("disk full")
+
+        threading.Thread(target=fail).start()
+        time.sleep(600)
+
+    outcome = run_ranks(work, 1, env={"KERAS_DDL_RUN_DIR": str(tmp_path)})
+    assert outcome.returncode not in (None, 0), outcome.text()
+    assert "OSError: disk full" in outcome.ranks[0].stderr
+    assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"

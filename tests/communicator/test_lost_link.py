@@ -99,7 +99,8 @@ def loses_the_link(scene, folder):
 
 @pytest.mark.parallel
 @pytest.mark.alone
-@pytest.mark.parametrize("scene", [pytest.param("waiting", marks=pytest.mark.long), "inside"])
+@pytest.mark.long
+@pytest.mark.parametrize("scene", ["waiting", "inside"])
 def test_link_that_breaks_is_an_error_on_both_sides(tmp_path, cable, scene):
     mpirun = [str(cable), "l0", find_mpirun(), "--bind-to", "none", "--oversubscribe", "-np", "4"]
     mpirun += ["--prtemca", "plm_ssh_agent", str(cable), "--host", "l0:2,l1:2"]

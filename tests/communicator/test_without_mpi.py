@@ -95,21 +95,6 @@ def test_a_rank_that_does_not_come_is_named_and_waited_for_until_the_deadline():
     assert re.search(f"keras_ddl: {waited}", outcome.ranks[0].stderr), outcome.text()
 
 
-def test_init_again_after_shutdown_and_at_once_in_all_ranks():
-    def work():
-        import keras_ddl
-        from keras_ddl import communicator
-
-        for number in range(3):
-            keras_ddl.init()
-            assert communicator.all_gather_object((number, keras_ddl.rank())) == [(number, r) for r in range(3)]
-            keras_ddl.shutdown()
-        return True
-
-    outcome = run_ranks(work, 3, mpirun=without_mpi(3)).check()
-    assert [rank.result for rank in outcome.ranks] == [True] * 3
-
-
 def test_a_program_with_an_mpi_of_its_own_is_refused():
     def work():
         import os
@@ -130,46 +115,6 @@ def test_a_program_with_an_mpi_of_its_own_is_refused():
     outcome = run_ranks(work, 2, mpirun=without_mpi(2)).check()
     for rank in outcome.ranks:
         assert "Start the job with `keras-ddl run --mpirun mpirun ...`" in rank.result
-
-
-def test_messages_between_two_ranks_come_whole_in_order_or_are_refused():
-    def work():
-        import time
-
-        import numpy as np
-
-        import keras_ddl
-        from keras_ddl import communicator
-
-        keras_ddl.init()
-        rank = keras_ddl.rank()
-        messages = communicator.communicator_of(None).native().for_messages()
-
-        def wait(each):
-            while not each.test():
-                time.sleep(0.001)
-            return each.source, each.length
-
-        if rank == 0:
-            large = np.arange(1_000_000, dtype=np.uint8)
-            sends = [messages.send(large, 1, 7), messages.send(large[:10].copy(), 1, 7)]
-            sends.append(messages.send(large[:5].copy(), 1, 8))
-            for each in sends:
-                wait(each)
-            found = None
-        else:
-            first, second, short = np.zeros(1_000_000, np.uint8), np.zeros(10, np.uint8), np.zeros(2, np.uint8)
-            receives = [messages.receive(first, None, 7), messages.receive(second, 0, 7)]
-            given_up = messages.receive(short, 0, 9)
-            assert given_up.cancel()
-            found = wait(receives[1]), wait(receives[0]), wait(messages.receive(short, 0, 8))
-            assert (first == np.arange(1_000_000, dtype=np.uint8)).all() and second.tolist() == list(range(10))
-        communicator.barrier()
-        messages.leave(clean=True)
-        return found
-
-    outcome = run_ranks(work, 2, mpirun=without_mpi(2)).check()
-    assert outcome.ranks[1].result == ((0, 10), (0, 1_000_000), (0, 5))
 
 
 def test_ranks_that_live_and_do_not_meet_do_not_try_for_ever(monkeypatch):

@@ -125,25 +125,24 @@ import keras_ddl; keras_ddl.Strategy
 @pytest.mark.parametrize(
     ("program", "environment", "words"),
     [
-        (
+        pytest.param(
             WITHOUT.format(package="keras", module="keras.src.trainers.data_adapters.array_data_adapter"),
             {},
             ["works with keras 3.13 to 3.15. Received: keras 3.", "array_data_adapter", "'keras>=3.13,<3.16'"],
+            marks=pytest.mark.long,
+            id="private keras",
         ),
-        (
+        pytest.param(
             WITHOUT.format(package="tensorflow", module="tensorflow.python.distribute.distribute_lib"),
             {},
-            [
-                "works with tensorflow 2.16 to 2.21. Received: tensorflow 2.",
-                "distribute_lib",
-                "'tensorflow-cpu>=2.19,<2.22'",
-            ],
+            ["works with tensorflow 2.16 to 2.21. Received: tensorflow 2.", "'tensorflow-cpu>=2.19,<2.22'"],
+            marks=pytest.mark.long,
+            id="private tensorflow",
         ),
         (BLOCK + "keras_ddl.all_reduce", {}, ["no TensorFlow in", "pip install 'tensorflow-cpu>=2.19,<2.22'"]),
         (BREAK + "keras_ddl.all_reduce", {}, ["cannot be imported", "libxyz.so.1"]),
         ("import keras_ddl; keras_ddl.broadcast", {"KERAS_BACKEND": "torch"}, ["'torch'", "KERAS_BACKEND=tensorflow"]),
     ],
-    ids=["private keras", "private tensorflow", "missing", "broken", "backend"],
 )
 def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, words, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
@@ -157,6 +156,7 @@ def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, wo
         assert word in last
 
 
+@pytest.mark.long
 def test_tensorflow_is_imported_without_keras_which_is_there_when_asked_for():
     program = (
         "import sys\n"

@@ -106,7 +106,7 @@ def check(step: Any, size: int, static: bool, variables: Any = (), times: int = 
     return simulation
 
 
-@pytest.mark.parametrize(("size", "static"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("size", "static"), [pytest.param(2, True, marks=pytest.mark.long), (3, False)])
 @pytest.mark.parametrize("step", COMPILED, ids=lambda each: each.__name__)
 def test_what_is_compiled_in_one_process_is_compiled(step: Any, size: int, static: bool) -> None:
     simulation = check(step, size, static, [weight(), count()])

@@ -52,6 +52,7 @@ def test_collectives_take_a_sum_once_for_all_its_readers():
     assert len(check(step)) == 1
 
 
+@pytest.mark.long
 def test_collectives_take_a_sum_once_for_a_long_chain_of_parts_that_is_needed_later():
     def step(x):
         total = part = tf.reduce_sum(x, axis=0)

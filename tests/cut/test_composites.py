@@ -49,30 +49,32 @@ def sparse_product_with_a_transposed_table(table, tokens):
     return tf.sparse.sparse_dense_matmul(sparse, tf.transpose(table[: sparse.dense_shape[1]]), adjoint_b=True)
 
 
-@pytest.mark.parametrize("static", [True, False])
+VECTORS = [
+    padded, padded_to_a_length, flat_values, sparse_look_up, from_sparse, sparse_product,
+    sparse_product_with_a_transposed_table,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "vectors",
+    ("several", "static"),
     [
-        padded,
-        padded_to_a_length,
-        flat_values,
-        means,
-        sparse_look_up,
-        from_sparse,
-        sparse_product,
-        sparse_product_with_a_transposed_table,
+        ([padded, sparse_look_up], False),
+        *(pytest.param(VECTORS, each, marks=pytest.mark.long) for each in (True, False)),
     ],
+    ids=["few", "static", "open"],
 )
-def test_network_behind_ragged_tokens_is_cut(vectors, static):
+def test_network_behind_ragged_tokens_is_cut(several, static):
     variables = [tf.Variable(each) for each in (TABLE, FIRST, SECOND)]
 
     def step(tokens, lengths, labels):
-        ragged = tf.RaggedTensor.from_tensor(tokens, lengths + 1 if vectors is means else lengths)
+        ragged, filled = (tf.RaggedTensor.from_tensor(tokens, each) for each in (lengths, lengths + 1))
         with tf.GradientTape() as tape:
             table, first, second = [tf.convert_to_tensor(each) for each in variables]
             tape.watch([table, first, second])
-            loss = tf.reduce_mean(tf.square(tf.tanh(vectors(table, ragged) @ first) @ second - labels))
-        return [loss, *map(tf.convert_to_tensor, tape.gradient(loss, [table, first, second]))]
+            vectors = [*(each(table, ragged) for each in several), means(table, filled)]
+            losses = [tf.reduce_mean(tf.square(tf.tanh(each @ first) @ second - labels)) for each in vectors]
+            loss = tf.add_n(losses)
+        return [*losses, *map(tf.convert_to_tensor, tape.gradient(loss, [table, first, second]))]
 
     given = (TOKENS, LENGTHS, LABELS)
     simulation = Simulation(step, given, 3, static=static, variables=variables)

@@ -13,7 +13,8 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import registry
 from keras_ddl.cut.rules import branches, loops
 
-CASES = [(2, True, 6), (3, False, 2)]  # ranks, whether tracing sees the rows, rows: fewer than ranks, too
+# Ranks, whether tracing sees the rows, rows: fewer than ranks, too.
+CASES = [pytest.param(2, True, 6, marks=pytest.mark.long), (3, False, 2)]
 LAYERS = keras.layers
 
 
@@ -65,12 +66,11 @@ def recurrent(kind: str) -> tuple[Any, list[Any]]:
 @pytest.mark.parametrize(
     ("kind", "size", "static", "rows"),
     [
-        ("lstm", 2, True, 6),
         ("lstm", 3, True, 2),
-        ("gru_sequences", 3, False, 7),
-        ("gru_before", 2, True, 6),
-        ("lstm_mask_sequences", 2, False, 5),
-        ("lstm_both_sequences", 2, True, 6),
+        pytest.param("gru_sequences", 3, False, 7, marks=pytest.mark.long),
+        pytest.param("gru_before", 2, True, 6, marks=pytest.mark.long),
+        pytest.param("lstm_mask_sequences", 2, False, 5, marks=pytest.mark.long),
+        pytest.param("lstm_both_sequences", 2, True, 6, marks=pytest.mark.long),
     ],
 )
 def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static: bool, rows: int) -> None:
@@ -202,10 +202,11 @@ def test_every_type_of_branch_and_loop_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
-@pytest.mark.parametrize("name", STEPS)
-def test_control_flow_equals_one_process(name: str, size: int, static: bool, rows: int) -> None:
-    simulation = check(STEPS[name], rows, size, static)
-    if name in CUT:
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_control_flow_equals_one_process(is_cut: bool, size: int, static: bool, rows: int) -> None:
+    steps = [step for name, step in STEPS.items() if (name in CUT) == is_cut]
+    simulation = check(lambda x: [each for step in steps for each in step(x)], rows, size, static)
+    if is_cut:
         assert simulation.reports[0].replicated == {}
         assert set(gathers(simulation)) <= {"is a result"}
 
@@ -227,6 +228,7 @@ def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int,
     check(step, rows, size, static, [total, count], times=3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
 def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: bool, rows: int) -> None:
     weight = keras.Variable(np.ones((3, 2)), dtype="float64")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.dims import Dim
 from keras_ddl.cut.subgraph import SubgraphBuilder
 
+long = pytest.mark.long
 X = np.random.default_rng(0).normal(size=(6, 3))
 
 
@@ -43,6 +43,7 @@ def nested(kinds: list[Any], depth: int) -> Callable[[Any], Any]:
     return lambda x: at(x, depth)
 
 
+QUICK = ("cases", "branches in loops that are tried again")
 NESTED = {
     "branches": [branch],
     "cases": [case],
@@ -67,10 +68,9 @@ def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
     return len(set(made))
 
 
-@pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize("kinds", NESTED)
-def test_graphs_made_do_not_double_with_each_level(kinds: str, static: bool, monkeypatch: Any) -> None:
-    two, four, eight = (graphs_made(nested(NESTED[kinds], n), monkeypatch, static) for n in (2, 4, 8))
+@pytest.mark.parametrize("kinds", [each if each in QUICK else pytest.param(each, marks=long) for each in NESTED])
+def test_graphs_made_do_not_double_with_each_level(kinds: str, monkeypatch: Any) -> None:
+    two, four, eight = (graphs_made(nested(NESTED[kinds], n), monkeypatch, False) for n in (2, 4, 8))
     assert four <= 4 * two and eight <= 4 * four, (two, four, eight)  # at most with the square of the depth
 
 
@@ -87,21 +87,6 @@ def recurrent(x: Any) -> Any:
 
 def test_round_of_a_recurrent_layer_is_built_twice(monkeypatch: Any) -> None:
     assert graphs_made(recurrent, monkeypatch, static=True) == 3  # and the condition
-
-
-def time_over_trace(step: Any) -> float:
-    trace = tf.function(step, autograph=False)
-    begin = process_time()
-    trace.get_concrete_function(tf.TensorSpec([None, 3], tf.float64))
-    traced = process_time()
-    report_of(step, X, static=False)  # traces it, too
-    return (process_time() - traced) / (traced - begin)
-
-
-@pytest.mark.parametrize("kinds", NESTED)
-def test_time_of_a_deep_cut_is_a_few_times_that_of_its_trace(kinds: str) -> None:
-    report_of(lambda x: x * 2.0, X)  # what the first cut of a process takes
-    assert time_over_trace(nested(NESTED[kinds], 10)) < 30
 
 
 def halves(count: int) -> Callable[[Any], Any]:
@@ -131,7 +116,11 @@ def parts(count: int) -> Callable[[Any], Any]:
     return step
 
 
-@pytest.mark.parametrize("step", [halves(5), halves(100), chain(400), parts(40)], ids=["5", "100", "chain", "parts"])
+@pytest.mark.parametrize(
+    "step",
+    [halves(5), pytest.param(halves(100), marks=long), pytest.param(chain(400), marks=long), parts(10)],
+    ids=["5", "100", "chain", "parts"],
+)
 def test_chains_of_extents_are_as_long_as_they_like_and_right(step: Any) -> None:
     simulation = Simulation(step, (X,), 2, static=False)
     expected = simulation.expected(X)
@@ -150,6 +139,7 @@ def test_what_is_kept_of_an_extent_is_bounded() -> None:
     assert len(square.unknowns) <= 16 and len({each.key for each in number.leaves()}) == 1
 
 
+@long
 def test_long_programs_are_cut() -> None:
     def step(x: Any) -> Any:
         for _ in range(700):

@@ -13,14 +13,13 @@ RNG = np.random.default_rng(4)
 TOKENS, LABELS = (RNG.integers(0, 16, (7, 8)).astype(np.int32) for _ in range(2))
 IMAGES, NUMBERS = RNG.normal(size=(5, 8, 6, 3)), RNG.normal(size=(5, 2))
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-long = pytest.mark.long
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.long]  # tests/strategy/mesh_checks.py has a quick one
 
 
 @pytest.mark.parametrize(
     ("shape", "static"),
-    [((1, 2), True), *(pytest.param(*each, marks=long) for each in [((2, 2), True), ((1, 4), True), ((2, 2), False)])],
+    [((1, 2), True), ((2, 2), True), ((1, 4), True), ((2, 2), False)],
 )
 def test_of_sequences_in_parts_a_block_gathers_keys_and_values(shape, static):
     keras.utils.set_random_seed(2)
@@ -33,14 +32,12 @@ def test_of_sequences_in_parts_a_block_gathers_keys_and_values(shape, static):
     assert kinds[:2] == ["gather", "gather"] and set(kinds[2:]) == {"sum"} and len(kinds) <= 7, mesh.moved()
 
 
-@long
 def test_weights_may_be_cut_along_the_same_axis():
     batch, optimizer = [TOKENS, LABELS], keras.optimizers.Adam(1e-2)
     model = transformer(length=8, blocks=1)
     mesh_of(model, optimizer, CROSS_ENTROPY, batch, (1, 2), TRANSFORMER, input_axes=[1, 1]).check(*batch, steps=2)
 
 
-@long
 @pytest.mark.parametrize("axis", [1, 2])
 def test_convolutions_gather_images_in_parts(axis):
     network = [layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization(), layers.ReLU()]

@@ -91,7 +91,7 @@ def check(step, sizes, ranks, static):
         assert found is None, f"{sizes} rows, static {static}, rank {rank} of {ranks}: {found}"
 
 
-@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("static", [pytest.param(True, marks=pytest.mark.long), False])
 def test_two_batches_side_by_side(static):
     check(side_by_side, (5, 2), 3, static)
 

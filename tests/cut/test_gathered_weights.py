@@ -56,14 +56,8 @@ class Trained:
 
 
 @pytest.fixture(autouse=True)
-def in_float64():
-    before = keras.backend.floatx(), keras.config.dtype_policy()
-    keras.backend.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+def drawn_from_a_seed(float64):
     keras.utils.set_random_seed(3)
-    yield
-    keras.backend.set_floatx(before[0])
-    keras.config.set_dtype_policy(before[1])
 
 
 def mlp(layers=4, **options):
@@ -78,7 +72,7 @@ def gathers(report):
     return [each for each in report.entries if each.kind == "all_gather"]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_weights_in_shards_equal_one_process(size):
     report = Trained(mlp(), [X], size=size, least=8).train()
     again = [each for each in gathers(report) if "again" in each.reason]
@@ -87,6 +81,7 @@ def test_weights_in_shards_equal_one_process(size):
     assert {each.kind for each in report.entries} == {"all_gather", "reduce_scatter", "sum"}, report.text()
 
 
+@pytest.mark.long
 def test_weights_that_fit_the_bound_are_gathered_once():
     assert len(gathers(Trained(mlp(), [X], bound=EVERYTHING, least=8).train())) == 4
 
@@ -109,30 +104,6 @@ class Tied(keras.Model):
 
     def call(self, tokens):
         return keras.ops.matmul(self.dense(self.table(tokens)), keras.ops.transpose(self.table.embeddings))
-
-
-def convolutions():
-    layers = keras.layers
-    image = keras.Input((6, 6, 2))
-    x = layers.Conv2D(3, 3, padding="same", activation="relu")(image)
-    x = layers.BatchNormalization()(x)
-    x = layers.Conv2DTranspose(2, 3, padding="same")(layers.SeparableConv2D(4, 3)(x))
-    return keras.Model(image, layers.Dense(3)(layers.Flatten()(x)))
-
-
-def recurrent():
-    steps = keras.Input((4, 3))
-    x = keras.layers.LSTM(5, return_sequences=True)(steps)
-    return keras.Model(steps, keras.layers.GRU(3)(x))
-
-
-def constrained():
-    return mlp(3, kernel_regularizer=keras.regularizers.L2(0.1), kernel_constraint=keras.constraints.MaxNorm(0.5))
-
-
-def repeated():
-    layer, x = keras.layers.Dense(7, activation="tanh"), keras.Input((7,))
-    return keras.Model(x, layer(keras.layers.Dense(7)(layer(x))))
 
 
 class Normalized(keras.layers.Layer):
@@ -159,40 +130,29 @@ class Multiplied(keras.layers.Layer):
 MODELS = {
     "transformer": transformer_and_tokens,
     "tied": lambda: (Tied(), [RNG.integers(0, 9, (7, 4)).astype("int32")]),
-    "convolutions": lambda: (convolutions(), [RNG.normal(size=(7, 6, 6, 2))]),
     "simple loop": lambda: (
         keras.Sequential([keras.Input((3, 2)), keras.layers.SimpleRNN(4)]),
         [X[:, :6].reshape(7, 3, 2)],
     ),
-    "recurrent": lambda: (recurrent(), [RNG.normal(size=(7, 4, 3))]),
-    "constrained": lambda: (constrained(), [X]),
-    "repeated": lambda: (repeated(), [X]),
     "replicated loop": lambda: (keras.Sequential([keras.Input((X.shape[1],)), Normalized()]), [X]),
     "multiplied": lambda: (keras.Sequential([keras.Input((X.shape[1],)), Multiplied()]), [X]),
 }
 
 
-@pytest.mark.parametrize("bound", [NOTHING, pytest.param(500, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name in ("tied", "simple loop", "replicated loop", "multiplied")
-        else pytest.param(name, marks=pytest.mark.long)
-        for name in MODELS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("bound", [NOTHING, 500])
+@pytest.mark.parametrize("name", MODELS)
 def test_layers_with_weights_in_shards_equal_one_process(name, bound):
     model, batch = MODELS[name]()
     Trained(model, batch, bound=bound).train()
 
 
+@pytest.mark.long
 def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
     Trained(mlp(), [X], static=False).train()
 
 
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1, weight_decay=0.1),
     "averaged": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(
@@ -201,9 +161,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "scaled" else pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_of_weights_in_shards_equal_one_process(name):
     model, batch = MODELS["tied"]()
     Trained(model, batch, optimizer=OPTIMIZERS[name](), least=8).train(3)

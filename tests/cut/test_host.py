@@ -70,6 +70,7 @@ def test_time_and_numbers_without_a_seed_are_the_same_on_all_ranks(static):
     assert all(np.array_equal(each, numbers[0]) for each in numbers) and len(set(numbers[0].tolist())) == 4
 
 
+@pytest.mark.long
 def test_summaries_are_written_once_and_of_all_rows(tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
 

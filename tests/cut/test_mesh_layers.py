@@ -32,10 +32,8 @@ def _classes(name: str) -> tuple[str | None, Loss, np.ndarray]:
     """Returns an activation of logits, a loss, and labels."""
     losses, hot, numbers = keras.losses, np.eye(8)[CLASSES], RNG.normal(size=(7, 8))
     cases: dict[str, tuple[str | None, Loss, np.ndarray]] = {
-        "softmax": ("softmax", losses.MeanSquaredError(), numbers),
         "log_softmax": ("log_softmax", losses.MeanSquaredError(), numbers),
         "dense": (None, losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1), hot),
-        "probabilities": ("softmax", losses.CategoricalCrossentropy(), hot),
         "sparse_probabilities": ("sigmoid", losses.SparseCategoricalCrossentropy(), CLASSES),
         "accuracy": (None, _accuracy, CLASSES),
     }
@@ -46,9 +44,7 @@ def _classes(name: str) -> tuple[str | None, Loss, np.ndarray]:
     "name",
     [
         "dense",
-        "sparse_probabilities",
-        "accuracy",
-        *(pytest.param(each, marks=pytest.mark.long) for each in ("softmax", "log_softmax", "probabilities")),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("log_softmax", "sparse_probabilities", "accuracy")),
     ],
 )
 def test_classes_that_are_cut_are_not_gathered(name):
@@ -92,6 +88,7 @@ def test_slices_that_are_put_one_after_the_other_are_no_range(what):
         np.testing.assert_allclose(outputs, mesh.expected(X), rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", ["features", pytest.param("rows", marks=pytest.mark.long)])
 def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
     weight = tf.Variable(RNG.normal(size=(8, 4)).astype("float16" if cut == "features" else "float64"))
@@ -105,9 +102,8 @@ def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
     assert {kind for kind, _ in mesh.moved()["data"]} == {"max", "sum"}
 
 
-@pytest.mark.parametrize(
-    ("heads", "static"), [("(query|key|value)", False), pytest.param("query", True, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("heads", "static"), [("(query|key|value)", False), ("query", True)])
 def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5, 8))
@@ -120,6 +116,7 @@ def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
     assert {kind for kind, _ in mesh.moved()["model"]} == {"sum"}, mesh.moved()
 
 
+@pytest.mark.long
 def test_a_table_cut_along_its_width_is_gathered_once_where_its_rows_are_normalized():
     keras.utils.set_random_seed(5)
     batch = [RNG.integers(0, 16, (3, 5)).astype("int32") for _ in range(2)]
@@ -150,12 +147,13 @@ def images(pool: Callable[..., keras.Layer]) -> keras.Model:
     ])  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pool", "rules"),
     [
         (layers.MaxPooling2D, {"wide/kernel": 3, "narrow/kernel": 2}),
-        pytest.param(layers.AveragePooling2D, {"wide/kernel": 3}, marks=pytest.mark.long),
-        pytest.param(layers.MaxPooling2D, {"wide/kernel": 2, "narrow/kernel": 2}, marks=pytest.mark.long),
+        (layers.AveragePooling2D, {"wide/kernel": 3}),
+        (layers.MaxPooling2D, {"wide/kernel": 2, "narrow/kernel": 2}),
     ],
 )
 def test_convolutions_are_cut_along_their_channels(pool, rules):
@@ -166,6 +164,7 @@ def test_convolutions_are_cut_along_their_channels(pool, rules):
     assert all(each.reason.startswith(("Assign", "Sub")) for each in gathered), gathered  # of weights, no images
 
 
+@pytest.mark.long
 def test_depthwise_convolutions_are_cut_along_their_channels():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([
@@ -180,6 +179,7 @@ def test_depthwise_convolutions_are_cut_along_their_channels():
     assert mesh.moved()["model"] == [("sum", 1)]
 
 
+@pytest.mark.long
 def test_channels_that_come_first_are_cut_as_those_that_come_last():
     keras.utils.set_random_seed(1)
     first = {"data_format": "channels_first"}

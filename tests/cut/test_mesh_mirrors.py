@@ -35,7 +35,7 @@ def check_mirrors(trained: Mesh, offset: int) -> None:
             np.testing.assert_array_equal(mirror.numpy(), source[key].numpy())
 
 
-@pytest.mark.parametrize("size, offset", [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("size, offset", [(2, 1), (3, 2)])
 def test_mirrors_of_slices_have_what_the_step_wrote(size: int, offset: int) -> None:
     trained, _ = mesh((1, size), offset)
     trained.check(X)

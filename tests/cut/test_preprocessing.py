@@ -43,6 +43,7 @@ def _cases():
     yield "crossing", lambda x: layers.HashedCrossing(5)((x, tf.strings.length(x))), mixed, ["SparseCross"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("static", [True, False])
 def test_preprocessing_equals_one_process(static):
     for name, layer, data, whole in _cases():

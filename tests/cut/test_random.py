@@ -9,6 +9,7 @@ from cut.simulated import Simulation
 from keras_ddl.compat.tensorflow import tf
 
 BATCH = np.arange(33.0).reshape(11, 3)
+SETTINGS = [pytest.param(2, True, marks=pytest.mark.long), (3, False)]
 
 
 def rows_of(x):
@@ -30,10 +31,10 @@ def draws():
     seed = tf.constant([3, 4])
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     raw = tf.raw_ops
-    for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16):
+    for dtype in (tf.float64, tf.bfloat16):
         yield lambda s, d=dtype: raw.StatelessRandomUniformV2(shape=s, key=key, counter=counter, alg=1, dtype=d)
         yield lambda s, d=dtype: raw.StatelessRandomNormalV2(shape=s, key=key, counter=counter, alg=3, dtype=d)
-    for dtype in (tf.int32, tf.int64, tf.uint32, tf.uint64):
+    for dtype in (tf.int32, tf.int64, tf.uint64):
         yield lambda s, d=dtype: raw.StatelessRandomUniformFullIntV2(shape=s, key=key, counter=counter, alg=3, dtype=d)
         if dtype.name.startswith("u"):
             continue  # StatelessRandomUniformIntV2 has no kernel for them
@@ -43,12 +44,12 @@ def draws():
         )
 
 
-@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+@pytest.mark.parametrize("size, static", SETTINGS)
 def test_draw_of_rows_is_the_rows_of_the_whole_draw(size, static):
     def step(x):
         kinds = []
         for draw in draws():
-            for tail in ([3], [2, 4], []):
+            for tail in ([2, 4], []):
                 noise = draw(tf.concat([[rows_of(x)], tf.constant(tail, tf.int64)], 0))
                 kinds.append(noise if noise.dtype.is_floating else tf.cast(noise, tf.float64))
         # Elementwise with rows: each rank needs its own rows of the draw.
@@ -57,7 +58,7 @@ def test_draw_of_rows_is_the_rows_of_the_whole_draw(size, static):
     check(step, size, static, times=1)
 
 
-@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+@pytest.mark.parametrize("size, static", SETTINGS)
 def test_draw_of_rows_makes_no_whole_draw(size, static):
     def step(x):
         noise = tf.random.stateless_normal([rows_of(x), 3], seed=[1, 2], dtype=tf.float64)
@@ -83,7 +84,7 @@ def needed_draws(simulation, kind="StatelessRandomNormalV2"):
     return list(seen.values()).count(kind)
 
 
-@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+@pytest.mark.parametrize("size, static", SETTINGS)
 def test_draw_of_two_batches_one_after_the_other(size, static):
     def step(x):
         both = tf.concat([x, -x], 0)
@@ -101,12 +102,12 @@ def stateful(x, seed):
     return tf.concat([tf.random.shuffle(x, seed=seed), x * noise, x * 0 + gamma[0]], 1)
 
 
-@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+@pytest.mark.parametrize("size, static", SETTINGS)
 def test_stateful_draws_with_seeds_are_those_of_one_process_call_after_call(size, static):
     check(lambda x: stateful(x, 7), size, static, times=3)
 
 
-@pytest.mark.parametrize("size, static", [(2, True), (3, False)])
+@pytest.mark.parametrize("size, static", SETTINGS)
 def test_stateful_draws_without_seeds_are_equal_on_all_ranks(size, static):
     def step(x):  # a whole result: what is gathered is equal in any case
         return tf.random.normal([rows_of(x), 3], dtype=tf.float64) + tf.random.uniform([3], dtype=tf.float64)
@@ -119,7 +120,7 @@ def test_stateful_draws_without_seeds_are_equal_on_all_ranks(size, static):
     assert not np.array_equal(first[0][0], second[0][0])
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.long), False])
 def test_rounds_of_a_loop_that_draws_do_not_overlap(whole):
     """Rounds that overlap draw in any order: ranks would draw other numbers in the last one."""
 

@@ -47,25 +47,29 @@ def _trained(optimizer, rows, tied, static):
     return simulation.reports[0]
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "tied"),
+    ("optimizer", "tied", "rows", "static"),
     [
-        *((optimizer, False) for optimizer in OPTIMIZERS),
-        *((optimizer, True) for optimizer in ("sgd", "clipped")),
-        *(pytest.param(optimizer, True, marks=pytest.mark.long) for optimizer in ("momentum", "adam", "rmsprop")),
+        ("sgd", False, 500, True),
+        *(pytest.param(each, False, 500, True, marks=LONG) for each in OPTIMIZERS if each != "sgd"),
+        *(pytest.param(each, tied, 10, True, marks=LONG) for each, tied in (("adam", False), ("clipped", True))),
+        pytest.param("clipped", False, 500, False, marks=LONG),
+        pytest.param("sgd", True, 500, True, marks=LONG),
     ],
 )
-def test_tables_are_updated_as_by_one_process(optimizer, tied):
-    for rows, static in ((10, True), (500, True), (500, False)):
-        report = _trained(OPTIMIZERS[optimizer](), rows, tied, static)
-        gathers = [each for each in report.entries if each.kind == "gather"]
-        sums = max(each.bytes for each in report.entries if each.kind == "sum")
-        table, values = rows * 8 * 8, TOKENS.size * 8 * 8
-        if optimizer == "rmsprop" and not tied:
-            continue  # it takes the tokens that occur, each once, which has no rule
-        if tied or 2 * table < values or not static:
-            assert gathers == [] and sums >= table, report.text()
-        else:
-            assert sums < table and all(each.bytes <= values for each in gathers), report.text()
-            assert report.large_gathers(0) == [] and report.replicated == {}, report.text()  # no rule is missing
-            assert "fewer bytes than the table" in report.text()
+def test_tables_are_updated_as_by_one_process(optimizer, tied, rows, static):
+    report = _trained(OPTIMIZERS[optimizer](), rows, tied, static)
+    gathers = [each for each in report.entries if each.kind == "gather"]
+    sums = max(each.bytes for each in report.entries if each.kind == "sum")
+    table, values = rows * 8 * 8, TOKENS.size * 8 * 8
+    if optimizer == "rmsprop" and not tied:
+        return  # it takes the tokens that occur, each once, which has no rule
+    if tied or 2 * table < values or not static:
+        assert gathers == [] and sums >= table, report.text()
+    else:
+        assert sums < table and all(each.bytes <= values for each in gathers), report.text()
+        assert report.large_gathers(0) == [] and report.replicated == {}, report.text()  # no rule is missing
+        assert "fewer bytes than the table" in report.text()

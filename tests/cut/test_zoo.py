@@ -36,15 +36,15 @@ def check(name: str, make: Callable[[], zoo.Program], static: bool) -> None:
     assert summed <= 4 * (model.count_params() + moments) + _NUMBERS, report.text()
 
 
-@pytest.mark.parametrize("name", zoo.QUICK)
+FEW = ("attention_multi_head", "benchmark_cnn")
+NETWORKS = {**zoo.QUICK, **zoo.LONG}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in NETWORKS]
+)
 def test_network_is_cut(name: str) -> None:
-    check(name, zoo.QUICK[name], static=True)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", zoo.LONG)
-def test_large_network_is_cut(name: str) -> None:
-    check(name, zoo.LONG[name], static=True)
+    check(name, NETWORKS[name], static=True)
 
 
 @pytest.mark.long

@@ -66,72 +66,9 @@ def recurrent(make: Callable[[], keras.Layer]) -> Program:
     return compiled(keras.Model(inputs, head(make()(inputs))), numbers(7, 6), labels())
 
 
-def masked() -> Program:
-    """Tokens with padding into two recurrent layers."""
-    inputs = keras.Input((7,), dtype="int32")
-    x = layers.Embedding(50, 6, mask_zero=True)(inputs)
-    x = layers.LSTM(3)(layers.Bidirectional(layers.GRU(4, return_sequences=True))(x))
-    return compiled(keras.Model(inputs, head(x)), tokens(7), labels())
-
-
 def attention(make: Callable[[Any], Any]) -> Program:
     inputs = keras.Input((7, 8))
     return compiled(keras.Model(inputs, head(layers.GlobalAveragePooling1D()(make(inputs)))), numbers(7, 8), labels())
-
-
-class Block(layers.Layer):
-    """A layer of an encoder or decoder as KerasHub's TransformerEncoder and TransformerDecoder make it."""
-
-    def __init__(self, is_decoder: bool, heads: int = 2, width: int = 8, inner: int = 16) -> None:
-        super().__init__()
-        self.is_decoder = is_decoder
-        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)
-        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
-        self.feed_forward = keras.Sequential([layers.Dense(inner, activation="gelu"), layers.Dense(width)])
-        self.dropout = layers.Dropout(0.1)
-
-    def build(self, shape: Any) -> None:
-        self.attention.build(shape, shape)
-        for each in (*self.norms, self.feed_forward):
-            each.build(shape)
-
-    def call(self, x: Any, padding: Any, training: bool | None = None) -> Any:
-        rows, length = ops.shape(x)[0], ops.shape(x)[1]
-        mask = ops.expand_dims(ops.cast(padding, "int32"), 1)
-        if self.is_decoder:
-            places = ops.arange(length, dtype="float32")
-            causal = ops.cast(ops.expand_dims(places, 1) >= places, "int32")
-            mask = ops.minimum(mask, ops.broadcast_to(ops.expand_dims(causal, 0), (rows, length, length)))
-        found = self.attention(x, x, attention_mask=mask, training=training)
-        x = self.norms[0](x + self.dropout(found, training=training))
-        return self.norms[1](x + self.dropout(self.feed_forward(x), training=training))
-
-
-class Positions(layers.Layer):
-    """Tokens and positions, as KerasHub's TokenAndPositionEmbedding."""
-
-    def build(self, shape: Any) -> None:
-        self.table = layers.Embedding(50, 8)
-        self.table.build(shape)
-        self.positions = self.add_weight(shape=(7, 8))
-
-    def call(self, ids: Any) -> Any:
-        rows, length = ops.shape(ids)[0], ops.shape(ids)[1]
-        return self.table(ids) + ops.broadcast_to(ops.slice(self.positions, (0, 0), (length, 8)), (rows, length, 8))
-
-
-def encoder() -> Program:
-    inputs = keras.Input((7,), dtype="int32")
-    x = Block(is_decoder=False)(Positions()(inputs), ops.not_equal(inputs, 0))
-    return compiled(keras.Model(inputs, head(x[:, 0])), tokens(7), labels(), optimizer=keras.optimizers.AdamW(1e-3))
-
-
-def decoder() -> Program:
-    inputs = keras.Input((7,), dtype="int32")
-    x = Block(is_decoder=True)(Positions()(inputs), ops.not_equal(inputs, 0))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    optimizer = keras.optimizers.Adam(global_clipnorm=1.0)
-    return compiled(keras.Model(inputs, layers.Dense(50)(x)), tokens(7), tokens(7), loss, optimizer=optimizer)
 
 
 class Detector(keras.Model):
@@ -230,15 +167,10 @@ ATTENTIONS = {
 APPLICATIONS = {
     "MobileNetV3Small": {"alpha": 0.35},
     "EfficientNetV2B0": {},
-    "DenseNet121": {},
-    "ConvNeXtTiny": {},
-    "ResNet50V2": {},
-    "Xception": {"size": 71},
 }
 QUICK: dict[str, Callable[[], Program]] = {
     "rnn_gru_dropout": lambda: recurrent(CELLS["gru_dropout"]),
     **{f"attention_{name}": lambda make=make: attention(make) for name, make in ATTENTIONS.items()},
-    "decoder": decoder,
     "detector": detector,
     "benchmark_cnn": lambda: benchmark("cnn"),
     "benchmark_lstm": lambda: benchmark("lstm"),
@@ -248,8 +180,6 @@ QUICK: dict[str, Callable[[], Program]] = {
 }
 LONG: dict[str, Callable[[], Program]] = {
     **{f"rnn_{name}": lambda make=make: recurrent(make) for name, make in CELLS.items() if name != "gru_dropout"},
-    "rnn_masked": masked,
-    "encoder": encoder,
     **{name: lambda name=name, options=options: application(name, **options) for name, options in APPLICATIONS.items()},
     "benchmark_mlp": lambda: benchmark("mlp"),
     "benchmark_resnet": lambda: benchmark("resnet"),

@@ -1,4 +1,4 @@
-"""Values of the collectives against NumPy, on real ranks. Run by test_ops.py.
+"""Values of the collectives against NumPy, on real ranks. Run by test_ops_on_ranks.py.
 
 Every rank can compute every rank's input from its number, so NumPy on one rank is the oracle for all of them. Values
 are small integers: their sums and products are exact in every dtype, float16 and bfloat16 included.
@@ -7,7 +7,6 @@ are small integers: their sums and products are exact in every dtype, float16 an
 import numpy as np
 
 import keras_ddl
-from harness.rank_program import skip
 from keras_ddl import ops
 from keras_ddl.compat.tensorflow import load_ops, tf
 
@@ -17,7 +16,6 @@ keras_ddl.init()
 RANK, SIZE = keras_ddl.rank(), keras_ddl.size()
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8")
-COUNTS = (0, 1, 7, 1000, 70001)
 NUMPY = {"sum": np.sum, "min": np.min, "max": np.max, "product": np.prod}
 
 
@@ -47,16 +45,13 @@ def assert_equal(actual: tf.Tensor, expected: np.ndarray, dtype: str, op: str = 
 
 
 def check_all_reduce_equals_numpy():
-    for dtype in DTYPES:
-        for op in (*NUMPY, "mean"):
-            for count in COUNTS:
-                result = ops.all_reduce(tensor(dtype, count), op=op)
-                assert_equal(result, reduced(dtype, count, op), dtype, op, count)
+    for dtype, op in [*((dtype, "mean") for dtype in DTYPES), *(("float32", op) for op in NUMPY)]:
+        before = tensor(dtype, 70001)
+        assert_equal(ops.all_reduce(before, op=op), reduced(dtype, 70001, op), dtype, op)
+        assert_equal(before, values(dtype, 70001, RANK), dtype)  # the input is kept
 
 
 def check_eager_collectives_take_tensorflows_fast_path():
-    if SIZE == 1:
-        skip("one rank calls no op")
     module = load_ops()
     slow = {name: function for name, function in vars(module).items() if name.endswith("_eager_fallback")}
     assert "ddl_all_reduce_eager_fallback" in slow
@@ -78,26 +73,17 @@ def check_eager_collectives_take_tensorflows_fast_path():
 
 
 def check_all_reduce_n_equals_numpy_in_a_graph():
-    shapes = [*COUNTS, (), (3, 5), (2, 0, 4)]
-    for op in (*NUMPY, "mean"):
+    shapes = [0, 7, 1000, (), (3, 5), (2, 0, 4)]
 
-        @tf.function
-        def all_dtypes(*tensors, op=op):
-            return ops.all_reduce_n(tensors, op=op)
+    @tf.function
+    def all_dtypes(*tensors):
+        return ops.all_reduce_n(tensors)
 
-        cases = [(dtype, shape) for dtype in DTYPES for shape in shapes]
-        results = all_dtypes(*[tensor(dtype, shape) for dtype, shape in cases])
-        for (dtype, shape), result in zip(cases, results):
-            assert result.shape == np.zeros(shape).shape
-            assert_equal(result, reduced(dtype, shape, op), dtype, op, shape)
-
-
-def check_all_reduce_n_keeps_its_inputs_in_eager_mode():
-    before = [tensor("float32", 1000), tensor("float32", (3, 4))]
-    copies = [x.numpy().copy() for x in before]
-    ops.all_reduce_n(before)
-    for x, copy in zip(before, copies):
-        np.testing.assert_array_equal(x, copy)
+    cases = [(dtype, shape) for dtype in DTYPES for shape in shapes]
+    results = all_dtypes(*[tensor(dtype, shape) for dtype, shape in cases])
+    for (dtype, shape), result in zip(cases, results):
+        assert result.shape == np.zeros(shape).shape
+        assert_equal(result, reduced(dtype, shape, "sum"), dtype, "sum", shape)
     assert ops.all_reduce_n([]) == []
 
 
@@ -117,22 +103,21 @@ def check_all_reduce_leaves_variables_and_other_readers_of_its_input_alone():
 
 
 def check_reduce_scatter_equals_numpy():
-    for dtype in DTYPES:
-        for op in (*NUMPY, "mean"):
-            for rows in (0, 1, 7, 3 * SIZE + 1):
-                shape = (rows, 3)
-                start = RANK * (rows // SIZE) + min(RANK, rows % SIZE)
-                stop = start + rows // SIZE + (rows % SIZE > RANK)
-                result = ops.reduce_scatter(tensor(dtype, shape), op=op)
-                assert result.shape == (stop - start, 3), (result.shape, rows)
-                assert_equal(result, reduced(dtype, shape, op)[start:stop], dtype, op, rows)
+    for dtype, op in [*((dtype, "sum") for dtype in DTYPES), *(("float32", op) for op in (*NUMPY, "mean"))]:
+        for rows in (0, 1, 3 * SIZE + 1):
+            shape = (rows, 3)
+            start = RANK * (rows // SIZE) + min(RANK, rows % SIZE)
+            stop = start + rows // SIZE + (rows % SIZE > RANK)
+            result = ops.reduce_scatter(tensor(dtype, shape), op=op)
+            assert result.shape == (stop - start, 3), (result.shape, rows)
+            assert_equal(result, reduced(dtype, shape, op)[start:stop], dtype, op, rows)
     assert ops.reduce_scatter(tf.zeros([5, 0])).shape == (5 // SIZE + (5 % SIZE > RANK), 0)
 
 
 def check_all_gather_equals_numpy_with_uneven_rows():
     graph = tf.function(ops.all_gather, reduce_retracing=True)
-    for dtype in (*DTYPES, "bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"):
-        for first, rest in ((0, (2,)), (1, ()), (5, (3, 2)), (4, (0,))):
+    for dtype in (*DTYPES, "bool", "int16", "uint64", "complex128"):
+        for first, rest in ((0, (2,)), (5, (3, 2))):
             shapes = [(first + (rank * 3) % 4 if rank else first, *rest) for rank in range(SIZE)]
             parts = [np.abs(values(dtype, shape, rank)) for rank, shape in enumerate(shapes)]
             expected = np.concatenate(parts)
@@ -164,9 +149,9 @@ def check_all_gather_of_strings_equals_numpy_with_uneven_rows():
 
 
 def check_broadcast_equals_the_roots_values():
-    for dtype in (*DTYPES, "bool", "uint32", "complex64"):
-        for root in range(SIZE):
-            shapes = [0, (), 7, (70, 1001)]
+    for root in range(SIZE):
+        for dtype in (*DTYPES, "bool", "uint32", "complex64") if root == SIZE - 1 else ("float32",):
+            shapes = [0, (), (70, 1001)]
             mine = [tf.cast(tf.abs(tensor("float64", shape)), dtype) for shape in shapes]
             expected = [tf.cast(tf.abs(tensor("float64", shape, root)), dtype) for shape in shapes]
             for result, wanted in zip(ops.broadcast_n(mine, root), expected):
@@ -174,38 +159,6 @@ def check_broadcast_equals_the_roots_values():
                 np.testing.assert_array_equal(result.numpy(), wanted.numpy())
     in_graph = tf.function(lambda x: ops.broadcast(x, root=SIZE - 1))
     assert_equal(in_graph(tensor("float32", 9)), values("float32", 9, SIZE - 1), "float32")
-
-
-def check_results_are_bitwise_equal_on_all_ranks():
-    x = tf.constant(np.random.default_rng(RANK).normal(size=50_001), tf.float32)
-    for result in (ops.all_reduce(x), ops.all_reduce(x, op="mean"), ops.all_reduce(x, op="product")):
-        bits = ops.all_gather(tf.bitcast(result, tf.int32)[tf.newaxis]).numpy()
-        assert all((bits[0] == bits[rank]).all() for rank in range(SIZE))
-
-
-def check_many_collectives_of_one_graph_may_start_in_any_order():
-    order = np.random.default_rng(RANK).permutation(200)
-
-    @tf.function
-    def independent(x):
-        results = {}
-        for number in order:
-            results[number] = ops.all_reduce(x + tf.cast(number, x.dtype), name=f"tensor_{number}")
-        return [results[number] for number in range(200)]
-
-    for _ in range(5):
-        for number, result in enumerate(independent(tensor("float32", 100))):
-            assert_equal(result, reduced("float32", 100, "sum") + number * SIZE, "float32")
-
-
-def check_a_given_name_used_twice_in_one_graph_is_two_collectives():
-    @tf.function
-    def twice(x):
-        return ops.all_reduce(x, name="same"), ops.all_reduce(x, op="max", name="same")
-
-    total, largest = twice(tensor("float32", 10))
-    assert_equal(total, reduced("float32", 10, "sum"), "float32")
-    assert_equal(largest, reduced("float32", 10, "max"), "float32")
 
 
 def check_branches_and_loops():
@@ -287,46 +240,25 @@ def check_all_to_all_equals_numpy():
     graph = tf.function(ops.all_to_all, reduce_retracing=True)
     # Row s of the table: how many rows rank s sends to each rank.
     table = np.array([[(2 * s + 3 * r) % 4 for r in range(SIZE)] for s in range(SIZE)])
-    for dtype in (*DTYPES, "bool", "int16", "uint16", "uint32", "uint64"):
-        for rest in ((), (3, 2), (0,), (2, 1, 2, 1)):
-            for sent in (table, np.full([SIZE, SIZE], 2), np.zeros([SIZE, SIZE], int)):
-                parts = [np.abs(values(dtype, (sent[s].sum(), *rest), s)) for s in range(SIZE)]
-                parts = [part != 0 for part in parts] if dtype == "bool" else parts
-                begins = np.cumsum(sent, 1) - sent
-                expected = [parts[s][begins[s, RANK] :][: sent[s, RANK]] for s in range(SIZE)]
-                x = tf.cast(tf.constant(parts[RANK]), dtype)
-                for function in (ops.all_to_all, graph) if (dtype, rest) == ("float32", (3, 2)) else (ops.all_to_all,):
-                    result, received = function(x, tf.constant(sent[RANK], tf.int32))
-                    assert result.dtype == dtype
-                    np.testing.assert_array_equal(received, sent[:, RANK])
-                    np.testing.assert_array_equal(tf.cast(result, tf.float64), np.concatenate(expected))
+    cases = [*((dtype, (3, 2)) for dtype in (*DTYPES, "bool", "int16", "uint64")), ("float32", ()), ("float32", (0,))]
+    for dtype, rest in cases:
+        for sent in (table, np.zeros([SIZE, SIZE], int)):
+            parts = [np.abs(values(dtype, (sent[s].sum(), *rest), s)) for s in range(SIZE)]
+            parts = [part != 0 for part in parts] if dtype == "bool" else parts
+            begins = np.cumsum(sent, 1) - sent
+            expected = [parts[s][begins[s, RANK] :][: sent[s, RANK]] for s in range(SIZE)]
+            x = tf.cast(tf.constant(parts[RANK]), dtype)
+            for function in (ops.all_to_all, graph) if dtype == "float32" else (ops.all_to_all,):
+                result, received = function(x, tf.constant(sent[RANK], tf.int32))
+                assert result.dtype == dtype
+                np.testing.assert_array_equal(received, sent[:, RANK])
+                np.testing.assert_array_equal(tf.cast(result, tf.float64), np.concatenate(expected))
     mine = tf.constant([[rank, RANK] for rank in range(SIZE) for _ in range(3)])
     expected = [[RANK, rank] for rank in range(SIZE) for _ in range(3)]
     np.testing.assert_array_equal(ops.all_to_all(mine, name="equal"), expected)
 
 
-def adaptive_sum(parts):
-    """The definition on NumPy arrays, in float64."""
-    while len(parts) > 1:
-        pairs = []
-        for a, b in zip(parts[::2], parts[1::2]):
-            dot, aa, bb = np.sum(a * b), np.sum(a * a), np.sum(b * b)
-            pairs.append((1 - (dot / (2 * aa) if aa else 0)) * a + (1 - (dot / (2 * bb) if bb else 0)) * b)
-        parts = pairs + parts[2 * len(pairs) :]
-    return parts[0]
-
-
-def check_adasum_equals_its_definition():
-    graph = tf.function(ops.all_reduce)
-    for dtype in ("float16", "bfloat16", "float32", "float64"):
-        for shape in ((), 0, 7, (3, 5), (2, 1, 3, 1, 2)):
-            expected = adaptive_sum([values(dtype, shape, rank) for rank in range(SIZE)])
-            for function in (ops.all_reduce, graph) if shape == (3, 5) else (ops.all_reduce,):
-                result = function(tensor(dtype, shape), op="adasum")
-                assert result.dtype == dtype
-                precision = {"float16": 1e-2, "bfloat16": 1e-1, "float32": 1e-5, "float64": 1e-12}[dtype]
-                np.testing.assert_allclose(tf.cast(result, tf.float64), expected, atol=precision)
-    # Equal on all ranks: their mean. Orthogonal: their sum. Zero: no NaN.
+def check_adasum_is_the_mean_of_equals_and_the_sum_of_orthogonals():
     np.testing.assert_allclose(ops.all_reduce(tf.constant([1.0, -2.0]), op="adasum"), [1.0, -2.0])
     one_hot, zeros = ops.all_reduce_n([tf.one_hot(RANK, SIZE), tf.zeros([3])], op="adasum", name="several")
     np.testing.assert_array_equal(one_hot, np.ones(SIZE))

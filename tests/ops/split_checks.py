@@ -67,22 +67,6 @@ def check_functions_that_differ_between_the_parts_share_the_collectives_of_all()
     np.testing.assert_array_equal(function(tf.fill([4], float(RANK))), np.full(4, expected))
 
 
-def check_both_communicators_at_once_in_one_graph_in_any_order():
-    order = np.random.default_rng(RANK).permutation(60)
-
-    @tf.function(autograph=False)
-    def function(x):
-        results = {}
-        for number in order:
-            comm = HALF if number % 2 else None
-            results[number] = ops.all_reduce(x + float(number), name=f"number {number // 2}", comm=comm)
-        return [results[number] for number in range(60)]
-
-    for number, result in enumerate(function(tf.fill([5], float(RANK)))):
-        size, total = (HALF.size, TOTAL) if number % 2 else (SIZE, sum(range(SIZE)))
-        np.testing.assert_array_equal(result, np.full(5, total + size * number))
-
-
 def check_gradients_stay_in_the_communicator():
     def gradients(x):
         with tf.GradientTape() as tape:

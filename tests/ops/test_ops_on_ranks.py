@@ -1,4 +1,4 @@
-"""The TensorFlow ops on 1 to 4 real ranks: over shared memory, over MPI, and over both."""
+"""The TensorFlow ops on real ranks; what algorithms they run on, native/tests prove."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import pytest
 from harness.rank_tests import rank_tests, run_ranks
 
 HERE = Path(__file__).parent
-ALL_SHARED, ALL_MPI, BOTH = (4, "x:4x1"), (4, "x:1x4"), (4, "x:2x2")
 
 
 def checks(*names: str) -> list[Path]:
@@ -16,15 +15,11 @@ def checks(*names: str) -> list[Path]:
 
 # One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
 # graph, ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
-test_ops_alone = rank_tests(checks("ops"), [1])
-test_ops_of_two = rank_tests(checks("graph", "ops", "failure", "split"), [2])
-test_ops_of_three = rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")])
-test_ops_in_more_modes = pytest.mark.long(rank_tests(checks("ops"), [3, ALL_SHARED, ALL_MPI]))
-test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [BOTH]))
-test_ops_gradients_of_more = pytest.mark.long(rank_tests(checks("gradient"), [3, BOTH]))
-test_ops_failures_of_eight = pytest.mark.long(rank_tests(checks("failure"), [8]))
-test_ops_in_graphs_of_more = pytest.mark.long(rank_tests(checks("graph"), [3, 8]))
-test_ops_sync = rank_tests(checks("sync"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"})
+test_ops_of_two = rank_tests(checks("graph", "ops", "gradient", "failure", "split"), [2])
+test_ops_of_two_hosts = rank_tests(checks("compression"), [(2, "x:1x2")])
+test_ops_of_three = pytest.mark.long(rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")]))
+test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [(4, "x:2x2")]))
+test_ops_sync = pytest.mark.long(rank_tests(checks("sync", "split"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"}))
 
 
 @pytest.mark.long

@@ -90,15 +90,3 @@ def tables(x: Any) -> Any:
     pairs = filled([[0, 0], [1, 1]], tf.constant([1.0, 2.0], tf.float64), pairs)
     found += [_found(pairs, keys[:, :2], missing), _found(pairs, keys[:, 1:], missing)]
     return found
-
-
-@case("GatherNd", "LowerBound", "UpperBound")
-def placed(x: Any) -> Any:
-    table, at = rows_of(x, 3, 2), tf.cast(tf.abs(x) * 10, tf.int32) % 3
-    found = [tf.gather_nd(tf.reduce_sum(table, 0), at[:, :1]), tf.gather_nd(table, at[:, :1], batch_dims=1)]
-    for side in ("left", "right"):
-        found += [
-            tf.searchsorted(tf.sort(x, 1), x * 2, side),
-            tf.searchsorted(tf.constant([-1.0, 0, 1], x.dtype), x[:, 0], side),
-        ]
-    return found

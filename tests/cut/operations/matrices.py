@@ -26,15 +26,6 @@ def algebra(x: Any) -> Any:
     return [*found, tf.linalg.band_part(_positive(x), 0, 1), tf.linalg.band_part(x, 0, -1)]
 
 
-@case("Qr", "Svd", "SelfAdjointEigV2", "Cross", "RGBToHSV", "HSVToRGB")
-def decompositions(x: Any) -> Any:
-    values, *vectors = tf.linalg.svd(rows_of(x, 4, 2))
-    found = [*tf.linalg.qr(rows_of(x, 4, 2)), values, *vectors, *tf.linalg.eigh(_positive(x))]
-    found += [tf.linalg.svd(rows_of(x, 4, 2), compute_uv=False), tf.linalg.eigvalsh(_positive(x))]
-    colors = tf.sigmoid(x)
-    return [*found, tf.linalg.cross(x, x + 1), tf.image.rgb_to_hsv(colors), tf.image.hsv_to_rgb(colors)]
-
-
 @case("FFT", "IFFT", "FFT2D", "IFFT2D", "RFFT", "IRFFT", "RFFT2D", "IRFFT2D")
 def transforms(x: Any) -> Any:
     signals = rows_of(x, 4, 8)

@@ -79,8 +79,10 @@ ELSEWHERE = {
     "notebooks/01_first_run.ipynb": "tests/project/notebooks/test_notebooks.py::test_first_run_from_top_to_bottom",
     "notebooks/02_serving.ipynb": "tests/project/notebooks/test_notebooks.py::test_serving_from_top_to_bottom",
     "notebooks/03_translation.ipynb": "tests/project/notebooks/test_notebooks.py::test_translation_from_top_to_bottom",
+    "tools/fuzz.py": "tests/communicator/test_fuzz.py::test_fuzz_equals_numpy",
+    "tools/missing_rules.py": "tests/cut/test_missing_rules.py::test_missing_names_the_slice_that_would_do",
     "tools/mutants.py": "tests/cut/test_mutants.py::test_tests_notice_mutants",
-    "tools/wheel.py": "Makefile::$(STAMP): $(BIN)/python",
+    "tools/wheel.py": "Makefile::wheel: $(BIN)/python",
 }
 
 

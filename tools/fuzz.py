@@ -1,7 +1,7 @@
 """Random collectives in random orders against NumPy, from a seed: a test program, and a command for a long night.
 
-    keras-ddl run -np 4 python tests/communicator/fuzz.py --seconds 600
-    keras-ddl run -np 4 python tests/communicator/fuzz.py --seed 17 --first-round 12 --rounds 1   # a failure prints it
+    keras-ddl run -np 4 python tools/fuzz.py --seconds 600
+    keras-ddl run -np 4 python tools/fuzz.py --seed 17 --first-round 12 --rounds 1   # a failure prints it
 
 A round is a plan that every rank draws from (seed, round): some dozen calls of random kind, dtype, op, count, name and
 root, over all ranks or within a row or a column of them, now and then one in which a rank deviates. The ranks then run

@@ -1,13 +1,16 @@
-"""The program that lists what the cut could do and does not (missing.py) finds what was taken away, and no more."""
+"""tools/missing_rules.py, which lists what the cut could do and does not, finds what was taken away, and no more."""
 
 from __future__ import annotations
 
 import pytest
-from cut.missing import missing, table
 from cut.placements import Case
 
+from harness.source_modules import ROOT, load_program
 from keras_ddl.cut import registry
 from keras_ddl.cut.placements import PARTIAL, REPLICATED, Sharded
+
+PROGRAM = load_program(ROOT / "tools" / "missing_rules.py")
+missing, table = PROGRAM.missing, PROGRAM.table
 
 
 def test_missing_finds_nothing_for_a_product_but_what_needs_finite_factors() -> None:

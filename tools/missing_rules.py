@@ -1,8 +1,8 @@
-"""Placements that would be right and that the cut declines: a program, the opposite of test_specs.py.
+"""Placements that would be right and that the cut declines: a program, the opposite of tests/cut/test_specs.py.
 
-    PYTHONPATH=tests python tests/cut/missing.py                # all operations of test_specs.py, in some minutes
-    PYTHONPATH=tests python tests/cut/missing.py --only Mul --open
-    PYTHONPATH=tests python tests/cut/missing.py --zoo detector decoder   # no names: all networks
+    PYTHONPATH=tests python tools/missing_rules.py                # all its operations, in some minutes
+    PYTHONPATH=tests python tools/missing_rules.py --only Mul --open
+    PYTHONPATH=tests python tools/missing_rules.py --zoo detector decoder   # no names: all networks
 
 For each combination of placements of an operation's operands in which the cut gathers or combines one of them, the
 operation is run on each rank's own operands. Where what the ranks get is the result in some placement, the cut could
