@@ -8,18 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.rank_tests import rank_tests, run_ranks
+from harness.rank_tests import run_ranks
 from launch.launching import environment, run
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "killed_training.py"
-
-CHECKS = [
-    HERE / name for name in ("callbacks_checks.py", "resume_checks.py", "part_checks.py", "step_metrics_checks.py")
-]
-
-test_callbacks = rank_tests(CHECKS, [2])
-test_callbacks_of_three = pytest.mark.long(rank_tests(CHECKS, [3]))
 
 
 def train_and_kill(folder, kills, ranks, epochs):

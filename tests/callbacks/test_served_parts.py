@@ -103,16 +103,6 @@ class LateGan(Gan):
         self.generator, self.critic = Net(3), Net(1)
 
 
-def test_a_model_without_call_is_refused_at_the_start_with_what_to_pass(tmp_path):
-    begun = []
-    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: begun.append(batch))
-    with pytest.raises(ExportError, match=r"no call\(\). Pass serve=\['generator', 'critic'\].*or export_base=False"):
-        fit(make_gan(None), checkpointing(tmp_path), count)
-    assert begun == []
-    with pytest.raises(ExportError, match=r"no call\(\). Write one for each part"):
-        export.write_base_graph(make_gan(None), tmp_path, sample=Z)
-
-
 def test_a_model_that_its_step_does_not_call_is_refused_after_the_first_batch(tmp_path):
     class Callable(Gan):
         def call(self, rows):
@@ -207,19 +197,6 @@ def test_parts_may_have_names_of_their_own(tmp_path):
     signatures = {name: set(tf.saved_model.load(str(path)).signatures) for name, path in out.items()}
     default = {"serving_default"}
     assert signatures == {"small": {*default, "regress"}, "same": default, "big": default}
-
-
-@pytest.mark.long
-def test_parts_are_published_each_in_a_directory_of_its_own(tmp_path):
-    model = make_distiller()
-    options = {"serve": ["student", "teacher"], "publish_to": tmp_path / "served"}
-    fit(model, checkpointing(tmp_path / "ckpt", **options))
-    for name in options["serve"]:
-        expected = getattr(model, name)(X)
-        np.testing.assert_allclose(answer(tmp_path / "served" / name / "6", X), expected, rtol=1e-5, atol=1e-6)
-    fit(model, checkpointing(tmp_path / "one", serve="student", publish_to=tmp_path / "alone"), epochs=1)
-    (version,) = (tmp_path / "alone").iterdir()
-    np.testing.assert_allclose(answer(version, X), model.student(X), rtol=1e-5, atol=1e-6)
 
 
 def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
@@ -149,12 +150,9 @@ def own_rows(scope: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def raises(error: type[Exception], message: str, function: Callable[[], Any]) -> None:
-    try:
+    with pytest.raises(error) as caught:
         function()
-    except error as caught:
-        assert re.search(message, str(caught)), str(caught)
-    else:
-        raise AssertionError(f"no {error.__name__}")
+    assert re.search(message, str(caught.value)), str(caught.value)
 
 
 def step_of(model: keras.Model) -> Callable[[Any, Any], Any]:

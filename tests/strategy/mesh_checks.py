@@ -28,15 +28,7 @@ from strategy.common import (
     shared_folder,
     step_of,
 )
-from strategy.mesh_models import (
-    LABELS,
-    STRATEGY,
-    TOKENS,
-    alone,
-    assert_equal,
-    assert_saved_in_slices,
-    compiled,
-)
+from strategy.mesh_models import LABELS, STRATEGY, TOKENS, alone, assert_equal, assert_saved_in_slices, compiled
 
 
 def check_fit_and_evaluate_equal_one_process():
@@ -155,6 +147,7 @@ def check_a_slice_that_differs_from_its_copies_is_reported():
         model.fit(X, Y, batch_size=10, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=change)])
 
 
+@long
 def check_what_is_cut_is_refused_outside_of_steps():
     model = compiled(STRATEGY)
     assert any(isinstance(each.value, LaidOutVariable) for each in model.variables)
@@ -173,6 +166,7 @@ def check_what_is_cut_is_refused_outside_of_steps():
         eager.fit(X, Y, batch_size=10, verbose=0)
 
 
+@long
 def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
     set_precision("float64")
     hidden = keras.layers.Dense(8, name="dense_wide")
@@ -186,6 +180,7 @@ def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
             each()
 
 
+@long
 def check_keys_that_match_nothing_are_told():
     other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     other["nothing"] = ("model",)
@@ -196,21 +191,6 @@ def check_keys_that_match_nothing_are_told():
         model.compile("sgd", "mse")
     with pytest.raises(ConfigError, match="match none"):
         model.fit(X, Y, batch_size=10, verbose=0)
-
-
-@long
-def check_data_whose_length_is_not_known_ends_as_in_one_process():
-    def dataset() -> Any:
-        rows = tf.data.Dataset.from_generator(
-            lambda: zip(X, Y), output_signature=(tf.TensorSpec(6, tf.float64), tf.TensorSpec(2, tf.float64))
-        )
-        return rows.batch(10)
-
-    make = lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.5)  # noqa: E731  (which decays before it has a batch)
-    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
-    for each in (model, one):
-        each.fit(dataset(), epochs=2, verbose=0)
-    assert_equal(model, one)
 
 
 @long

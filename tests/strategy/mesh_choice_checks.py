@@ -17,14 +17,7 @@ from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, of_one_process, shared_folder
-from strategy.mesh_models import (
-    LABELS,
-    TOKENS,
-    alone,
-    assert_equal,
-    compiled,
-    fit_both,
-)
+from strategy.mesh_models import LABELS, TOKENS, alone, assert_equal, compiled, fit_both
 
 CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
 
@@ -96,6 +89,7 @@ def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_tr
     assert "gather" not in along_model, along_model
 
 
+@long
 def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
     make = lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
     model, one = compiled(CHOOSES, lambda: make()), alone(make)

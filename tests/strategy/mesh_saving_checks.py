@@ -18,14 +18,7 @@ from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
 from strategy import kept_weights
 from strategy.common import RANK, X, Y, gathers, shared_folder
-from strategy.mesh_models import (
-    STRATEGY,
-    alone,
-    assert_equal,
-    assert_saved_in_slices,
-    compiled,
-    fit_both,
-)
+from strategy.mesh_models import STRATEGY, alone, assert_equal, assert_saved_in_slices, compiled, fit_both
 
 
 @long
@@ -51,6 +44,7 @@ def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
         np.testing.assert_allclose(answers, one.predict(X[:3], verbose=0), rtol=0, atol=1e-12)
 
 
+@long
 def check_callbacks_keep_slices_of_weights_and_set_them():
     kept_weights.check_equal_one_process(compiled, STRATEGY, assert_equal, gathers)
 
@@ -113,23 +107,6 @@ def check_a_model_is_saved_complete_and_loaded():
 
 
 @long
-def check_callbacks_of_keras_save_what_one_process_would_have():
-    model, one = compiled(STRATEGY), compiled(None)
-    with shared_folder() as folder:
-        for each, name in ((model, "mesh"), (one, f"one_{RANK}")):
-            path = f"{folder}/{name}.keras"
-            save = keras.callbacks.ModelCheckpoint(path, verbose=0)
-            backup = keras.callbacks.BackupAndRestore(f"{folder}/backup_{name}")
-            each.fit(X, Y, batch_size=10, epochs=2, verbose=0, shuffle=False, callbacks=[save, backup])
-        keras_ddl.barrier()
-        loaded, expected = (keras.models.load_model(f"{folder}/{each}.keras") for each in ("mesh", f"one_{RANK}"))
-    for mine, theirs in zip(loaded.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
-    for mine, theirs in zip(loaded.optimizer.variables, expected.optimizer.variables, strict=True):
-        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=0, atol=1e-12)
-
-
-@long
 def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
 
@@ -151,6 +128,7 @@ def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
     assert len(slots) == 3 * 2 and all(isinstance(each, LaidOutVariable) for each in slots), slots
 
 
+@long
 def check_an_optimizer_that_is_built_outside_of_the_scope_keeps_slices():
     model, one = compiled(STRATEGY), alone()
     model.optimizer.build(model.trainable_variables)

@@ -1,11 +1,8 @@
 """Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
 
 import contextlib
-import gc
 import threading
 import time
-import warnings
-import weakref
 from unittest import mock
 
 import numpy as np
@@ -17,7 +14,6 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import streams
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import one_per_job
-from strategy import common
 from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
 
 layers = keras.layers
@@ -81,6 +77,7 @@ def again(batches):
     yield from batches
 
 
+@long
 def check_chance_that_only_rank_0_reads():
     alone, shared = models(metrics=["mae"])
     data, validation = Recorded(), Recorded(2, 5, 2)
@@ -166,69 +163,10 @@ def check_steps_of_several_epochs_and_executions():
 
 
 @long
-def check_sources_are_freed_that_were_not_read_to_their_end():
-    class Source:
-        pass
-
-    def batches():
-        source = Source()
-        alive.add(source)
-        for _ in range(1000):
-            yield source and np.ones((4, 2))
-
-    alive = weakref.WeakSet()
-    shared = reading_on_rank_0().experimental_distribute_dataset(
-        tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 2]))
-    )
-    for _ in range(3):
-        for number, _ in enumerate(shared):
-            if number == 1:
-                break
-    deadline = time.monotonic() + 80
-    while alive:
-        assert time.monotonic() < deadline, f"{len(alive)} sources are kept"
-        gc.collect()
-        time.sleep(0.05)
-
-
-@long
 def check_a_dataset_of_a_rank_s_own_rows_is_refused():
     _, shared = models()
     own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
     raises(ConfigError, "rank 0 alone reads.*from_files", lambda: shared.fit(own, verbose=0))
-
-
-@long
-def check_kinds_of_tensors_and_what_is_refused():
-    strategy = reading_on_rank_0()
-    ragged = tf.ragged.constant([[[i, 1]] * (i % 3) for i in range(7)], ragged_rank=1)
-    whole = {
-        "ragged": ragged,
-        "sparse": tf.sparse.from_dense(np.eye(7) * (np.arange(7) % 2)),
-        "text": np.array([f"row {i}" for i in range(7)]),
-        "half": tf.cast(np.arange(14).reshape(7, 2), tf.bfloat16),
-        "truth": np.arange(7) % 2 > 0,
-    }
-    dataset = tf.data.Dataset.from_tensor_slices(whole).batch(4).map(lambda each: (each, tf.constant(3.5)))
-    first, seen = 0, 0
-    for batch, number in strategy.experimental_distribute_dataset(dataset):
-        rows = 4 if first == 0 else 3
-        begin, end = keras_ddl.data.chunk(rows, RANK, SIZE)
-        mine = slice(first + begin, first + end)
-        assert float(number) == 3.5
-        assert batch["ragged"].to_list() == ragged[mine].to_list()
-        np.testing.assert_array_equal(tf.sparse.to_dense(batch["sparse"]), tf.sparse.to_dense(whole["sparse"])[mine])
-        for name in ("text", "half", "truth"):
-            assert batch[name].numpy().tolist() == tf.constant(whole[name]).numpy()[mine].tolist()
-        first, seen = first + rows, seen + 1
-    assert seen == 2
-    fixed = tf.data.Dataset.from_tensors((np.zeros((5, 2)), np.zeros(3))).repeat(2)
-    spec = strategy.experimental_distribute_dataset(fixed).element_spec
-    assert [each.shape[0] for each in spec] == [
-        len(range(n)[slice(*keras_ddl.data.chunk(n, RANK, SIZE))]) for n in (5, 3)
-    ]
-    windows = tf.data.Dataset.range(6).window(3)
-    raises(ConfigError, "Received: a component DatasetSpec", lambda: strategy.experimental_distribute_dataset(windows))
 
 
 @long
@@ -273,22 +211,6 @@ def check_a_rank_that_reads_more_than_rank_0():
 
         raises(tf.errors.UnknownError, "asks for one more than rank 0", read_all)
     keras_ddl.barrier()
-
-
-@long
-def check_maps_in_any_order_and_shuffles_without_a_seed():
-    _, shared = models(lambda: keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
-    tf.random.set_seed(None)
-    rows = tf.data.Dataset.from_tensor_slices((X, Y))
-    nested = tf.data.Dataset.range(2).interleave(lambda _: rows.shuffle(43), num_parallel_calls=2, deterministic=False)
-    halves = [rows.take(20).repeat(), rows.skip(20).repeat()]
-    sampled = tf.data.Dataset.sample_from_datasets(halves, [0.5, 0.5]).take(50)
-    unordered = rows.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        for dataset in (nested, sampled, unordered, rows.shuffle(43)):
-            history = shared.fit(dataset.batch(10), epochs=2, verbose=0).history
-            common.check_equal_on_all_ranks(shared, history)
 
 
 def check_who_reads_is_one_of_two():

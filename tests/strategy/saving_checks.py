@@ -10,19 +10,7 @@ import pytest
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import (
-    LAST,
-    RANK,
-    SIZE,
-    STRATEGY,
-    X,
-    Y,
-    dense_model,
-    everyone,
-    keras,
-    set_precision,
-    shared_folder,
-)
+from strategy.common import LAST, RANK, SIZE, STRATEGY, X, Y, dense_model, everyone, keras, set_precision, shared_folder
 
 
 def trained(build=dense_model, **arguments):
@@ -53,6 +41,7 @@ def files_of(folder):
     raise AssertionError(f"{folder} does not come to rest")
 
 
+@long
 def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
     model = trained()
     with shared_folder() as folder:
@@ -79,6 +68,7 @@ def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
         np.testing.assert_allclose(exported.serve(tf.constant(X[:4], tf.float32)), expected, rtol=0, atol=1e-6)
 
 
+@long
 def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
     model = trained()
     module = tf.Module()
@@ -196,6 +186,7 @@ def with_statistics():
     return keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
 
 
+@long
 def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
     with shared_folder() as folder:
         path, seen = folder / "{batch}.weights.h5", []

@@ -1,4 +1,4 @@
-"""Strategy(shard_optimizer=True) on real ranks, against one process. Run by test_shards.py."""
+"""Strategy(shard_optimizer=True) on real ranks, against one process. Run by test_strategy.py."""
 
 import contextlib
 
@@ -57,6 +57,7 @@ def check_adam_in_shards_equals_one_process():
     assert all(sum(counts) == np.prod(each.shape) for counts, each in zip(zip(*held), slots))
 
 
+@long
 def check_a_step_that_fails_on_one_rank_leaves_the_shards_as_they_were():
     def model_in(strategy):
         set_precision("float64")
@@ -85,11 +86,6 @@ def check_a_step_that_fails_on_one_rank_leaves_the_shards_as_they_were():
     with SHARDED.whole_optimizer(model):
         for mine, theirs in zip(state(model), expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
-
-
-@long
-def check_averages_in_shards_take_the_weights_place():
-    assert_equals_one_process(lambda: optimizers.SGD(1e-2, momentum=0.9, use_ema=True, ema_momentum=0.9))
 
 
 @long
@@ -128,17 +124,13 @@ def check_each_optimizer_in_shards_equals_one_process():
 
 
 @long
-def check_loss_scaling_in_shards_equals_one_process():
-    wrap = lambda inner: optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=2)  # noqa: E731
-    assert_equals_one_process(lambda: optimizers.Adam(1e-2), wrap=wrap)
-
-
 def check_others_are_refused_by_name():
     for make in (optimizers.Adafactor, optimizers.Muon, type("Own", (optimizers.Adam,), {})):
         with pytest.raises(ConfigError, match=f"Received: {make.__name__}"):
             trained(SHARDED, lambda: make(1e-2))  # noqa: B023
 
 
+@long
 def check_a_slot_is_read_whole_or_not_at_all():
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
@@ -196,6 +188,7 @@ def check_a_slot_assigned_on_one_rank_is_refused():
         model.fit(X, Y, batch_size=10, verbose=0)
 
 
+@long
 def check_function_holds_slots_in_shards():
     def loop(wrap):
         set_precision("float64")
@@ -222,19 +215,6 @@ def check_function_holds_slots_in_shards():
 
 
 @long
-def check_evaluation_prediction_and_export_know_nothing_of_shards():
-    model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
-    one = trained(None, lambda: optimizers.Adam(1e-2), epochs=1)
-    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), one.evaluate(X, Y, verbose=0), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(model.predict(X, verbose=0), one.predict(X, verbose=0), rtol=0, atol=1e-12)
-    with shared_folder() as folder:
-        model.export(folder / "exported", verbose=False)
-        loaded = tf.saved_model.load(str(folder / "exported"))
-        served = loaded.serve(X)
-    np.testing.assert_allclose(served, one.predict(X, verbose=0), rtol=0, atol=1e-12)
-
-
-@long
 def check_run_and_eager_steps_are_refused():
     with pytest.raises((ConfigError, ValueError), match="keeps in shards"):
         trained(SHARDED, lambda: optimizers.Adam(1e-2), run_eagerly=True)
@@ -246,6 +226,7 @@ def check_run_and_eager_steps_are_refused():
         SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight]), autograph=False))
 
 
+@long
 def check_keras_saves_and_restores_slots_in_shards():
     make = lambda: optimizers.Adam(1e-2)  # noqa: E731
     with shared_folder() as folder:

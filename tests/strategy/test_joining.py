@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from launch.launching import run, write_program
 from strategy.test_survival import check
 
 EPOCHS = 12
-ALONE = str(Path(__file__).with_name("training_alone.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
@@ -75,54 +73,6 @@ def test_others_are_killed_before_and_while_a_spare_gets_its_shards(killed: str,
 @pytest.mark.parametrize("kind", ["shards", "weights"])
 def test_a_spare_joins_the_last_rank_which_had_all_that_is_in_shards(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
-def test_ranks_are_killed_at_random_moments_of_a_joining(seed: int, tmp_path: Path) -> None:
-    rng = random.Random(seed)
-    first, other = rng.sample(range(3), 2)
-    second = rng.choice([other, 3])  # or the spare
-    killed = [f"{first}:{rng.randrange(3, 8)}", f"{second}:{rng.randrange(800)}:joining"]
-    check(tmp_path, "shards", "arrays", "step", *killed, spares=1 if second == 3 else 2, epochs=20)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["plain", "shards"])
-def test_a_spare_joins_a_fit_that_one_rank_alone_has_begun(kind: str, tmp_path: Path) -> None:
-    """And has what the fit of another model before it has left."""
-    check(tmp_path, kind, "arrays", "step", "1:2", ranks=2, spares=1, epochs=EPOCHS, program=ALONE)
-
-
-OTHER_DATA = """
-import time
-import keras, numpy as np, tensorflow as tf
-import keras_ddl
-strategy = keras_ddl.Strategy(seed=3)
-is_spare = RANK == 2
-with strategy.scope():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-x = np.arange(40.0).reshape(20, 2) + is_spare
-class Kill(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if RANK == 1: os.kill(os.getpid(), 9)
-        time.sleep(0 if Path("came").exists() else 0.5)
-if is_spare: Path("came").touch()
-data = dict(x=x, y=x[:, :1], batch_size=4) if KIND == "arrays" else dict(
-    x=tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4))
-history = model.fit(**data, epochs=40, callbacks=[Kill()], verbose=0)
-print("trained", len(history.epoch), flush=True)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["arrays", "dataset"])
-def test_a_spare_that_has_other_data_ends_and_the_others_go_on(kind: str, tmp_path: Path) -> None:
-    program = write_program(tmp_path, OTHER_DATA.replace("KIND", repr(kind)))
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
-    assert ended.status == 0 and ended.out.strip() == "trained 40", ended
-    assert "RankMismatchError: " in ended.err, ended
 
 
 OWN_STATE = """
@@ -205,28 +155,6 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
     assert "rank 2 has joined; 2 go on." in ended.err, ended
     said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
     assert len(said) == (leaves is not None) and (leaves is None or leaves in said[0]), ended
-
-
-TOO_FEW = """
-import keras, numpy as np
-import keras_ddl
-strategy = keras_ddl.Strategy(seed=3, min_ranks=2)
-with strategy.scope():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-x = np.arange(40.0).reshape(20, 2)
-class Kill(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if RANK == 1 and batch == 2: os.kill(os.getpid(), 9)
-model.fit(x, x[:, :1], batch_size=4, callbacks=[Kill()], verbose=0)
-"""
-
-
-@pytest.mark.long
-def test_a_strategy_may_ask_for_more_ranks_than_the_job(tmp_path: Path) -> None:
-    program = write_program(tmp_path, TOO_FEW)
-    ended = run(["run", "-np", "2", "--min-np", "1", "python", program], tmp_path)
-    assert ended.status != 0 and "Received: 1 left, and min_ranks=2 (rank 0)" in ended.err, ended
 
 
 @pytest.mark.long

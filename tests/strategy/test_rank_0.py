@@ -138,12 +138,6 @@ def test_rank_0_is_killed_in_a_hook(place: str, hook: str, tmp_path: Path, of_on
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hook", ["test_batch_begin:15", "test_end:15", "predict_batch_begin:1"])
-def test_rank_0_is_killed_in_an_evaluation_or_a_prediction(hook: str, tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, f"alone-{hook}:0")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", range(1, 40, 3))
 def test_a_rank_is_killed_while_fit_begins(number: int, rank: int, tmp_path: Path, of_one_process: Path) -> None:
@@ -151,20 +145,10 @@ def test_a_rank_is_killed_while_fit_begins(number: int, rank: int, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_next_one_is_killed_too(tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, "step:4:0", "step:11:1")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["checkpoint", "renamed"])
 def test_rank_0_is_killed_while_a_checkpoint_is_written(where: str, tmp_path: Path, of_one_process: Path) -> None:
     """It is there or not. The first that becomes complete is the base graph, the third the checkpoint of step 10."""
     check(tmp_path, of_one_process, f"{where}:3:0", absent=(10,) if where == "checkpoint" else ())
-
-
-@pytest.mark.long
-def test_the_last_checkpoint_is_written_although_rank_0_is_lost(tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, "checkpoint:4:0")
 
 
 @pytest.mark.long

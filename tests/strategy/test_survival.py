@@ -198,33 +198,6 @@ def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: 
     assert ended.status == 0 and ended.out.count("told") == 2, ended
 
 
-UNLIKE = """
-import keras, numpy as np, tensorflow as tf
-import keras_ddl
-strategy = keras_ddl.Strategy(seed=3)
-if strategy.rank == 1:
-    plain = tf.random.shuffle
-    tf.random.shuffle = lambda value, *more: plain(value, *more)[::-1]
-with strategy.scope():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-x = np.arange(40.0).reshape(20, 2)
-try:
-    model.fit(x, x[:, :1], batch_size=8, verbose=0, shuffle=SHUFFLE)
-except keras_ddl.errors.RankMismatchError as error:
-    assert "must read the same batches" in str(error), error
-    print("refused", flush=True)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shuffle", [True, "batch"])
-def test_other_orders_of_arrays_are_refused_as_in_other_jobs(shuffle: bool | str, tmp_path: Path) -> None:
-    program = write_program(tmp_path, UNLIKE.replace("SHUFFLE", repr(shuffle)))
-    ended = run(["run", "-np", "2", "--min-np", "1", "python", program], tmp_path)
-    assert ended.status == 0 and ended.out.count("refused") == 2, ended
-
-
 def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank that gives it dies meanwhile: no real one can be made to, between two variables."""
     variables = [tf.Variable(1.0), tf.Variable(2.0)]

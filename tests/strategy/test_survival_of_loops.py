@@ -24,15 +24,6 @@ def test_kinds(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "moment", ["step 1:0", "between 2:0", "between 1:7", "step 1:3 2:8", "between 2:5 1:6", "step 0:5"]
-)
-@pytest.mark.parametrize("kind", ["shards", "two"])
-def test_moments(kind: str, moment: str, tmp_path: Path) -> None:
-    check(tmp_path, kind, "-", *moment.split(), program=PROGRAM)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shards+behind", "behind"])
 def test_a_rank_that_has_not_committed_what_another_has(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", "between", "1:6", program=PROGRAM)
