@@ -58,8 +58,7 @@ def assert_bitwise_equal(killed, whole):
 
 
 @pytest.mark.quiet
-@pytest.mark.parallel
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_killed_at_random_moments_ends_as_one_that_was_not(tmp_path):
     assert_bitwise_equal(*train_and_restart(tmp_path, kills=1, epochs=3))
 

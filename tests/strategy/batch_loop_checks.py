@@ -7,40 +7,12 @@ from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras
 from strategy.oracle import case, fit
-from strategy.whole_batch_checks import SEQUENCES, normal
 
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
-
-
-@long
-@case()
-def check_loops_over_time(scope):
-    class Recurrent(layers.Layer):
-        def build(self, shape):
-            self.kernel = self.add_weight(shape=(3, 3), initializer=normal())
-
-        def call(self, x):
-            time = tf.transpose(x, (1, 0, 2))
-            start = tf.zeros_like(time[0])
-            scanned = tf.scan(lambda h, e: tf.tanh(h @ self.kernel + e), time, initializer=start)
-
-            def body(i, h):
-                return i + 1, tf.tanh(h @ self.kernel + tf.gather(x, i, axis=1))
-
-            _, looped = tf.while_loop(lambda i, h: i < 5, body, (0, start))
-            mapped = tf.map_fn(lambda e: tf.reduce_sum(e @ self.kernel, axis=-1), time)
-            rowwise = tf.map_fn(lambda e: tf.reduce_max(e, axis=0), x)
-            return tf.concat([scanned[-1], looped, tf.transpose(mapped), rowwise], axis=1)
-
-    with scope:
-        inputs = keras.Input((5, 3))
-        model = keras.Model(inputs, layers.Dense(2)(Recurrent()(inputs)))
-        model.compile(SGD(0.05), "mse")
-    return fit(model, SEQUENCES)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -66,30 +38,12 @@ class Extremes(keras.metrics.Metric):
         return {"largest": self.largest, "last": self.last[0] + self.last[1], "masked": self.masked}
 
 
-class Median(keras.metrics.Metric):
-    """Keeps all values of an epoch."""
-
-    def __init__(self):
-        super().__init__(name="median")
-        self.kept = self.add_variable((64,), "zeros", name="kept")
-        self.count = self.add_variable((), "zeros", dtype="int32", name="count")
-
-    def update_state(self, y, p, sample_weight=None):
-        errors = ops.mean(ops.abs(y - p), axis=-1)
-        places = self.count + ops.arange(ops.shape(errors)[0])
-        self.kept.assign(ops.scatter_update(self.kept, places[:, None], errors))
-        self.count.assign_add(ops.shape(errors)[0])
-
-    def result(self):
-        return ops.median(ops.sort(self.kept)[64 - ops.maximum(self.count, 1) :])
-
-
 @long
 @case()
 def check_metrics_of_ones_own(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
-        model.compile(SGD(0.05), "mse", metrics=[Extremes(), Median()])
+        model.compile(SGD(0.05), "mse", metrics=[Extremes()])
     return fit(model, validation_data=(X[:17], Y[:17]))
 
 

@@ -79,15 +79,6 @@ class Rates(keras.callbacks.CSVLogger):
         super().on_epoch_end(epoch, logs)
 
 
-class ByName(keras.callbacks.CSVLogger):
-    def on_train_begin(self, logs=None):
-        keras.callbacks.CSVLogger.on_train_begin(self)
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["by_name"] = float(self.csv_file.writable())
-        keras.callbacks.CSVLogger.on_epoch_end(self, epoch=epoch, logs=logs)
-
-
 class Points(keras.callbacks.TensorBoard):
     def on_epoch_end(self, epoch, logs=None):
         with self._train_writer.as_default():
@@ -102,21 +93,10 @@ class Backup(keras.callbacks.BackupAndRestore):
         self.model.stop_training = epoch == 2
 
 
-class Posts(keras.callbacks.RemoteMonitor):
-    def on_epoch_end(self, epoch, logs=None):
-        logs["posted"] = 1.0
-
-
 class Best(keras.callbacks.ModelCheckpoint):
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
         logs["best"] = self.best
-
-
-class Bar(keras.callbacks.ProgbarLogger):
-    def on_epoch_end(self, epoch, logs=None):
-        logs["bar"] = logs["batches"]
-        super().on_epoch_end(epoch, logs)
 
 
 @long
@@ -133,30 +113,26 @@ def check_what_a_class_derived_from_a_writer_does_besides_it_does_on_all_ranks()
         patched.on_epoch_begin = lambda epoch, logs=None: seen.append(epoch)
         callbacks = [
             Rates(folder / "rates.csv"),
-            ByName(folder / "by_name.csv", append=True),
             Points(folder / "points", update_freq=1, write_steps_per_second=True, histogram_freq=1),
             Backup(folder / "backup"),
-            Posts(),
             Best(folder / "best.keras", save_best_only=True, monitor="loss", save_freq="epoch"),
-            Bar(),
             patched,
             Sum(),
         ]
         for epochs in (5, 2):  # the second fit with the same objects
             model = compiled()
             history = fit(model, callbacks, epochs=epochs)
-            assert {"rate", "by_name", "batches", "posted", "best", "bar", "sum"} <= set(history), history
+            assert {"rate", "batches", "best", "sum"} <= set(history), history
             check_equal_on_all_ranks(model, history)
             assert len(history["loss"]) == min(epochs, 3), "a writer that asks to stop is heard"
             everyone = keras_ddl.all_gather_object(json.dumps(seen, default=float), name="seen")
             assert everyone == [everyone[0]] * len(everyone), everyone
             files, *others = files_by_rank(folder)
             assert others == [[]] * LAST, others
-            written = {"rates.csv", "by_name.csv", "patched.csv", "best.keras"}
+            written = {"rates.csv", "patched.csv", "best.keras"}
             assert written <= set(files) and any("events.out" in name for name in files), files
         if RANK == 0:
             assert len((folder / "rates.csv").read_text().splitlines()) == 1 + 2
-            assert len((folder / "by_name.csv").read_text().splitlines()) == 1 + 3 + 2
         alone = compiled(contextlib.nullcontext())
         fit(alone, [callbacks[0], callbacks[-1]], epochs=1)
         assert (folder / "rates.csv").exists(), "with a model of no Strategy every process writes"

@@ -130,6 +130,12 @@ def pair(build=dense_model, **compiled):
     return alone, shared
 
 
+def assert_close(mine, expected, tolerance=1e-12):
+    """Compares two lists of arrays. `tolerance`: 0 means each bit."""
+    for one, other in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
 def assert_same_weights(alone, shared, tolerance=1e-14):
     for one, mine in zip(alone.get_weights(), shared.get_weights()):
         np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)

@@ -112,29 +112,6 @@ def check_own_data_in_a_tf_function():
 # ---- models that are built by their steps ----------------------------------------------------------------------------
 
 
-class OfRagged(keras.Model):
-    """Not built, and given ragged numbers of words."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.head = layers.Embedding(12, 3), layers.Dense(1)
-
-    def call(self, words):
-        return self.head(tf.reduce_sum(self.table(words.to_tensor(shape=[None, 4])), axis=1))
-
-
-@long
-@case()
-def check_ragged_inputs_of_an_unbuilt_model(scope):
-    with scope:
-        model = OfRagged()
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    words = tf.ragged.constant([[(i * 7 + j) % 12 for j in range(1 + i % 4)] for i in range(43)])
-    dataset = tf.data.Dataset.from_tensor_slices((words, Y[:, :1], WEIGHTS)).batch(10)
-    history = model.fit(dataset, epochs=2, verbose=0, validation_data=dataset).history
-    return Trained(model, {**history, "predicted": model.predict(dataset, verbose=0)})
-
-
 @long
 @case()
 def check_sparse_inputs_of_tf_data(scope):

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import timeline
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import FEW, RANK, SIZE, STRATEGY, dense_model, keras, linear_model, raises, set_precision
@@ -17,7 +16,6 @@ def collectives_of(table):
     return int(re.search(r"([\d,]+) collectives per step", table)[1].replace(",", ""))
 
 
-@long
 def check_explain_has_a_table_for_each_step_of_a_model():
     model = linear_model()
     model.fit(*FEW, batch_size=8, epochs=1, verbose=0)
@@ -53,7 +51,6 @@ class Told(keras.Model):
         return {**logs, "extreme": tf.reshape(extreme, [])}
 
 
-@long
 def check_explain_counts_the_collectives_that_run():
     set_precision("float32")
     with STRATEGY.scope():
@@ -76,7 +73,6 @@ def check_explain_counts_the_collectives_that_run():
     assert len(of_steps) == steps * (collectives_of(table) + 1), (sorted(set(names)), table)
 
 
-@long
 def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
     @STRATEGY.function
     def drawn(x):

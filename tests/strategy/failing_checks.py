@@ -13,7 +13,7 @@ from harness.rank_program import long
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
-from strategy.common import RANK, SIZE, STRATEGY, keras, of_one_process, set_precision
+from strategy.common import RANK, SIZE, STRATEGY, assert_close, keras, of_one_process, set_precision
 
 WORDS = 12  # rows of the vocabulary: any other index fails on the rank that has the row
 ROWS = 6 * SIZE
@@ -117,8 +117,7 @@ def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
         found.append(outcome(lambda batch=batch: train(made, batch, mine)))
         after = values(made, metrics=False)
         if is_bad(batch) and until_it_fails is None and len(before) == len(after):  # else they were made in this call
-            for one, other in zip(before, after):
-                np.testing.assert_array_equal(one, other)
+            assert_close(before, after, 0)
     assert [kind for kind, _ in found] == [kind for kind, _ in expected], (found, expected)
     for (kind, one), (_, other) in zip(found, expected):
         if kind == "ok":
@@ -126,8 +125,7 @@ def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
     everyone = keras_ddl.all_gather_object([kind for kind, _ in found], name="outcomes")
     assert everyone == [[kind for kind, _ in found]] * SIZE
     assert_equal(values(made), left)
-    for one, other in zip(values(made), keras_ddl.broadcast_object(values(made), name="values")):
-        np.testing.assert_array_equal(one, other)
+    assert_close(values(made), keras_ddl.broadcast_object(values(made), name="values"), 0)
     return found
 
 
@@ -148,16 +146,6 @@ def check_a_bad_batch_of_train_on_batch_is_everybodys():
         text = found[call][1]
         assert re.search(rf"{WORDS + 5} is not in \[0, {WORDS}\)", text), text
         assert rank == RANK or text.startswith(f"rank {rank}: "), text
-
-
-@long
-def check_optimizers_with_slots_that_are_read_after_they_are_written():
-    for optimizer in (
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-        lambda: keras.optimizers.AdamW(1e-2, clipnorm=0.5, use_ema=True, ema_momentum=0.9),
-        "adafactor",
-    ):
-        compare(train_on_batch, [X, bad(SIZE - 1), X], optimizer)
 
 
 @long

@@ -74,16 +74,6 @@ def check_datasets_of_known_and_open_sizes(scope):
 
 
 @long
-@case()
-def check_several_steps_in_one_execution_and_accumulation(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
-        optimizer = keras.optimizers.AdamW(0.02, gradient_accumulation_steps=2, use_ema=True, global_clipnorm=0.5)
-        model.compile(optimizer, "mse", steps_per_execution=2)
-    return logs_of(model, X[:6], Y[:6], 1)
-
-
-@long
 @case(tolerance=1e-12)
 def check_layers_for_images(scope):
     model = model_of(
@@ -116,23 +106,6 @@ def check_layers_for_sequences(scope):
         model = keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.3, seed=3)(x)))
         model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
     return logs_of(model, TOKENS, Y[:5], 1)
-
-
-@long
-@case()
-def check_metrics_and_losses_of_no_rows(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")])
-        metrics = [
-            "auc",
-            "precision",
-            "recall",
-            "r2_score",
-            keras.metrics.MeanIoU(2, name="iou"),
-            keras.metrics.RootMeanSquaredError(name="rmse"),
-        ]
-        model.compile("adam", "binary_crossentropy", metrics=metrics)
-    return logs_of(model, X[:5], (Y[:5, :1] > 0).astype("float64"), 1)
 
 
 def own_rows(scope, count):

@@ -7,7 +7,6 @@ import contextlib
 
 import numpy as np
 
-from harness.rank_program import long
 from keras_ddl.compat import keras as keras_compat
 from strategy.common import RNG, STRATEGY, X, Y, keras
 from strategy.oracle import Trained, case, fit
@@ -48,7 +47,6 @@ def several(*trained):
     return Trained(trained[-1].model, logs)
 
 
-@long
 @case()
 def check_the_base_is_trained_in_the_second_fit(scope):
     base, model = with_head(scope)
@@ -61,7 +59,6 @@ def check_the_base_is_trained_in_the_second_fit(scope):
     return several(first, second)
 
 
-@long
 @case()
 def check_a_head_is_made_outside_of_the_scope(scope):
     base = base_of(scope)
@@ -77,17 +74,6 @@ def check_a_head_is_made_outside_of_the_scope(scope):
     return several(first, second, Trained(model, {"loss": loss, "predicted": predicted}))
 
 
-@long
-@case()
-def check_layers_of_the_scope_that_are_built_later(scope):
-    with scope:
-        shared = layers.Dense(4, activation="tanh")
-    model = keras.Sequential([shared, layers.Dense(2)])
-    model.compile(optimizers.Nadam(1e-2), "mse")
-    return fit(of_the_job(scope, model))
-
-
-@long
 @case()
 def check_a_feature_extractor_and_its_parent_are_trained_in_turns(scope):
     base, model = with_head(scope)
@@ -100,7 +86,6 @@ def check_a_feature_extractor_and_its_parent_are_trained_in_turns(scope):
     return several(first, second, Trained(model, {"features": features}), fit(model))
 
 
-@long
 @case()
 def check_optimizers_inside_of_others(scope):
     base, model = with_head(scope)
@@ -109,7 +94,6 @@ def check_optimizers_inside_of_others(scope):
     return fit(model)
 
 
-@long
 @case()
 def check_optimizers_of_configurations(scope):
     _, model = with_head(scope)
@@ -131,19 +115,6 @@ def check_an_optimizer_that_was_built_outside(scope):
     return fit(model)
 
 
-@long
-@case()
-def check_an_optimizer_keeps_its_slots_over_compile(scope):
-    base, model = with_head(scope)
-    first = fit(model)
-    old = model.optimizer
-    model.compile(optimizers.SGD(0.01), "mse")
-    second = fit(model)
-    model.compile(old, "mse", metrics=["mae"])
-    return several(first, second, fit(model))
-
-
-@long
 @case()
 def check_folds_are_clones(scope):
     _, model = with_head(scope)

@@ -5,12 +5,9 @@ import warnings
 import numpy as np
 import pytest
 
-from harness.rank_program import long
 from keras_ddl import callbacks
-from keras_ddl.callbacks._last_good import InMemorySnapshots
 from keras_ddl.errors import ConfigError
 from strategy.common import (
-    RANK,
     SIZE,
     STRATEGY,
     X,
@@ -47,7 +44,6 @@ def fit_guarded(model, guard, *parts, **arguments):
     return history, said
 
 
-@long
 def check_divergence_stops_all_ranks_with_a_message():
     for validation in ({}, {"validation_data": (X, TARGETS)}):
         model = regression(2.5)
@@ -71,7 +67,6 @@ def check_divergence_stops_all_ranks_with_a_message():
     assert int(model.optimizer.iterations) == 4
 
 
-@long
 def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
     with shared_folder() as folder:
         for directory in (None, folder / "ckpt"):
@@ -92,23 +87,6 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
-@long
-def check_a_state_that_one_rank_has_taken_later_gives_way_to_that_of_the_others():
-    """That rank is as a newcomer, which has taken it when it joined."""
-    model, memory = regression(0.02, momentum=0.9), None
-    for epoch in range(3):
-        model.fit(X[:40], TARGETS[:40], batch_size=10, shuffle=False, verbose=0)
-        if epoch == 0:
-            good = model.get_weights()[0]
-        if epoch == (RANK == SIZE - 1 and SIZE > 1):
-            memory = InMemorySnapshots(model)
-    assert everyone(memory.go_back()) == [4] * SIZE
-    np.testing.assert_array_equal(model.get_weights()[0], good)
-    assert int(model.optimizer.iterations) == 4
-    check_equal_on_all_ranks(model, {})
-
-
-@long
 def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weights():
     model = regression(2.5)
     before = model.get_weights()
@@ -119,7 +97,6 @@ def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weigh
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
-@long
 def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
     def run(*guards):
         model = regression(0.02, momentum=0.9)
@@ -144,7 +121,6 @@ def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_sch
     assert abs(history["learning_rate"][-1] - 0.002) < 1e-8, history["learning_rate"]
 
 
-@long
 def check_the_guard_refuses_what_it_cannot_watch():
     for bad in (
         {"action": "pray"},

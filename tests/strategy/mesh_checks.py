@@ -20,6 +20,7 @@ from strategy.common import (
     SIZE,
     X,
     Y,
+    assert_close,
     dense_model,
     everyone,
     gathers,
@@ -94,8 +95,7 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
         return model, [*history.values(), model.predict(TOKENS[:9], **options)]
 
     (model, mine), (one, expected) = trained(STRATEGY), trained(None)
-    for values, others in zip(mine, expected, strict=True):
-        np.testing.assert_allclose(values, others, rtol=0, atol=1e-12)
+    assert_close(mine, expected)
     assert_equal(model, one)
     table = STRATEGY.explain(model)
     of_training = table[: table.index("test_step")]

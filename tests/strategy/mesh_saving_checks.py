@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.errors import CheckpointError
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.shards import gathered_slots
 from strategy import kept_weights
-from strategy.common import RANK, X, Y, gathers, shared_folder
+from strategy.common import RANK, X, Y, assert_close, gathers, shared_folder
 from strategy.mesh_models import STRATEGY, alone, assert_equal, assert_saved_in_slices, compiled, fit_both
 
 
-@long
 def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
     options = {"batch_size": 10, "shuffle": False, "verbose": 0}
 
@@ -44,17 +42,14 @@ def check_ranks_write_their_slices_of_a_checkpoint_and_read_them():
         np.testing.assert_allclose(answers, one.predict(X[:3], verbose=0), rtol=0, atol=1e-12)
 
 
-@long
 def check_callbacks_keep_slices_of_weights_and_set_them():
     kept_weights.check_equal_one_process(compiled, STRATEGY, assert_equal, gathers)
 
 
-@long
 def check_a_resumed_run_has_the_best_weights_of_the_first():
     kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
 
 
-@long
 def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_gets_all():
     model, one = compiled(STRATEGY), compiled(None)
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
@@ -86,7 +81,6 @@ def check_a_rank_that_cannot_write_is_named_and_a_directory_that_is_not_shared_g
         assert_equal(again, one)
 
 
-@long
 def check_a_model_is_saved_complete_and_loaded():
     model, one = compiled(STRATEGY), compiled(None)
     for each in (model, one):
@@ -97,8 +91,7 @@ def check_a_model_is_saved_complete_and_loaded():
             model.save(path)
         keras_ddl.barrier()
         loaded = keras.models.load_model(path)
-        for mine, expected in zip(loaded.get_weights(), one.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+        assert_close(loaded.get_weights(), one.get_weights())
         again = compiled(STRATEGY)
         again.load_weights(path)
         np.testing.assert_allclose(
@@ -106,7 +99,6 @@ def check_a_model_is_saved_complete_and_loaded():
         )
 
 
-@long
 def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
     options = {"batch_size": 10, "verbose": 0, "shuffle": False}
 
@@ -128,7 +120,6 @@ def check_a_run_that_was_lost_is_restored_and_what_the_optimizer_keeps_is_cut():
     assert len(slots) == 3 * 2 and all(isinstance(each, LaidOutVariable) for each in slots), slots
 
 
-@long
 def check_an_optimizer_that_is_built_outside_of_the_scope_keeps_slices():
     model, one = compiled(STRATEGY), alone()
     model.optimizer.build(model.trainable_variables)

@@ -8,7 +8,6 @@ import inspect
 
 import numpy as np
 
-from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, STRATEGY, everyone, keras, rows_of_ranks, set_precision
 
@@ -78,7 +77,6 @@ def result_of(kind, name, rows, run):
     return keras.tree.map_structure(np.asarray, metric.result())
 
 
-@long
 def check_every_class_of_metrics():
     set_precision("float64")
     found = classes()

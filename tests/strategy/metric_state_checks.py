@@ -38,12 +38,6 @@ def check_metric_that_holds_a_maximum(scope):
 
 @long
 @case()
-def check_metric_that_adds_up_roots_of_means(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign_add(ops.sqrt(ops.mean(ops.square(y - p)))))
-
-
-@long
-@case()
 def check_metric_that_counts_rows(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(value + ops.shape(y)[0]), "int32")
 

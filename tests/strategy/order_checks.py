@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError, RankMismatchError
@@ -39,7 +38,6 @@ def rows_dataset(order=None):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
-@long
 def check_permutation_by_numpy_in_tf_data():
     dataset = rows_dataset(OTHER.permutation(40)).batch(10)
     refuses_to_fit(FIRST_BATCH, dataset)
@@ -47,7 +45,6 @@ def check_permutation_by_numpy_in_tf_data():
     refuses_to_fit(FIRST_BATCH, dataset, compile={"run_eagerly": True})
 
 
-@long
 def check_permutation_by_numpy_of_arrays():
     order = OTHER.permutation(40)
     refuses_to_fit(r"in the same order.*array\(s\) \[0, 1\] of 2", FEW[0][order], y=FEW[1][order], batch_size=10)
@@ -61,7 +58,6 @@ def check_permutation_by_numpy_of_arrays():
     assert any("harmless where the values are noise" in str(w.message) for w in caught) == (RANK == 0)
 
 
-@long
 def check_shuffles_inside_of_other_datasets():
     tf.random.set_seed(None)  # as a script that makes its data before the Strategy, in functions
     halves = [rows_dataset().take(20), rows_dataset().skip(20)]
@@ -72,7 +68,6 @@ def check_shuffles_inside_of_other_datasets():
         refuses_to_fit("All ranks must read the same batches", dataset)
 
 
-@long
 def check_steps_told_that_order_does_not_matter():
     dataset = rows_dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
     refuses_to_fit(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)
@@ -92,7 +87,6 @@ def check_steps_told_that_order_does_not_matter():
     refuses_to_fit("All ranks must read the same batches", interleaved.batch(10).with_options(options))
 
 
-@long
 def check_difference_that_begins_late():
     def batches(rank):
         for i in range(50):
@@ -109,7 +103,6 @@ def check_difference_that_begins_late():
     assert "batch 40 of pass 1" in str(caught.value)
 
 
-@long
 def check_evaluate_predict_and_loops_compare_too():
     model = linear_model()
     dataset = rows_dataset(OTHER.permutation(40)).batch(10)
@@ -125,7 +118,6 @@ def check_evaluate_predict_and_loops_compare_too():
     assert re.search(FIRST_BATCH, str(caught.value)), str(caught.value)
 
 
-@long
 def check_augmentation_of_equal_rows_is_a_warning():
     def batches():
         for i in range(4):

@@ -93,15 +93,6 @@ def check_correlation_as_a_loss(scope):
     return train(scope, loss)
 
 
-@case()
-def check_functions_of_a_mean_and_a_maximum_over_some_rows(scope):
-    def loss(y, p):
-        chosen = tf.boolean_mask(p, y[:, 0] > 0)
-        return ops.max(p) + ops.max(-p) - 0.5 * tf.reduce_mean(chosen) + tf.reduce_mean(chosen**2)
-
-    return train(scope, loss)
-
-
 # ---- losses that compare rows with each other ------------------------------------------------------------------------
 
 
@@ -145,24 +136,7 @@ def check_gradients_of_each_row_clipped(scope):
     return train_step(scope, step)
 
 
-@case()
-def check_gradient_of_a_loss_by_its_derivative(scope):
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            predicted = model(x)
-        slope = 2 * (predicted - y) / ops.cast(ops.size(y), y.dtype)
-        model.optimizer.apply(tape.gradient(predicted, model.trainable_variables, slope), model.trainable_variables)
-        return {"loss": ops.mean(squares(y, predicted))}
-
-    return train_step(scope, step)
-
-
 # ---- logs ------------------------------------------------------------------------------------------------------------
-
-
-@case()
-def check_tracker_of_a_mean_for_each_output(scope):
-    return train(scope, lambda y, p: ops.mean(squares(y, p), axis=0))
 
 
 # ---- variables that a program assigns to -----------------------------------------------------------------------------
@@ -184,24 +158,6 @@ def check_loss_over_its_running_mean(scope):
     return train_step(scope, step, build)
 
 
-class Centred(layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, axis=0)
-
-
-def train_layer(scope, layer):
-    with scope:
-        inputs = keras.Input((6,))
-        model = keras.Model(inputs, layers.Dense(2)(layer()(layers.Dense(2)(inputs))))
-        model.compile(SGD(0.05), "mse")
-    return fit(model)
-
-
-@case(tolerance=1e-13)
-def check_layer_that_subtracts_the_mean_of_the_batch(scope):
-    return train_layer(scope, Centred)
-
-
 # ---- gradients of gradients ------------------------------------------------------------------------------------------
 
 
@@ -216,19 +172,5 @@ def check_inner_step_of_maml(scope):
             after = ops.mean(squares(y, tf.tanh(x @ moved[0] + moved[1]) @ moved[2] + moved[3]))
         apply(model, outer, after)
         return {"loss": loss, "after": after}
-
-    return train_step(scope, step)
-
-
-@case(tolerance=1e-12)
-def check_penalty_on_gradients_of_weights(scope):
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                loss = ops.mean(squares(y, model(x)))
-            gradients = inner.gradient(loss, model.trainable_variables)
-            loss = loss + 0.1 * sum(ops.sum(each**2) for each in gradients)
-        apply(model, tape, loss)
-        return {"loss": loss}
 
     return train_step(scope, step)

@@ -56,24 +56,6 @@ def check_noise_in_eager_steps(scope):
 
 
 @long
-@case("float32")
-def check_augmentation_in_the_model(scope):
-    def augmentation():
-        return keras.Sequential(
-            [
-                layers.RandomFlip(),
-                layers.RandomRotation(0.2),
-                layers.RandomTranslation(0.2, 0.2),
-                layers.RandomZoom(0.2),
-                layers.RandomContrast(0.2, value_range=(0, 1)),
-                layers.RandomBrightness(0.2, value_range=(0, 1)),
-            ]
-        )
-
-    return train(scope, augmentation, IMAGES, batch_size=4)
-
-
-@long
 @case()
 def check_attention_that_drops(scope):
     def attention():
@@ -84,16 +66,6 @@ def check_attention_that_drops(scope):
         return keras.Model(inputs, layers.MultiHeadAttention(2, 3, dropout=0.4)(x, x))
 
     return train(scope, attention, SERIES, batch_size=5)
-
-
-@long
-@case()
-def check_global_seed_of_noise(scope):
-    class Noise(layers.Layer):
-        def call(self, x):
-            return x + random.normal(ops.shape(x)) * random.uniform((1,)) + random.normal((3,))[0]
-
-    return train(scope, Noise)
 
 
 DRAWS = {
@@ -136,19 +108,6 @@ def check_draws_of_every_kind_are_those_of_one_process():
         all_ranks = STRATEGY.function(lambda rows, step=step, seeds=seeds: step(rows, seeds[1]))
         for _ in range(2):
             assert all_ranks(rows).numpy().tobytes() == one(rows).numpy().tobytes(), name
-
-
-@long
-def check_streams_of_tensorflows_own_operations_differ():
-    class Noise(layers.Layer):
-        def call(self, x):
-            return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
-
-    with STRATEGY.scope():
-        noise = keras.Sequential([keras.Input((64,)), Noise()])
-    draw = tf.function(lambda x: STRATEGY.run(noise, args=(x,)))
-    everyone = keras_ddl.all_gather_object(draw(tf.ones((2, 64))).numpy().tobytes(), name="draws")
-    assert len(set(everyone)) == SIZE
 
 
 def check_seeds_are_equal_after_loading_and_training():

@@ -1,8 +1,6 @@
 """Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
 
 import contextlib
-import threading
-import time
 from unittest import mock
 
 import numpy as np
@@ -11,7 +9,6 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.communicator import membership
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data import streams
 from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import one_per_job
 from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
@@ -146,23 +143,6 @@ def check_arrays_and_py_datasets_of_rank_0():
 
 
 @long
-def check_steps_of_several_epochs_and_executions():
-    alone, shared = models(steps_per_execution=2)
-    data = Recorded(12, 10, 10)
-    shared.fit(data.dataset(), epochs=3, steps_per_epoch=4, verbose=0)
-    read = data.everyones()
-    alone.fit(again(read), epochs=3, steps_per_epoch=4, verbose=0)
-    assert_same_weights(alone, shared)
-    endless = Recorded(10**6)
-    shared.fit(endless.dataset(), epochs=2, steps_per_epoch=4, verbose=0)
-    deadline = time.monotonic() + 80
-    while any(each.name == "keras_ddl data" for each in threading.enumerate()):
-        assert time.monotonic() < deadline, "a stream that nobody reads goes on"
-        time.sleep(0.1)
-    assert len(endless.read) <= 8 + 2 * streams.AHEAD + 4
-
-
-@long
 def check_a_dataset_of_a_rank_s_own_rows_is_refused():
     _, shared = models()
     own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
@@ -194,23 +174,6 @@ def check_loops_of_one_s_own():
         if number == 3 - RANK:
             break
     assert len(list(strategy.experimental_distribute_dataset(Recorded(3).dataset()))) == 3
-
-
-@long
-def check_a_rank_that_reads_more_than_rank_0():
-    strategy = reading_on_rank_0()
-    iterator = iter(strategy.experimental_distribute_dataset(Recorded(1000).dataset()))
-    next(iterator)
-    if RANK == 0:
-        del iterator
-    else:
-
-        def read_all():
-            while True:
-                next(iterator)
-
-        raises(tf.errors.UnknownError, "asks for one more than rank 0", read_all)
-    keras_ddl.barrier()
 
 
 def check_who_reads_is_one_of_two():

@@ -149,16 +149,6 @@ def slots(model):
     return [variable.numpy() for variable in model.optimizer.variables]
 
 
-class Looks(keras.callbacks.Callback):
-    """Reads all that the optimizer keeps, at every call that may."""
-
-    def __init__(self, *hooks):
-        super().__init__()
-        self.seen = []
-        for hook in hooks:
-            setattr(self, hook, lambda *_, **__: self.seen.append(slots(self.model)))
-
-
 @long
 @case()
 def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
@@ -168,18 +158,6 @@ def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
         trained = fit(model, X[:rows], Y[:rows], epochs=1, validation_data=(X[:5], Y[:5]))
         logs[f"fit {number}"] = [trained.logs, slots(model)]
     return Trained(model, logs)
-
-
-@long
-@case()
-def check_what_callbacks_see_of_an_accumulation(scope):
-    model = accumulating(scope)
-    hooks = ("on_train_begin", "on_epoch_begin", "on_test_begin", "on_epoch_end", "on_train_end")
-    between = Looks(*hooks)
-    first = fit(model, X[:40], Y[:40], callbacks=[between], validation_data=(X[:5], Y[:5])).logs
-    within = Looks(*hooks, "on_train_batch_begin", "on_train_batch_end")
-    second = fit(model, X[:40], Y[:40], callbacks=[within]).logs
-    return Trained(model, {"first": first, "second": second, "between": between.seen, "within": within.seen})
 
 
 @long

@@ -16,7 +16,7 @@ from harness.rank_program import long
 from keras_ddl import ops as collectives
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import STRATEGY, X, Y, keras, small_model
-from strategy.oracle import Trained, case, fit
+from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
 WORDS, WIDTH = 7, 4
@@ -95,38 +95,6 @@ def check_assumed_sparse_table_under_adam(scope):
         return train(scope, lambda: keras.optimizers.Adam(0.01), assumed_sparse=True)
 
 
-class TiedInCond(Tied):
-    """Multiplies in one branch, and only looks up in the other, where tokens occur several times."""
-
-    def __init__(self, multiply):
-        super().__init__()
-        self.multiply = tf.Variable(multiply, trainable=False)
-
-    def call(self, tokens):
-        hidden = ops.mean(self.table(tokens), axis=1)
-        table = ops.convert_to_tensor(self.table.embeddings)
-
-        def multiplied():
-            return ops.matmul(hidden + ops.tanh(self.table(tokens[:, 0])), ops.transpose(table))
-
-        def looked_up():
-            return tf.tile(hidden + ops.tanh(self.table(tokens[:, 1])), [1, 2])[:, :WORDS]
-
-        return tf.cond(self.multiply, multiplied, looked_up)
-
-
-@long
-@case()
-def check_tied_table_in_a_branch_under_adam(scope):
-    with scope:
-        inputs = keras.Input(TOKENS.shape[1:], dtype="int32")
-        model = keras.Model(inputs, TiedInCond(True)(inputs))
-        model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(**LOSS))
-    first = fit(model, TOKENS, LABELS, epochs=1)
-    model.layers[-1].multiply.assign(False)
-    return Trained(model, first.logs | {f"then_{k}": v for k, v in fit(model, TOKENS, LABELS, epochs=1).logs.items()})
-
-
 @long
 @case()
 def check_ratio_over_the_batch_as_a_loss(scope):
@@ -187,12 +155,6 @@ def check_tables_as_dense_gradients():
     assert np.abs(weights[1] - weights[2]).max() > 1e-3  # Adam squares the rows of a token that occurs twice one by one
     with pytest.raises(keras_ddl.errors.ConfigError, match="sparse_as_dense must be True, False or 'auto'"):
         keras_ddl.Strategy(sparse_as_dense="always")
-
-
-@long
-@case()
-def check_table_used_in_three_ways_under_clipped_sgd(scope):
-    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1, clipnorm=0.1), TOKENS)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

@@ -10,21 +10,13 @@ from launch.launching import run, write_program
 from strategy.test_survival import check
 
 EPOCHS = 12
-pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
-def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
-    ended = check(tmp_path, "mlp", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
-    assert "rank 3, a spare, starts, to take the place of rank 1." in ended.err
-    assert "rank 1 was lost (killed by SIGKILL); 2 go on." in ended.err and "rank 3 has joined; 3 go on." in ended.err
-
-
-@pytest.mark.long
 def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
     check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "model",
     [
@@ -43,23 +35,19 @@ def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:6", spares=1, epochs=EPOCHS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
 def test_data(data: str, tmp_path: Path) -> None:
     check(tmp_path, "mlp", data, "step", "1:5", spares=1, epochs=EPOCHS)
 
 
-@pytest.mark.long
 def test_the_spare_is_killed_and_another_one_comes(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "1:5", "3:30", spares=2, epochs=25)
 
 
-@pytest.mark.long
 def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "0:3", "1:10", "2:17", spares=3, epochs=40)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("killed", "spares"),
     [("0:3 1:10 2:17", 3), ("1:5 3:30", 2), ("1:5 2:0:joining", 2), ("1:5 0:250:joining", 2), ("1:5 3:400:joining", 1)],
@@ -69,7 +57,6 @@ def test_others_are_killed_before_and_while_a_spare_gets_its_shards(killed: str,
     check(tmp_path, "shards", "arrays", "step", *killed.split(), spares=spares, epochs=8 + 8 * spares)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shards", "weights"])
 def test_a_spare_joins_the_last_rank_which_had_all_that_is_in_shards(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "arrays", "step", "1:7", ranks=2, spares=1, epochs=EPOCHS)
@@ -133,16 +120,11 @@ print("trained", len(history.epoch), *(f"{each:.4f}" for each in np.ravel(model.
     ("kind", "leaves"),
     [
         ("closure", "DriftError: "),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in (
-                ("epoch", "DriftError: "),
-                ("layer", "RankMismatchError: "),
-                ("raises", "ValueError: of the newcomer alone"),
-                ("generator", None),
-                ("finder", None),
-            )
-        ),
+        ("epoch", "DriftError: "),
+        ("layer", "RankMismatchError: "),
+        ("raises", "ValueError: of the newcomer alone"),
+        ("generator", None),
+        ("finder", None),
     ],
 )
 def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_go_on(
@@ -157,7 +139,6 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
     assert len(said) == (leaves is not None) and (leaves is None or leaves in said[0]), ended
 
 
-@pytest.mark.long
 def test_spares_that_nobody_needs_end_with_the_job(tmp_path: Path) -> None:
     ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", "-c", "print('ran')"], tmp_path)
     assert ended.status == 0 and ended.out.count("ran") == 2 and "spare" not in ended.err, ended

@@ -23,19 +23,20 @@ PROGRAMS = ("step", "metric_state", "table")  # as Keras's guides write them
 SHARDS = ("shard", "weight")
 OF_TWO = (
     "trace",  # begins with what only the first step of a process shows
-    *("exact", "loop", "random", "metric", "whole_batch", "batch_loop", "callback", "saving", "outside", "guard"),
-    *("error", "failing", "plan", "data", "rank_0_data", "order", "row", "tf_distribute", "one_per_job", "explain"),
-    *("state", "same_step", "fine_tuning"),
+    *("exact", "loop", "random", "whole_batch", "batch_loop", "callback", "saving", "outside", "error", "failing"),
+    *("plan", "data", "rank_0_data", "row", "tf_distribute", "one_per_job", "state", "same_step"),
     *PROGRAMS,
     *SHARDS,
 )
+FURTHER = ("metric", "guard", "fine_tuning")
 # What differs between two ranks and more.
-OF_MORE = tuple(name for name in OF_TWO if name not in ("one_per_job", "explain", "error", "trace", "order", *SHARDS))
+OF_MORE = (*(name for name in OF_TWO if name not in ("trace", "error", "one_per_job", *SHARDS)), *FURTHER)
 CALLBACKS = checks("callbacks", "resume", "step_metrics", folder=HERE.parent / "callbacks")
 # Of small models' weights all are in shards, and each is gathered anew wherever it is needed.
 IN_SHARDS = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2", "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
 
 test_of_two = rank_tests([*checks(*OF_TWO), *CALLBACKS], [2], env=IN_SHARDS)
+test_further = pytest.mark.long(rank_tests(checks(*FURTHER, "explain", "order"), [2]))
 test_of_more = pytest.mark.long(rank_tests(checks(*OF_MORE), [3]))
 test_shards_of_three = pytest.mark.long(rank_tests(checks(*SHARDS), [3], env=IN_SHARDS))
 test_callbacks_of_three = pytest.mark.long(rank_tests(CALLBACKS, [3]))

@@ -10,7 +10,7 @@ import pytest
 from launch.launching import Ended, run, write_program
 from strategy.test_survival import PROGRAM, check_ended
 
-pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
 def check(
@@ -34,7 +34,6 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
     assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 2 go on." in ended.err, ended
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "model", "data", "killed", "mesh", "left"),
     [
@@ -57,7 +56,6 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
 
 
-@pytest.mark.long
 def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
     ended = run(["run", "-np", "4", "--min-np", "1", *command], tmp_path)
@@ -73,7 +71,6 @@ keras_ddl.Strategy(layout_map=layout)
 """
 
 
-@pytest.mark.long
 def test_spares_are_refused(tmp_path: Path) -> None:
     program = write_program(tmp_path, LAID_OUT)
     ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)

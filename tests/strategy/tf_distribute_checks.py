@@ -15,7 +15,18 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, dense_model, keras, set_precision
+from strategy.common import (
+    RANK,
+    SIZE,
+    STRATEGY,
+    X,
+    Y,
+    assert_close,
+    assert_same_weights,
+    dense_model,
+    keras,
+    set_precision,
+)
 
 PER_WORKER = 4
 GLOBAL = PER_WORKER * SIZE
@@ -57,7 +68,7 @@ def models():
 
 @long
 def check_the_guide_to_custom_loops_with_several_workers():
-    """An iterator for the tf.function, a loss by compute_average_loss, InputContext, everyone's own checkpoint."""
+    """An iterator for the tf.function, a loss by compute_average_loss, InputContext."""
     alone, shared = models()
     with STRATEGY.scope():
         optimizer = keras.optimizers.RMSprop(0.01)
@@ -101,39 +112,14 @@ def check_the_guide_to_custom_loops_with_several_workers():
         one_seen.update_state(y, alone(x))
         expected.append(float(loss))
 
-    folder = shared_folder()
-    epoch, step_in_epoch = (tf.Variable(tf.constant(0, tf.int64), name=name) for name in ("epoch", "step_in_epoch"))
-    checkpoint = tf.train.Checkpoint(model=shared, optimizer=optimizer, epoch=epoch, step_in_epoch=step_in_epoch)
-    here = write_path(folder / "ckpt")
-    manager = tf.train.CheckpointManager(checkpoint, directory=here, max_to_keep=1)
-    iterator, losses = iter(data), []
     STRATEGY.__dict__.pop("_ddl_warned_of_means", None)
-    while epoch.numpy() < 2:
-        while step_in_epoch.numpy() < STEPS:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", message="In strategy.run gradients are summed")
-                losses.append(float(train_step(iterator)))
-            step_in_epoch.assign_add(1)
-        manager.save()
-        epoch.assign_add(1)
-        step_in_epoch.assign(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="In strategy.run gradients are summed")
+        iterator = iter(data)
+        losses = [float(train_step(iterator)) for _ in expected]
     np.testing.assert_allclose(losses, expected, rtol=1e-13)
     assert_same_weights(alone, shared, 1e-13)
     np.testing.assert_allclose(seen.result(), one_seen.result(), rtol=1e-13)
-
-    with STRATEGY.scope():
-        again = dense_model()
-    tf.train.Checkpoint(model=again).restore(tf.train.latest_checkpoint(here)).expect_partial()
-    assert_same_weights(shared, again, 0)
-    if RANK != 0:
-        tf.io.gfile.rmtree(str(Path(here).parent))
-    else:  # no other rank takes part
-        assert checkpoint.save(str(folder / "ckpt" / "alone")).endswith("alone-3")
-    keras_ddl.barrier()
-    assert [each.name for each in folder.iterdir()] == ["ckpt"]
-    keras_ddl.barrier()
-    if RANK == 0:
-        shutil.rmtree(folder)
 
 
 @long
@@ -160,8 +146,7 @@ def check_the_guide_to_keras_with_several_workers():
     path = write_path(folder / "whole.keras")
     shared.save(path)
     for made in (path, folder / "model-2.keras"):
-        for mine, theirs in zip(shared.get_weights(), keras.saving.load_model(made).get_weights()):
-            np.testing.assert_array_equal(mine, theirs)
+        assert_close(shared.get_weights(), keras.saving.load_model(made).get_weights(), 0)
     if RANK != 0:
         tf.io.gfile.rmtree(str(Path(path).parent))
     keras_ddl.barrier()

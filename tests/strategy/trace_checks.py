@@ -9,7 +9,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, STRATEGY, X, Y, keras, set_precision
-from strategy.oracle import Trained, case, fit
+from strategy.oracle import case, fit
 
 layers = keras.layers
 EVENTS: list[tuple] = []
@@ -176,18 +176,6 @@ def check_calls_of_several_steps_of_predict_that_make_variables(scope):
 
 @long
 @notes_of
-def check_calls_for_batches_of_changing_sizes(scope):
-    with scope:
-        model = compiled(Subclassed())
-    for count, batch in ((8, 4), (10, 5), (8, 4), (12, 6), (9, 4)):
-        EVENTS.append((count, batch))
-        model.fit(rows(count, batch, drop_remainder=True), verbose=0)
-        model.evaluate(X[:count], Y[:count], batch_size=batch, verbose=0)
-        model.predict(X[:count], batch_size=batch, verbose=0)
-
-
-@long
-@notes_of
 def check_calls_in_eager_mode(scope):
     with scope:
         model = compiled(without_input(), run_eagerly=True)
@@ -248,22 +236,3 @@ def check_an_optimizer_that_depends_on_when_it_is_built(scope):
         model = keras.Sequential([keras.Input((6,)), Shifted(), layers.Dense(2)])
         model.compile(ScheduleFree(0.05), "mse")
     return fit(model)
-
-
-class StatefulNoise(layers.Layer):
-    def call(self, x):
-        return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
-
-
-@long
-@case()
-def check_numbers_that_kernels_draw_over_fits_of_other_sizes(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), StatefulNoise(), layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    logs = {}
-    for number, count in enumerate((9, 8, 12, 7)):
-        logs[f"fit {number}"] = fit(model, X[:count], Y[:count], batch_size=4).logs
-        logs[f"test {number}"] = model.evaluate(X[:count], Y[:count], batch_size=4, verbose=0)
-        logs[f"predict {number}"] = model.predict(X[:count], batch_size=4, verbose=0)
-    return Trained(model, logs)

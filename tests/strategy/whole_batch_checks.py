@@ -8,7 +8,7 @@ from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RNG, Y, keras
 from strategy.oracle import case, fit
-from strategy.program_checks import apply, squares, train, train_step
+from strategy.program_checks import squares, train
 
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
@@ -62,25 +62,6 @@ def check_stateful_lstm(scope):
 
 
 # ---- the batch mixed with itself -------------------------------------------------------------------------------------
-
-
-@long
-@case()
-def check_mixup(scope):
-    def step(model, x, y):
-        rows = ops.shape(x)[0]
-        order = tf.random.shuffle(tf.range(rows))
-        share = keras.random.beta((rows, 1), 0.4, 0.4, seed=model.seeds)
-        x, y = (share * each + (1 - share) * tf.gather(each, order) for each in (x, y))
-        with tf.GradientTape() as tape:
-            loss = ops.mean(squares(y, model(x)))
-        apply(model, tape, loss)
-        return {"loss": loss}
-
-    def build(model):
-        model.seeds = keras.random.SeedGenerator(5)
-
-    return train_step(scope, step, build)
 
 
 @long
@@ -160,34 +141,5 @@ def check_sizes_of_the_batch(scope):
             + ops.sum(error) / tf.cast(tf.maximum(rows - 1, 1), "float64")
             + ops.sum(p * tf.ones((rows, 2), "float64")) * weight
         )
-
-    return train(scope, loss)
-
-
-@long
-@case()
-def check_transport_by_sinkhorn_in_a_loop(scope):
-    def loss(y, p):
-        scores = p @ ops.transpose(y)
-        q = tf.exp(scores - tf.reduce_max(scores))
-
-        def body(i, q):
-            q = q / tf.reduce_sum(q, axis=0, keepdims=True)
-            return i + 1, q / tf.reduce_sum(q, axis=1, keepdims=True)
-
-        _, q = tf.while_loop(lambda i, q: i < 3, body, (0, q))
-        return -ops.mean(ops.sum(ops.stop_gradient(q) * ops.log_softmax(scores), axis=1)) + ops.mean(q * scores)
-
-    return train(scope, loss)
-
-
-@long
-@case()
-def check_condition_on_a_statistic(scope):
-    def loss(y, p):
-        error = squares(y, p)
-        spread = ops.max(ops.abs(y)) - ops.mean(ops.abs(p))
-        near = tf.cond(spread > 2.0, lambda: tf.reduce_mean(error), lambda: tf.reduce_sum(tf.sqrt(error)) * 1e-2)
-        return near + tf.cond(y[0, 0] > 0, lambda: tf.reduce_max(error), lambda: tf.reduce_mean(tf.sort(p, axis=0)[0]))
 
     return train(scope, loss)
