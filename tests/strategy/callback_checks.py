@@ -195,6 +195,7 @@ class Count(keras.callbacks.Callback):
         self.epochs += 1
 
 
+@long
 def check_terminate_on_nan_of_one_rank():
     x = X.astype("float32")
     x[19] = np.nan  # the last row of the second batch: on the last rank

@@ -126,6 +126,7 @@ def check_shuffling_under_the_scripts_seed_is_that_of_one_process():
     check_equal_to_one_process(sgd(), fit={"shuffle": True})
 
 
+@long
 def check_tf_data_and_validation_data():
     def dataset():
         return tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(9)

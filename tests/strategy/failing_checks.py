@@ -208,6 +208,7 @@ def own_steps(batches, optimizer):
     compare(own, batches, optimizer)
 
 
+@long
 def check_a_step_of_ones_own():
     own_steps([X, bad(SIZE - 1), X, bad(0, SIZE - 1), X], "adam")
 

@@ -118,6 +118,7 @@ def check_what_a_callback_of_rank_0_restores_when_fit_ends_counts_on_all_ranks()
         np.testing.assert_allclose(mine, one, rtol=0, atol=1e-4)
 
 
+@long
 def check_what_a_step_uses_besides_the_model_is_rank_0s_too():
     teacher = compiled(contextlib.nullcontext())
     shared = compiled(STRATEGY.scope(), loss=lambda y, p: keras.ops.square(p - teacher.layers[-1].bias))
@@ -216,7 +217,11 @@ def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
     assert f"layer 'first', two/first/kernel on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 240" in text, text
     assert "elements, the first [0, 1] " in text and "more of" not in text, text
     assert "after step 9 (at step 8 all were equal), " in text, text
-    # At the default share at the end of the epoch at the latest. The lowest bit could be rounded away until then.
+
+
+@long
+def check_a_flipped_bit_is_named_at_the_epochs_end_at_the_latest():
+    """At the default share. The lowest bit could be rounded away until then."""
     text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("second").bias, element=1, bit=1 << 16)))
     assert "layer 'second', two/second/bias" in text and " all were equal), " in text, text
 

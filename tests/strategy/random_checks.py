@@ -110,6 +110,7 @@ def check_draws_of_every_kind_are_those_of_one_process():
             assert all_ranks(rows).numpy().tobytes() == one(rows).numpy().tobytes(), name
 
 
+@long
 def check_seeds_are_equal_after_loading_and_training():
     import tempfile
     from pathlib import Path
