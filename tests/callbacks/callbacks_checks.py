@@ -168,6 +168,7 @@ def resumable(seed):
         return small_model(keras.optimizers.SGD(0.02, momentum=0.9), dropout=0.3)
 
 
+@long
 def check_resume_goes_on_on_all_ranks_as_if_it_had_not_stopped():
     set_precision("float32")
     with shared_folder() as folder:

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import tempfile
 import warnings
-from pathlib import Path
 
 import numpy as np
 
@@ -238,37 +236,6 @@ def check_stop_evaluating_and_predicting():
     expected = model.evaluate(X[:20], Y[:20], batch_size=10, verbose=0)
     np.testing.assert_allclose(model.evaluate(X, Y, batch_size=10, verbose=0, callbacks=[Stop()]), expected, rtol=1e-6)
     assert model.predict(X, batch_size=10, verbose=0, callbacks=[Stop()]).shape == (20, 2)
-
-
-@long
-def check_logs_of_all_callbacks_are_equal():
-    seen = []
-
-    class See(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            seen.append(json.dumps(logs))
-
-        def on_test_end(self, logs=None):
-            seen.append(json.dumps(logs))
-
-    fit(compiled(), [See()], epochs=2)
-    everyone = keras_ddl.all_gather_object(seen, name="seen")
-    assert len(seen) == 4 and all(theirs == seen for theirs in everyone)
-
-
-@long
-def check_callbacks_of_one_rank_may_make_variables_inside_the_scope():
-    class LoadAgain(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if RANK == 0:
-                with tempfile.TemporaryDirectory() as folder:
-                    self.model.save(Path(folder, "m.keras"))
-                    keras.models.load_model(Path(folder, "m.keras"))
-
-    model = compiled()
-    with STRATEGY.scope():
-        history = fit(model, [LoadAgain()], epochs=2)
-    check_equal_on_all_ranks(model, history)
 
 
 def classifier(optimizer=None):

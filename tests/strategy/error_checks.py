@@ -44,25 +44,6 @@ def check_models_of_different_shapes():
 
 
 @long
-def check_models_of_different_layers():
-    def build():
-        with STRATEGY.scope():
-            keras.layers.Dense(3, name=f"layer_{'ab'[RANK]}").build((None, 4))
-
-    refuses(RankMismatchError, "layer_a.*layer_b|layer_b.*layer_a", build)
-
-
-@long
-def check_models_numbered_differently_are_the_same():
-    if RANK == 0:
-        dense_model()  # Keras counts the layers it has made in this process
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(2)])
-        model.compile("adam", "mse")
-    model.fit(X, Y, verbose=0)
-
-
-@long
 def check_models_with_more_layers_on_one_rank():
     def build_and_fit():
         with STRATEGY.scope():
@@ -131,16 +112,6 @@ def check_optimizer_made_under_another_strategy():
     refuses(ConfigError, outside, lambda: model.compile(optimizer, "mse"))
     wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
     refuses(ConfigError, outside, lambda: model.compile(wrapper, "mse"))
-
-
-@long
-def check_compile_by_name_outside_the_scope_is_fine():
-    with STRATEGY.scope():
-        model = dense_model()
-    model.compile("adam", "mse")
-    model.fit(X, Y, verbose=0)
-    weights = keras_ddl.all_gather_object([w.tobytes() for w in model.get_weights()])
-    assert all(theirs == weights[0] for theirs in weights)
 
 
 def check_jit_compile():

@@ -87,14 +87,6 @@ def check_a_feature_extractor_and_its_parent_are_trained_in_turns(scope):
 
 
 @case()
-def check_optimizers_inside_of_others(scope):
-    base, model = with_head(scope)
-    inner = optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9)
-    model.compile(optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=3), "mse")
-    return fit(model)
-
-
-@case()
 def check_optimizers_of_configurations(scope):
     _, model = with_head(scope)
     fits = []

@@ -87,16 +87,6 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
-def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weights():
-    model = regression(2.5)
-    before = model.get_weights()
-    history, said = fit_guarded(model, callbacks.DivergenceGuard(action="go_back", window=2, factor=0.99, retries=2))
-    assert len(said) == 3 and "(2 of 2)" in said[1] and "It has gone back 2 times" in said[2], said
-    assert "Training stops." in said[2] and "the weights are those of step 0" in said[2], said
-    assert len(history["loss"]) < 12
-    np.testing.assert_array_equal(model.get_weights()[0], before[0])
-
-
 def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
     def run(*guards):
         model = regression(0.02, momentum=0.9)

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from cut.layouts import transformer
 
 import keras_ddl
 from harness.rank_program import long
@@ -17,7 +16,7 @@ from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, shared_folder
-from strategy.mesh_models import LABELS, TOKENS, alone, assert_equal, compiled, fit_both
+from strategy.mesh_models import alone, assert_equal, compiled, fit_both
 
 CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
 
@@ -59,33 +58,6 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
     assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
         each.path: axes.get(each.path) for each in model.weights
     }
-
-
-@long
-def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_trained():
-    adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
-    model, one = (
-        compiled(
-            each,
-            lambda: transformer(blocks=1),
-            adam,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        for each in (CHOOSES, None)
-    )
-    with CHOOSES.scope():
-        model.optimizer.build(model.trainable_variables)
-    for each in (model, one):
-        each.evaluate(TOKENS, LABELS, batch_size=7, verbose=0)
-        each.fit(TOKENS, LABELS, batch_size=7, verbose=0)
-    assert_equal(model, one)
-    axes = cut_axes(model)
-    for name, axis in (("query", 1), ("key", 1), ("value", 1), ("attention_output", 0)):
-        assert axes[f"attention0/{name}/kernel"] == axis, axes
-    assert (axes["up0/kernel"], axes["down0/kernel"]) == (1, 0), axes
-    table = CHOOSES.explain(model)
-    along_model = table[table.index("train_step") :].partition("along the batch axis")[0]
-    assert "gather" not in along_model, along_model
 
 
 @long

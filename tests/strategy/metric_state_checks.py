@@ -1,7 +1,6 @@
 """State of metrics and of layers as programs write them. Run by test_strategy.py; see oracle.py."""
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import X, Y, keras, small_model
 from strategy.oracle import Trained, case, fit
@@ -36,13 +35,11 @@ def check_metric_that_holds_a_maximum(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(ops.maximum(value, ops.max(ops.abs(y - p)))))
 
 
-@long
 @case()
 def check_metric_that_counts_rows(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(value + ops.shape(y)[0]), "int32")
 
 
-@long
 @case()
 def check_metric_that_says_how_its_state_combines(scope):
     class Declared(Stateful):
@@ -57,7 +54,6 @@ def check_metric_that_says_how_its_state_combines(scope):
     return fit(model)
 
 
-@long
 @case()
 def check_metric_whose_result_is_its_variable(scope):
     class Total(keras.metrics.Metric):
@@ -117,19 +113,16 @@ def count(layer, x):
 COUNTERS = {"rows": {"dtype": "int32"}, "steps": {"dtype": "int64"}, "total": {"shape": (6,)}}
 
 
-@long
 @case()
 def check_counters_without_aggregation(scope):
     return train_layer(scope, lambda: StatefulLayer(count, **COUNTERS))
 
 
-@long
 @case()
 def check_spectral_normalization(scope):
     return train_layer(scope, lambda: layers.SpectralNormalization(layers.Dense(4)))
 
 
-@long
 @case()
 def check_queue_of_gathered_rows(scope):
     def update(layer, x):

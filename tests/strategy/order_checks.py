@@ -58,16 +58,6 @@ def check_permutation_by_numpy_of_arrays():
     assert any("harmless where the values are noise" in str(w.message) for w in caught) == (RANK == 0)
 
 
-def check_shuffles_inside_of_other_datasets():
-    tf.random.set_seed(None)  # as a script that makes its data before the Strategy, in functions
-    halves = [rows_dataset().take(20), rows_dataset().skip(20)]
-    nested = tf.data.Dataset.range(2).interleave(lambda _: rows_dataset().shuffle(40)).batch(10)
-    flat = tf.data.Dataset.range(2).flat_map(lambda _: rows_dataset().shuffle(40)).batch(10)
-    sampled = tf.data.Dataset.sample_from_datasets([half.repeat() for half in halves], [0.5, 0.5]).take(80).batch(10)
-    for dataset in (nested, flat, sampled):
-        refuses_to_fit("All ranks must read the same batches", dataset)
-
-
 def check_steps_told_that_order_does_not_matter():
     dataset = rows_dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
     refuses_to_fit(r"deterministic=False in ParallelMapDataset", dataset.batch(10), error=ConfigError)

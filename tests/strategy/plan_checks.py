@@ -71,22 +71,6 @@ def check_a_steady_step_needs_nothing_from_rank_0():
     keras_ddl.barrier()
 
 
-@long
-def check_a_plan_of_batch_normalization_runs_as_planned():
-    set_precision("float32")
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(STEPS * SIZE * 4, WIDTH)).astype(np.float32)
-    with keras_ddl.Strategy(bucket_bytes=1 << 16).scope():
-        layers = [keras.layers.Dense(WIDTH), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((WIDTH,)), *layers])
-        model.compile("adam", "mse", steps_per_execution=3)
-    model.fit(x, x[:, :1], batch_size=len(x) // STEPS, epochs=1, verbose=0, shuffle=False)
-    counts = counted(model, x, x[:, :1])
-    assert counts["fell_back"] == 0, counts
-    assert counts["planned"] + counts["ran_inline"] >= STEPS * 2, counts
-    keras_ddl.barrier()
-
-
 def check_a_bucket_of_another_plan_is_refused_on_all_ranks():
     """Ranks that trace other steps under one name: the first sum in which they differ says so."""
     from keras_ddl.cut.collectives import StepCollectives
@@ -171,6 +155,7 @@ def check_buckets_can_overlap_with_backward():
     assert len(set(backward.values())) == 5, backward  # each needs one layer more of backward than the one before
 
 
+@long
 def check_a_whole_table_among_slices_is_not_gathered():
     """As a program makes it of a dense gradient, beside rank + 1 rows that were looked up, in an unknown batch."""
     rows = tf.constant(([0, 3] * SIZE)[: RANK + 1], tf.int64)

@@ -119,11 +119,6 @@ def check_losses_by_hand_in_eager_mode(scope):
 
 
 @case()
-def check_recomputed_gradients(scope):
-    return train(scope, lambda y, p: tf.recompute_grad(lambda gap: tf.reduce_mean(tf.square(gap)))(y - p))
-
-
-@case()
 def check_gradients_of_each_row_clipped(scope):
     def step(model, x, y):
         with tf.GradientTape() as tape:

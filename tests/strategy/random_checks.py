@@ -51,12 +51,6 @@ def check_layers_that_drop_and_add_noise(scope):
 
 @long
 @case()
-def check_noise_in_eager_steps(scope):
-    return train(scope, noisy_layers, X[:40], run_eagerly=True, epochs=1)
-
-
-@long
-@case()
 def check_attention_that_drops(scope):
     def attention():
         inputs = keras.Input((4, 3))

@@ -143,12 +143,6 @@ def train_of_rows(scope, **arguments):
 
 @long
 @case()
-def check_py_dataset_that_is_asked_for_rows(scope):
-    return train_of_rows(scope)
-
-
-@long
-@case()
 def check_py_dataset_that_processes_ask_for_rows(scope):
     return train_of_rows(scope, workers=2, use_multiprocessing=True)
 

@@ -119,21 +119,6 @@ def check_same_step_compares_lookup_tables():
     )
 
 
-@long
-def check_same_step_compares_what_layers_adapt_to():
-    mine = UNLIKE.normal(size=(40, 6)).astype("float32")
-    for make in (lambda: layers.Normalization(name="adapted"), lambda: layers.Discretization(num_bins=4)):
-        for data in (mine, FEW[0]):
-            layer = make()
-            layer.adapt(data)
-            cast = [] if layer.name == "adapted" else [Features(lambda: "float32", keras.ops.cast)]
-            model = model_with(layer, *cast)
-            if data is mine:
-                refuses(fit(model), "adapted', attribute mean" if not cast else "on rank 0, and .* on rank 1")
-            else:
-                fit(model)()
-
-
 def own_values():
     """Pairs (what steps read that differs between ranks, a step that does)."""
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0)

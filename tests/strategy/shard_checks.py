@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import model_state
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
@@ -67,7 +66,6 @@ def check_adam_in_shards_equals_one_process():
     assert all(sum(counts) == np.prod(each.shape) for counts, each in zip(zip(*held), slots))
 
 
-@long
 def check_a_step_that_fails_on_one_rank_leaves_the_shards_as_they_were():
     def model_in(strategy):
         set_precision("float64")
@@ -97,7 +95,6 @@ def check_a_step_that_fails_on_one_rank_leaves_the_shards_as_they_were():
         assert_close(state(model), expected)
 
 
-@long
 def check_gradients_accumulate_in_parts_beside_shards():
     make = lambda: optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3)  # noqa: E731
     model, one = trained(SHARDED, make), trained(None, make)
@@ -122,7 +119,6 @@ OPTIMIZERS = {
 }
 
 
-@long
 def check_each_optimizer_in_shards_equals_one_process():
     for name, make in OPTIMIZERS.items():
         try:
@@ -131,14 +127,12 @@ def check_each_optimizer_in_shards_equals_one_process():
             raise AssertionError(f"{name}: {error}") from error
 
 
-@long
 def check_others_are_refused_by_name():
     for make in (optimizers.Adafactor, optimizers.Muon, type("Own", (optimizers.Adam,), {})):
         with pytest.raises(ConfigError, match=f"Received: {make.__name__}"):
             trained(SHARDED, lambda: make(1e-2))  # noqa: B023
 
 
-@long
 def check_a_slot_is_read_whole_or_not_at_all():
     model = trained(SHARDED, lambda: optimizers.Adam(1e-2), epochs=1)
     slot = next(each for each in model.optimizer.variables if each.name.endswith("momentum"))
@@ -164,7 +158,6 @@ def check_a_slot_is_read_whole_or_not_at_all():
         SHARDED.whole_optimizer(None)
 
 
-@long
 def check_averages_in_shards_swap_with_weights():
     def swapped(strategy):
         swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
@@ -175,7 +168,6 @@ def check_averages_in_shards_swap_with_weights():
     assert_close(model.get_weights(), one.get_weights())
 
 
-@long
 def check_function_holds_slots_in_shards():
     def loop(wrap):
         set_precision("float64")
@@ -200,7 +192,6 @@ def check_function_holds_slots_in_shards():
     assert_close(model.get_weights(), expected)
 
 
-@long
 def check_run_and_eager_steps_are_refused():
     with pytest.raises((ConfigError, ValueError), match="keeps in shards"):
         trained(SHARDED, lambda: optimizers.Adam(1e-2), run_eagerly=True)
@@ -212,7 +203,6 @@ def check_run_and_eager_steps_are_refused():
         SHARDED.run(tf.function(lambda: optimizer.apply([tf.ones((6, 3), "float64")], [weight]), autograph=False))
 
 
-@long
 def check_keras_saves_and_restores_slots_in_shards():
     make = lambda: optimizers.Adam(1e-2)  # noqa: E731
     with shared_folder() as folder:
@@ -231,7 +221,6 @@ def check_keras_saves_and_restores_slots_in_shards():
             model_state.save_checkpoint(model, folder / "own", 1)
 
 
-@long
 def check_momentum_follows_the_learning_rate():
     def make():
         return optimizers.SGD(1e-2, momentum=0.9)
@@ -245,7 +234,6 @@ def check_momentum_follows_the_learning_rate():
     assert_close(model.get_weights(), one.get_weights())
 
 
-@long
 def check_going_back_to_what_was_good_takes_the_chunks():
     from keras_ddl.callbacks._last_good import InMemorySnapshots
 

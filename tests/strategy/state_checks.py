@@ -187,12 +187,3 @@ def check_eager_steps_between_others(scope):
     with STRATEGY.scope() if model.distribute_strategy is STRATEGY else scope:
         model.compile(model.optimizer, "mse", run_eagerly=True)
     return fit(model, X[:40], Y[:40], epochs=1)
-
-
-@long
-def check_reading_on_one_rank_waits_for_no_other():
-    set_precision("float64")
-    model = accumulating(STRATEGY.scope())
-    fit(model, X[:20], Y[:20], epochs=1)
-    if RANK == 0:
-        assert any(np.any(each) for each in slots(model))

@@ -54,27 +54,6 @@ def check_train_step_by_hand(scope):
 
 @long
 @case()
-def check_overridden_compute_loss(scope):
-    class Overridden(ByHand):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return ops.mean(ops.square(y - y_pred))
-
-    return train_by_hand(scope, Overridden)
-
-
-@long
-@case()
-def check_logs_that_hold_logs(scope):
-    class Nested(ByHand):
-        def logs(self, y, predicted, loss):
-            super().logs(y, predicted, loss)
-            return {metric.name: metric.result() for metric in self.metrics if metric.name != "loss"}
-
-    return train_by_hand(scope, Nested)
-
-
-@long
-@case()
 def check_rank_without_rows_and_a_mean_by_hand(scope):
     class Distance(ByHand):
         def logs(self, y, predicted, loss):

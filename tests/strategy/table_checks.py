@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import ops as collectives
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import STRATEGY, X, Y, keras, small_model
@@ -87,7 +86,6 @@ def check_tied_table_under_adam(scope):
         return train(scope, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1))
 
 
-@long
 @case()
 def check_assumed_sparse_table_under_adam(scope):
     """Adam squares the rows one by one, so they are listed as in one process; the table among them is no longer."""
@@ -95,7 +93,6 @@ def check_assumed_sparse_table_under_adam(scope):
         return train(scope, lambda: keras.optimizers.Adam(0.01), assumed_sparse=True)
 
 
-@long
 @case()
 def check_ratio_over_the_batch_as_a_loss(scope):
     with scope:
@@ -125,13 +122,6 @@ class TokensAndPositions(layers.Layer):
         return self.table(tokens) + self.table(ops.arange(ops.shape(tokens)[1])) * once
 
 
-@long
-@case()
-def check_table_used_in_three_ways_under_adam(scope):
-    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
-
-
-@long
 def check_tables_as_dense_gradients():
     """What one process computes does not depend on how gradients of tables travel."""
 
@@ -184,7 +174,6 @@ def train_on_workers(scope, **arguments):
     return trained
 
 
-@long
 @case()
 def check_py_dataset_of_processes(scope):
     return train_on_workers(scope, use_multiprocessing=True)

@@ -19,29 +19,27 @@ def checks(*names: str, folder: Path = HERE) -> list[Path]:
 
 # One launch for all quick checks: the ranks' imports of TensorFlow and Keras take longer than most of them. Of each
 # program a few are quick; the others are `long`.
-PROGRAMS = ("step", "metric_state", "table")  # as Keras's guides write them
-SHARDS = ("shard", "weight")
 OF_TWO = (
     "trace",  # begins with what only the first step of a process shows
     *("exact", "loop", "random", "whole_batch", "batch_loop", "callback", "saving", "outside", "error", "failing"),
-    *("plan", "data", "rank_0_data", "row", "tf_distribute", "one_per_job", "state", "same_step"),
-    *PROGRAMS,
-    *SHARDS,
+    *("plan", "data", "rank_0_data", "row", "tf_distribute", "one_per_job", "state", "same_step", "step", "weight"),
 )
-FURTHER = ("metric", "guard", "fine_tuning")
-# What differs between two ranks and more.
-OF_MORE = (*(name for name in OF_TWO if name not in ("trace", "error", "one_per_job", *SHARDS)), *FURTHER)
 CALLBACKS = checks("callbacks", "resume", "step_metrics", folder=HERE.parent / "callbacks")
+# Programs whose checks are long, all of them.
+PROGRAMS = ("metric_state", "table")  # as Keras's guides write them
+FURTHER = ("metric", "guard", "fine_tuning", *PROGRAMS)
+# What differs between two ranks and more.
+OF_MORE = (*(name for name in OF_TWO if name not in ("trace", "error", "one_per_job", "weight")), *FURTHER)
 # Of small models' weights all are in shards, and each is gathered anew wherever it is needed.
 IN_SHARDS = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2", "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
 
 test_of_two = rank_tests([*checks(*OF_TWO), *CALLBACKS], [2], env=IN_SHARDS)
 test_further = pytest.mark.long(rank_tests(checks(*FURTHER, "explain", "order"), [2]))
 test_of_more = pytest.mark.long(rank_tests(checks(*OF_MORE), [3]))
-test_shards_of_three = pytest.mark.long(rank_tests(checks(*SHARDS), [3], env=IN_SHARDS))
+test_shards = pytest.mark.long(rank_tests(checks("shard", "weight"), [3], env=IN_SHARDS))
 test_callbacks_of_three = pytest.mark.long(rank_tests(CALLBACKS, [3]))
 test_without_a_seed = pytest.mark.long(rank_tests(checks("seed"), [2]))
-test_of_four = pytest.mark.long(rank_tests(checks("exact", *PROGRAMS), [4]))
+test_of_four = pytest.mark.long(rank_tests(checks("exact", "step", *PROGRAMS), [4]))
 test_programs = pytest.mark.long(rank_tests(checks("program"), [3]))
 test_random_and_variables = pytest.mark.long(rank_tests(checks("random", "variable"), [2, 4]))
 test_plans_over_mpi = pytest.mark.long(rank_tests(checks("plan"), [(2, "x:1x2")]))

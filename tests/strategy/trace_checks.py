@@ -158,16 +158,6 @@ def check_calls_of_a_step_of_ones_own(scope):
 
 @long
 @notes_of
-def check_calls_before_fit(scope):
-    with scope:
-        model = compiled(without_input())
-    model.predict(X[:5], batch_size=4, verbose=0)
-    model.evaluate(X[:5], Y[:5], batch_size=4, verbose=0)
-    model.fit(X[:9], Y[:9], batch_size=4, verbose=0)
-
-
-@long
-@notes_of
 def check_calls_of_several_steps_of_predict_that_make_variables(scope):
     with scope:
         model = compiled(without_input(), steps_per_execution=2)

@@ -243,11 +243,3 @@ def check_settings_that_exclude_one_another_are_refused():
             keras_ddl.Strategy(**options)
     with pytest.raises(ConfigError, match="Received: Muon"):
         fitted(STRATEGY, optimizer=lambda: optimizers.Muon(1e-2), epochs=1)
-
-
-@long
-def check_weights_that_fit_makes_are_in_shards():
-    make = lambda: keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(2)])  # noqa: E731
-    model, one = fitted(STRATEGY, make, epochs=1), fitted(None, make, epochs=1)
-    assert isinstance(model.trainable_variables[0].value, ShardedWeight)
-    assert_equal(model, one)

@@ -6,7 +6,7 @@ test_strategy.py; see oracle.py.
 
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RNG, Y, keras
+from strategy.common import RNG, keras
 from strategy.oracle import case, fit
 from strategy.program_checks import squares, train
 
@@ -49,16 +49,6 @@ def check_queue_of_nnclr(scope):
             return own + tf.stop_gradient(nearest - own)
 
     return with_layer(scope, Neighbours)
-
-
-@long
-@case()
-def check_stateful_lstm(scope):
-    with scope:
-        inputs = keras.Input(batch_shape=(10, 5, 3))
-        model = keras.Model(inputs, layers.Dense(2)(layers.LSTM(4, stateful=True)(inputs)))
-        model.compile(SGD(0.05), "mse")
-    return fit(model, SEQUENCES[:40], Y[:40])
 
 
 # ---- the batch mixed with itself -------------------------------------------------------------------------------------
