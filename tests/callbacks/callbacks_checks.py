@@ -8,7 +8,7 @@ from callbacks.common import everyone, shared_folder
 
 import keras_ddl
 from harness.rank_program import long
-from keras_ddl import callbacks, model_state
+from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.models import accumulators_of
 from keras_ddl.errors import CheckpointError, RankMismatchError
@@ -225,50 +225,6 @@ def check_gradients_that_plain_keras_accumulates_are_summed_once_for_a_checkpoin
     assert len(own) == 4
     for found, total in zip(accumulators_of(model), sums):
         np.testing.assert_allclose(found.numpy(), total if RANK == 0 else 0 * total, rtol=1e-6)
-
-
-@long
-def check_checkpoint_of_a_subclassed_model_goes_on_in_a_second_fit():
-    with shared_folder() as folder:
-        with STRATEGY.scope():
-            model = Unbuilt()
-            model.compile("sgd", "mse")
-        checkpoint = callbacks.Checkpoint(folder, monitor="loss", save_freq=2, keep=9)
-        fit(model, checkpoint, epochs=1)
-        fit(model, checkpoint, epochs=2, initial_epoch=1)
-        keras_ddl.barrier(name="test/fitted")
-        found = ckpt.list_checkpoints(folder)
-        assert [(each.step, each.epoch) for each in found] == [(2, 0), (4, 0), (5, 1), (6, 1), (8, 1), (10, 2)], found
-        assert (folder / "base" / "saved_model.pb").exists()
-        # Golden outputs cost two passes through the model: those made inside an epoch go without.
-        assert all(("golden.npz" in each.state["files"]) == (each.step % 5 == 0) for each in found)
-
-
-@long
-def check_checkpoint_within_an_epoch_holds_one_state_of_all_ranks():
-    """Moving statistics of all ranks, and gradients accumulated on all of them."""
-    set_precision("float32")
-    keras.utils.set_random_seed(1)
-    with shared_folder() as folder:
-        with STRATEGY.scope():
-            layers = [keras.Input((6,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(2)]
-            model = keras.Sequential(layers)
-            model.compile(keras.optimizers.SGD(0.05), "mse")
-        means = []
-
-        class Look(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                means.append(np.mean(everyone(model.layers[0].moving_mean.numpy()), axis=0))
-
-        checkpoint = callbacks.Checkpoint(folder, monitor="loss", save_freq=2, keep=9, export_base=False)
-        fit(model, Look(), checkpoint, epochs=1)
-        keras_ddl.barrier(name="test/fitted")
-        with STRATEGY.scope():
-            other = keras.models.clone_model(model)
-            other.compile(keras.optimizers.SGD(0.05), "mse")
-        for step in (2, 4):
-            model_state.restore_checkpoint(other, folder, step)
-            np.testing.assert_allclose(other.layers[0].moving_mean.numpy(), means[step - 1], rtol=1e-6, atol=1e-7)
 
 
 def check_what_rank_0_cannot_read_or_write_is_an_error_on_all_ranks():

@@ -154,18 +154,8 @@ def check_resume_inside_an_epoch_is_exact_for_datasets():
 
 
 @long
-def check_resume_inside_an_epoch_is_exact_for_datasets_without_a_length():
-    exact_for(["on and on", "unknown length"])
-
-
-@long  # check_resume_restores_what_other_callbacks_remember resumes one of these, too
-def check_resume_inside_an_epoch_is_exact_for_a_shuffled_dataset():
-    exact_for(["shuffled", "shuffle inside repeat"])
-
-
-@long
-def check_resume_inside_an_epoch_is_exact_for_what_is_indexed_or_made():
-    exact_for(["arrays", "PyDataset", "generator"])
+def check_resume_inside_an_epoch_is_exact_for_all_other_data():
+    exact_for([each for each in DATA if each != "shuffled, seeded by the script"])
 
 
 def exact_for(kinds):

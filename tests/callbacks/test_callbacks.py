@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +12,6 @@ from launch.launching import environment, run
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "killed_training.py"
-
-
-def train_and_kill(folder, kills, ranks, epochs):
-    """Runs the training with one kill after the other, and to its end; `ranks`: how many, run by run.
-
-    Returns the two runs, killed and not: (arrays of weights and optimizer, logs of each epoch).
-    """
-    options = json.dumps({"seed": 11, "epochs": epochs, "exact": False})
-    for number in range(kills):
-        killed = run_ranks(PROGRAM, ranks[number % len(ranks)], args=(folder, options, number))
-        assert killed.returncode in (128 + signal.SIGKILL, -signal.SIGKILL), killed.text()  # of mpirun; of one rank
-    run_ranks(PROGRAM, ranks[kills % len(ranks)], args=(folder, options, -1)).check()
-    return both_runs(folder, epochs)
 
 
 def train_and_restart(folder, kills, epochs):
@@ -66,17 +52,6 @@ def test_training_killed_at_random_moments_ends_as_one_that_was_not(tmp_path):
 @pytest.mark.long
 def test_training_killed_twenty_times_ends_as_one_that_was_not(tmp_path):
     assert_bitwise_equal(*train_and_restart(tmp_path, kills=20, epochs=26))
-
-
-@pytest.mark.long
-def test_killed_training_goes_on_with_another_number_of_ranks(tmp_path):
-    killed, whole = train_and_kill(tmp_path, kills=5, ranks=[2, 3, 1], epochs=7)
-    for mine, one in zip(killed[0], whole[0], strict=True):
-        np.testing.assert_allclose(mine, one, rtol=2e-4, atol=2e-5)
-    for mine, one in zip(killed[1], whole[1], strict=True):
-        assert mine.keys() == one.keys()
-        for name in one:
-            np.testing.assert_allclose(mine[name], one[name], rtol=2e-5, err_msg=name)
 
 
 def test_step_metrics_of_a_process_without_ranks(tmp_path):

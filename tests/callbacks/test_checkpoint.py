@@ -2,7 +2,6 @@
 
 import json
 import threading
-import warnings
 
 import keras
 import numpy as np
@@ -97,15 +96,6 @@ def test_checkpoint_says_when_the_monitored_metric_is_missing(tmp_path):
     with pytest.warns(UserWarning, match="monitor='val_loss' is not in the epoch's logs, which have.*'mae'"):
         fit(make(), checkpointing(tmp_path, monitor="val_loss"))
     assert steps(tmp_path) == [3, 6, 9]
-
-
-def test_checkpoint_does_not_warn_of_its_own_default(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit(make(), checkpointing(tmp_path / "a", keep=2))
-        fit(make(), Play(val_loss=[1, 3, 2]), checkpointing(tmp_path / "b", keep=1))
-    assert steps(tmp_path / "a") == [6, 9]
-    assert steps(tmp_path / "b") == [3, 9], "the best by val_loss, where there is one, and the newest"
 
 
 def test_checkpoint_by_steps_saves_within_epochs_and_at_the_end(tmp_path):

@@ -70,17 +70,6 @@ def test_warmup_follows_goyals_line(four_ranks, scaling, factor):
     np.testing.assert_allclose(history["learning_rate"], expected, rtol=1e-6)
 
 
-def test_warmup_is_the_same_at_any_number_of_ranks(monkeypatch):
-    for size in (1, 2, 4):
-        monkeypatch.setattr(communicator, "is_initialized", lambda: True)
-        monkeypatch.setattr(communicator, "size", lambda size=size: size)
-        monkeypatch.setattr(communicator, "rank", lambda: 0)
-        rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=2))
-        np.testing.assert_allclose(rates, 0.01 * np.minimum(np.arange(1, 21) / 11, 1), rtol=1e-6)
-    rates, _ = fit(make(), callbacks.LearningRateWarmup(warmup_epochs=0), epochs=1)
-    np.testing.assert_allclose(rates, 0.01, rtol=1e-6)
-
-
 def test_warmup_of_a_part_of_an_epoch_and_of_none(four_ranks):
     rates, _ = fit(make(), callbacks.LearningRateWarmup(0.02, warmup_epochs=0.4, start=0.5, scaling="linear"), epochs=1)
     np.testing.assert_allclose(rates, 0.02 * np.array([0.5, 2.25, 4, 4, 4]), rtol=1e-6)
@@ -119,15 +108,6 @@ def test_a_second_fit_does_not_scale_again_what_another_callback_has_changed(fou
         assert float(model.optimizer.learning_rate) == np.float32(0.02)
         rates, _ = fit(model, *parts(), initial_epoch=2, epochs=3)
     np.testing.assert_allclose(rates, 0.02, rtol=1e-6)
-
-
-def test_warmup_starts_from_a_rate_that_the_user_set_between_fits(four_ranks):
-    model = make()
-    fit(model, callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), epochs=2)
-    model.optimizer.learning_rate = 0.5
-    with no_warnings():
-        rates, _ = fit(model, callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), epochs=2)
-    np.testing.assert_allclose(rates, 0.5 * (1 + 3 * np.minimum(np.arange(10) / 5, 1)), rtol=1e-6)
 
 
 def test_schedules_in_sequence_multiply_the_warmed_up_rate(four_ranks):
@@ -234,15 +214,6 @@ def test_another_callback_that_sets_the_rate_during_warmup_is_reported(four_rank
         match="Two callbacks set the learning rate: it was changed from .* to 0.05 while LearningRateWarmup",
     ):
         fit(make(), warmup, scheduler)
-
-
-def test_a_scheduler_that_begins_after_the_warmup_takes_over_without_a_word(four_ranks):
-    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05 / epoch)
-    for parts in ([scheduler, callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear")],) * 2:
-        with no_warnings():
-            rates, _ = fit(make(), *parts)
-        np.testing.assert_allclose(rates[10::5], [0.025, 0.05 / 3], rtol=1e-6)
-        np.testing.assert_allclose(rates[:10], 0.01 * (1 + 3 * np.arange(10) / 10), rtol=1e-6)
 
 
 def test_a_plateau_found_during_warmup_stays_a_factor(four_ranks):

@@ -102,18 +102,6 @@ def check_model_made_outside_the_scope():
     assert any("trains it alone" in str(w.message) for w in caught)
 
 
-@long
-def check_optimizer_made_under_another_strategy():
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        optimizer = SGD(0.1, name="mirrored")
-    with STRATEGY.scope():
-        model = dense_model()
-    outside = "An optimizer.*must be made inside.*'mirrored'"
-    refuses(ConfigError, outside, lambda: model.compile(optimizer, "mse"))
-    wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
-    refuses(ConfigError, outside, lambda: model.compile(wrapper, "mse"))
-
-
 def check_jit_compile():
     refuses(ConfigError, "jit_compile=True cannot be used", lambda: compiled(jit_compile=True))
     assert compiled(jit_compile="auto").jit_compile is False

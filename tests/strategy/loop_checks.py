@@ -68,22 +68,6 @@ def check_predict_on_batch_stays_on_its_rank():
     assert shared.predict(X, verbose=0).shape == (43, 2)  # still the gathering function
 
 
-@long
-def check_predict_on_batch_in_a_callback_stays_on_its_rank():
-    _, shared = pair()
-    predicted = []
-
-    class Look(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if RANK == 0:  # no other rank takes part
-                predicted.append(self.model.predict_on_batch(X[:5]))
-
-    shared.fit(X, Y, batch_size=10, epochs=2, verbose=0, callbacks=[Look()])
-    assert [each.shape for each in predicted] == ([(5, 2)] * 2 if RANK == 0 else [])
-    if RANK == 0:
-        np.testing.assert_allclose(predicted[-1], shared.predict_on_batch(X[:5]), rtol=0, atol=0)
-
-
 def custom_loop(model, optimizer, strategy, function):
     loss_fn = keras.losses.MeanSquaredError()
 

@@ -22,7 +22,6 @@ from strategy.common import (
     Y,
     assert_close,
     dense_model,
-    everyone,
     gathers,
     of_one_process,
     set_precision,
@@ -191,18 +190,3 @@ def check_keys_that_match_nothing_are_told():
         model.compile("sgd", "mse")
     with pytest.raises(ConfigError, match="match none"):
         model.fit(X, Y, batch_size=10, verbose=0)
-
-
-@long
-def check_train_on_batch_and_accumulated_gradients_equal_one_process():
-    make = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3, use_ema=True)  # noqa: E731
-    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
-    for each in (model, one):
-        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
-    assert_equal(model, one)
-    model, one = compiled(STRATEGY), compiled(None)
-    for _ in range(2):
-        one.train_on_batch(X[:40], Y[:40])
-        model.train_on_batch(X[:40][RANK::SIZE], Y[:40][RANK::SIZE])
-    assert_equal(model, one)
-    assert everyone(1) == [1] * SIZE

@@ -9,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 
-import keras_ddl
 from harness.rank_program import long
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy.agreement import drift
@@ -101,21 +100,6 @@ def check_nothing_is_said_where_all_ranks_do_the_same():
                 call(model)
             changed(model)
     check_equal_on_all_ranks(model)
-
-
-@long
-def check_what_a_callback_of_rank_0_restores_when_fit_ends_counts_on_all_ranks():
-    def stopping():
-        return keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
-
-    alone, shared = compiled(contextlib.nullcontext()), compiled(STRATEGY.scope())
-    alone.set_weights([keras_ddl.broadcast_object(each) for each in shared.get_weights()])
-    with warned("where fit has ended: other values of net/dense/kernel"):
-        shared.fit(X, Y, **options(epochs=5, shuffle=False, callbacks=[stopping()] if RANK == 0 else []))
-    check_equal_on_all_ranks(shared)
-    alone.fit(X, Y, **options(epochs=5, shuffle=False, callbacks=[stopping()]))
-    for mine, one in zip(shared.get_weights(), of_one_process(alone.get_weights)):
-        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-4)
 
 
 @long

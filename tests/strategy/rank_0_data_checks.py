@@ -9,7 +9,7 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.communicator import membership
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import one_per_job
 from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
 
@@ -147,33 +147,6 @@ def check_a_dataset_of_a_rank_s_own_rows_is_refused():
     _, shared = models()
     own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
     raises(ConfigError, "rank 0 alone reads.*from_files", lambda: shared.fit(own, verbose=0))
-
-
-@long
-def check_loops_of_one_s_own():
-    strategy = reading_on_rank_0()
-    data = Recorded(6)
-
-    @strategy.function(batches="rank")
-    def total(x, y):
-        return tf.reduce_sum(x["a"]) + tf.reduce_max(y)
-
-    got = [float(total(x, y)) for x, y in strategy.experimental_distribute_dataset(data.dataset())]
-    np.testing.assert_allclose(got, [x["a"].sum() + y.max() for x, y in data.everyones()], rtol=1e-12)
-
-    @strategy.function(batches="rank")
-    def scaled(x, factors):
-        return tf.reduce_sum(x) * tf.reduce_sum(factors)
-
-    assert float(scaled(tf.ones([4 + RANK, 2]), tf.ones([3]))) == 3 * sum(2.0 * (4 + rank) for rank in range(SIZE))
-    raises(RankMismatchError, "where they have other rows", lambda: scaled(tf.ones([4, 2]), tf.fill([3], float(RANK))))
-
-    # A rank that stops earlier leaves nobody waiting; one that goes on is told so.
-    shared = strategy.experimental_distribute_dataset(Recorded(100).dataset())
-    for number, _ in enumerate(shared):
-        if number == 3 - RANK:
-            break
-    assert len(list(strategy.experimental_distribute_dataset(Recorded(3).dataset()))) == 3
 
 
 def check_who_reads_is_one_of_two():

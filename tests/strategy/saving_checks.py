@@ -150,26 +150,6 @@ def check_one_rank_may_save_alone_and_each_to_its_own_path():
         assert set(files_of(folder)) == {n for r in range(SIZE) for n in (f"of_{r}.keras", f"{r}.weights.h5")}
 
 
-@long
-def check_saving_again_replaces_the_file_also_when_only_some_ranks_had_saved():
-    model = trained()
-    with shared_folder() as folder:
-        path = folder / "model.keras"
-        if RANK == LAST:
-            model.save(path)
-        keras_ddl.barrier(name="around/first")
-        for value in (1.0, 2.0, 1.0):
-            model.layers[-1].bias.assign([value, value])
-            model.save(path)
-            np.testing.assert_array_equal(keras.models.load_model(path).layers[-1].bias.numpy(), [value, value])
-            keras_ddl.barrier(name="around/again")
-        if RANK == 0:
-            model.layers[-1].bias.assign([3.0, 3.0])
-            model.save(path)
-        keras_ddl.barrier(name="around/alone")
-        np.testing.assert_array_equal(keras.models.load_model(path).layers[-1].bias.numpy(), [3.0, 3.0])
-
-
 def check_a_save_that_fails_leaves_the_earlier_file_and_is_an_error_on_all_ranks():
     class Fails(keras.layers.Dense):
         fails = False

@@ -162,25 +162,6 @@ def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
 
 @long
 @case()
-def check_a_fit_that_is_broken_off_in_the_middle_of_an_accumulation(scope):
-    model = accumulating(scope)
-
-    class Breaks(keras.callbacks.Callback):
-        never_stops_within_epoch = True  # nothing is combined on its account
-
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 1:
-                raise KeyError("enough")
-
-    try:
-        fit(model, X[:40], Y[:40], callbacks=[Breaks()])
-    except KeyError:
-        pass
-    return fit(model, X[:40], Y[:40])
-
-
-@long
-@case()
 def check_eager_steps_between_others(scope):
     model = accumulating(scope)
     fit(model, X[:20], Y[:20], epochs=1)
