@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
@@ -60,7 +59,6 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
     }
 
 
-@long
 def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
     make = lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
     model, one = compiled(CHOOSES, lambda: make()), alone(make)
@@ -90,7 +88,6 @@ class TwoHeads(keras.Model):
         return self.heads[0](self.body(x))
 
 
-@long
 def check_what_an_optimizer_keeps_for_weights_that_no_step_uses_is_saved():
     def make() -> keras.Model:
         model = TwoHeads()

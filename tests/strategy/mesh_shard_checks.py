@@ -6,7 +6,6 @@ import keras
 import numpy as np
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
@@ -39,7 +38,6 @@ def equals_one_process_in_shards(make: Any) -> None:
     assert {each.layout.axis for each in slots} >= {0, 1, None}
 
 
-@long
 def check_slots_in_shards_of_slices_with_accumulated_gradients_equal_one_process():
     equals_one_process_in_shards(lambda: keras.optimizers.Adam(1e-2, amsgrad=True, gradient_accumulation_steps=2))
 
@@ -51,7 +49,6 @@ def few_cut() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden))
 
 
-@long
 def check_a_training_with_slots_in_shards_of_slices_is_resumed():
     options = {"batch_size": 10, "shuffle": False, "verbose": 0}
 
@@ -86,7 +83,6 @@ def normalized():
     return keras.Model(inputs, layers.Dense(2)(hidden), name="normalized")
 
 
-@long
 def check_a_step_on_a_mesh_may_use_weights_that_are_not_cut():
     model, one = compiled(KERNELS, normalized), alone(normalized)
     step, plain = KERNELS.function(step_of(model)), tf.function(step_of(one)) if one is not None else None
@@ -98,7 +94,6 @@ def check_a_step_on_a_mesh_may_use_weights_that_are_not_cut():
     assert_equal(model, one)
 
 
-@long
 def check_a_checkpoint_on_a_mesh_answers_a_sample_of_the_user():
     model = compiled(KERNELS, normalized)
     with shared_folder() as path:
@@ -110,7 +105,6 @@ def check_a_checkpoint_on_a_mesh_answers_a_sample_of_the_user():
         np.testing.assert_allclose(answers, expected, rtol=0, atol=1e-12)
 
 
-@long
 def check_steps_on_a_mesh_that_differ_are_refused():
     kept = tf.constant(np.random.default_rng(RANK).normal(size=(6, 40)))
     step = KERNELS.function(lambda x: x @ kept)
