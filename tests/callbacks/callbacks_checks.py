@@ -156,9 +156,6 @@ def check_warmup_trains_as_one_process_with_that_rate():
     check_equal_to_one_process(sgd, fit={"epochs": 4, "callbacks": parts})
 
 
-# ---- with Keras's own callbacks --------------------------------------------------------------------------------------
-
-
 # ---- Checkpoint ------------------------------------------------------------------------------------------------------
 
 
@@ -185,33 +182,6 @@ def check_resume_goes_on_on_all_ranks_as_if_it_had_not_stopped():
         assert history["loss"] == expected["loss"][2:], (history, expected)
         assert history["learning_rate"] == expected["learning_rate"][2:]
         assert_close(resumed.get_weights(), whole.get_weights(), 0)
-        check_equal_on_all_ranks(resumed, history)
-
-
-@long
-def check_resume_in_an_accumulation_of_a_model_that_its_first_step_builds():
-    set_precision("float32")
-
-    def model_of(seed):
-        keras.utils.set_random_seed(seed)
-        with STRATEGY.scope():
-            model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2)])
-            model.compile(keras.optimizers.AdamW(0.02, gradient_accumulation_steps=3), "mse")
-        return model
-
-    with shared_folder() as folder:
-
-        def parts(name, **options):
-            return callbacks.Checkpoint(folder / name, export_base=False, monitor="loss", save_freq=4, **options)
-
-        whole, first, resumed = model_of(5), model_of(5), model_of(77)
-        expected = fit(whole, parts("whole"), epochs=4)
-        fit(first, parts("parts"), epochs=2)  # 10 steps: the fourth accumulation has begun
-        history = fit(resumed, parts("parts", resume=True), epochs=4)
-        assert history["loss"] == expected["loss"][2:], (history, expected)
-        state = [[*each.variables, *each.optimizer.variables] for each in (resumed, whole)]
-        for mine, one in zip(*state):
-            np.testing.assert_array_equal(mine.numpy(), one.numpy(), err_msg=one.path)
         check_equal_on_all_ranks(resumed, history)
 
 

@@ -190,19 +190,6 @@ def test_an_object_gives_the_same_training_to_the_optimizer_and_as_a_callback(na
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
-def test_an_object_composes_with_the_warmup_and_with_accumulation_and_may_end_at_0(four_ranks):
-    cosine = keras.optimizers.schedules.CosineDecay(0.01, 4 * STEPS // 2)
-    model = make(keras.optimizers.SGD(0.3, momentum=MOMENTUM, gradient_accumulation_steps=2))
-    parts = [callbacks.LearningRateWarmup(warmup_epochs=1, scaling="linear"), callbacks.LearningRateSchedule(cosine)]
-    with no_warnings():
-        rates, _ = fit(model, *parts, epochs=5)
-    step = np.arange(5 * STEPS)
-    line = 1 + 3 * np.minimum(step / STEPS, 1)
-    expected = line * [float(cosine(each // 2)) for each in step]
-    np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
-    assert rates[-1] > 0
-
-
 # ---- others that set the rate ----------------------------------------------------------------------------------------
 
 

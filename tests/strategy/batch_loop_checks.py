@@ -1,4 +1,4 @@
-"""Loops, gradients and metrics over the whole batch; batches that consist of several. Run by test_strategy.py."""
+"""Metrics over the whole batch; batches that consist of several. Run by test_strategy.py."""
 
 import pytest
 
@@ -10,12 +10,6 @@ from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
-
-
-# ---- loops -----------------------------------------------------------------------------------------------------------
-
-
-# ---- gradients -------------------------------------------------------------------------------------------------------
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

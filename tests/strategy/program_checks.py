@@ -110,11 +110,6 @@ def check_rows_taken_by_position(scope):
     return train(scope, loss)
 
 
-@case()
-def check_losses_by_hand_in_eager_mode(scope):
-    return train(scope, lambda y, p: 0.01 * ops.sum(squares(ops.flip(y, axis=0), p)), run_eagerly=True)
-
-
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 

@@ -30,9 +30,6 @@ def with_layer(scope, layer, loss="mse", metrics=None, **arguments):
     return fit(model, **arguments)
 
 
-# ---- state of layers -------------------------------------------------------------------------------------------------
-
-
 @long
 @case()
 def check_queue_of_nnclr(scope):
@@ -51,9 +48,6 @@ def check_queue_of_nnclr(scope):
     return with_layer(scope, Neighbours)
 
 
-# ---- the batch mixed with itself -------------------------------------------------------------------------------------
-
-
 @long
 @case()
 def check_attention_across_rows(scope):
@@ -69,9 +63,6 @@ def check_attention_across_rows(scope):
     return with_layer(scope, Across)
 
 
-# ---- layers ----------------------------------------------------------------------------------------------------------
-
-
 @case()
 def check_random_numbers_of_tensorflow_in_a_layer(scope):
     class Noisy(layers.Layer):
@@ -83,12 +74,6 @@ def check_random_numbers_of_tensorflow_in_a_layer(scope):
             return x * (1 + noise) + 0.1 * other[0] * other[1] + 0.01 * tf.random.normal((), dtype="float64")
 
     return with_layer(scope, Noisy)
-
-
-# ---- gans ------------------------------------------------------------------------------------------------------------
-
-
-# ---- losses ----------------------------------------------------------------------------------------------------------
 
 
 @long
