@@ -12,9 +12,6 @@ layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
 
 
-# ---- metrics ---------------------------------------------------------------------------------------------------------
-
-
 class Extremes(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="extremes")
@@ -39,9 +36,6 @@ def check_metrics_of_ones_own(scope):
         model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
         model.compile(SGD(0.05), "mse", metrics=[Extremes()])
     return fit(model, validation_data=(X[:17], Y[:17]))
-
-
-# ---- batches that consist of several ---------------------------------------------------------------------------------
 
 
 class TwoBatches(keras.Model):

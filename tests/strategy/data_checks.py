@@ -109,9 +109,6 @@ def check_own_data_in_a_tf_function():
                 break
 
 
-# ---- models that are built by their steps ----------------------------------------------------------------------------
-
-
 @long
 @case()
 def check_sparse_inputs_of_tf_data(scope):
@@ -121,9 +118,6 @@ def check_sparse_inputs_of_tf_data(scope):
         model.compile(keras.optimizers.SGD(0.05), "mse")
     dataset = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X * (X > 0.5)), Y)).batch(10)
     return Trained(model, model.fit(dataset, epochs=2, verbose=0).history)
-
-
-# ---- single batches, predictions -------------------------------------------------------------------------------------
 
 
 @long

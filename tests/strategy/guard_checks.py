@@ -128,6 +128,3 @@ def check_the_guard_refuses_what_it_cannot_watch():
     model = regression(keras.optimizers.schedules.CosineDecay(0.1, 10))
     with pytest.raises(ConfigError, match="SGD with a schedule"):
         model.fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard(action="go_back")])
-
-
-# ---- the drift check -------------------------------------------------------------------------------------------------

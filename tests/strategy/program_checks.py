@@ -81,9 +81,6 @@ def apply(model, tape, loss):
     model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
 
-# ---- losses whose rows depend on totals over the batch ---------------------------------------------------------------
-
-
 @case()
 def check_correlation_as_a_loss(scope):
     def loss(y, p):
@@ -91,9 +88,6 @@ def check_correlation_as_a_loss(scope):
         return 1 - ops.sum(of_y * of_p) / ops.sqrt(ops.sum(of_y**2) * ops.sum(of_p**2))
 
     return train(scope, loss)
-
-
-# ---- losses that compare rows with each other ------------------------------------------------------------------------
 
 
 @case()
@@ -110,9 +104,6 @@ def check_rows_taken_by_position(scope):
     return train(scope, loss)
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------
-
-
 @case()
 def check_gradients_of_each_row_clipped(scope):
     def step(model, x, y):
@@ -124,12 +115,6 @@ def check_gradients_of_each_row_clipped(scope):
         return {"loss": ops.mean(losses)}
 
     return train_step(scope, step)
-
-
-# ---- logs ------------------------------------------------------------------------------------------------------------
-
-
-# ---- variables that a program assigns to -----------------------------------------------------------------------------
 
 
 @case()
@@ -146,9 +131,6 @@ def check_loss_over_its_running_mean(scope):
         model.running = model.add_weight(shape=(), initializer="ones", trainable=False)
 
     return train_step(scope, step, build)
-
-
-# ---- gradients of gradients ------------------------------------------------------------------------------------------
 
 
 @case(tolerance=1e-12)
