@@ -1,9 +1,7 @@
 """A training that is killed at random moments and started again until it ends. Run by test_callbacks.py.
 
-killed_training.py FOLDER OPTIONS KILL   OPTIONS (JSON): seed, epochs, exact (bitwise at one number of ranks) or not
-                                         KILL: which kill this is, from 0; -1: train to the end, then once more without
-                                         a stop in another folder, for comparison; of:N: the first N attempts of
-                                         `keras-ddl run --restarts` are killed
+killed_training.py FOLDER KILLS EPOCHS   the first KILLS attempts of `keras-ddl run --restarts` are killed; the next one
+                                         trains to the end, then once more without a stop in another folder
 """
 
 import json
@@ -77,18 +75,20 @@ def kill_while_the_second_checkpoint_takes_its_name():
     durable.publish = publish_or_die
 
 
-def make_model(exact):
+def make_model():
     keras.utils.set_random_seed(3)
     with STRATEGY.scope():
-        layers = [keras.Input((6,)), keras.layers.Dense(8, activation="tanh")]
-        if exact:
-            layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)]
-        model = keras.Sequential([*layers, keras.layers.Dense(2)])
+        hidden = [
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+        ]
+        model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(2)])
         model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
     return model
 
 
-def train(folder, options, *parts):
+def train(folder, epochs, *parts):
     folder.mkdir(exist_ok=True)
     keep = keras_ddl.callbacks.Checkpoint(
         folder / "ckpt", monitor="loss", export_base=False, save_freq=SAVE_FREQ, resume=True
@@ -100,35 +100,27 @@ def train(folder, options, *parts):
         keep,
         *parts,
     ]
-    model = make_model(options["exact"])
-    history = model.fit(
-        X, Y, batch_size=8, epochs=options["epochs"], validation_split=0.25, verbose=0, callbacks=parts
-    ).history
+    model = make_model()
+    history = model.fit(X, Y, batch_size=8, epochs=epochs, validation_split=0.25, verbose=0, callbacks=parts).history
     check_equal_on_all_ranks(model, history)
     if RANK == 0:
         np.savez(folder / "end.npz", *[v.numpy() for v in [*model.variables, *model.optimizer.variables]])
 
 
-def attempt_of(kills):
-    attempt = config.get("RESTART")
-    return attempt if attempt < kills else -1
-
-
 def main():
-    folder, options, kill = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-    number = attempt_of(int(kill.removeprefix("of:"))) if kill.startswith("of:") else int(kill)
-    if number < 0:
-        train(folder / "killed", options)
-        train(folder / "whole", options)
+    folder, kills, epochs = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    number = config.get("RESTART")
+    if number >= kills:
+        train(folder / "killed", epochs)
+        train(folder / "whole", epochs)
         return
     found = ckpt.list_checkpoints(folder / "killed" / "ckpt") if (folder / "killed" / "ckpt").exists() else []
-    if options["exact"] and number == 1:  # before the first kill there was one whole checkpoint, of step 3
+    if number == 1:  # before the first kill there was one whole checkpoint, of step 3
         assert [each.step for each in found] == [SAVE_FREQ], found
     done = keras_ddl.broadcast_object(found[-1].step if found else 0, name="test/done")
     if number == 0 and RANK == 0:
         kill_while_the_second_checkpoint_takes_its_name()
-    kills = [Kill(random.Random(f"{options['seed']} {number}"), done)] if number else []
-    train(folder / "killed", options, *kills)
+    train(folder / "killed", epochs, *([Kill(random.Random(f"11 {number}"), done)] if number else []))
 
 
 main()

@@ -1,4 +1,4 @@
-"""Runs that stop inside an epoch and go on from a checkpoint in it, on real ranks. Run by test_callbacks.py."""
+"""Runs that stop inside an epoch and go on from a checkpoint in it, on real ranks. Run by test_strategy.py."""
 
 import contextlib
 import functools
@@ -9,6 +9,7 @@ import warnings
 from unittest import mock
 
 import numpy as np
+import pytest
 from callbacks.common import shared_folder
 
 import keras_ddl
@@ -153,18 +154,8 @@ def check_resume_inside_an_epoch_is_exact_for_datasets():
 
 
 @long
-def check_resume_inside_an_epoch_is_exact_for_datasets_without_a_length():
-    exact_for(["on and on", "unknown length"])
-
-
-@long  # check_resume_restores_what_other_callbacks_remember resumes one of these, too
-def check_resume_inside_an_epoch_is_exact_for_a_shuffled_dataset():
-    exact_for(["shuffled", "shuffle inside repeat"])
-
-
-@long
-def check_resume_inside_an_epoch_is_exact_for_what_is_indexed_or_made():
-    exact_for(["arrays", "PyDataset", "generator"])
+def check_resume_inside_an_epoch_is_exact_for_all_other_data():
+    exact_for([each for each in DATA if each != "shuffled, seeded by the script"])
 
 
 def exact_for(kinds):
@@ -213,18 +204,16 @@ def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
         model_and_beginning.cache_clear()
 
 
+@long
 def check_notice_to_one_rank_saves_after_the_same_step_and_the_run_goes_on_from_there():
     data, before = DATA["shuffled"], signal.getsignal(signal.SIGUSR1)
     whole = train(data)
     for rank, step, saved in ((SIZE - 1, 6, 7), (0, 4, 5)):  # in the second epoch; in the last step of the first one
         with shared_folder() as folder:
             notice = checkpointing(folder, save_freq=100, on_signal=("SIGTERM", "SIGUSR1"))
-            try:
+            with pytest.raises(SystemExit) as caught:
                 train(data, SignalInStep(signal.SIGUSR1, step, rank), notice)
-            except SystemExit as end:
-                assert end.code == 75
-            else:
-                raise AssertionError("the run did not end")
+            assert caught.value.code == 75
             assert signal.getsignal(signal.SIGUSR1) is before
             found = ckpt.list_checkpoints(folder)  # on disk, whole, and the only one
             assert [(each.step, each.extra["in_epoch"], each.problem) for each in found] == [
@@ -234,6 +223,7 @@ def check_notice_to_one_rank_saves_after_the_same_step_and_the_run_goes_on_from_
             assert_same_end(train(data, checkpointing(folder, resume=True, on_signal="SIGUSR1")), whole)
 
 
+@long
 def check_resume_with_other_seeds_or_shorter_data_is_told():
     def seeded(seed, batches=STEPS):
         return lambda: {"x": slices().shuffle(43, seed=seed).batch(10).take(batches)}
@@ -247,12 +237,9 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
         assert len(told) == 1, told
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
-        try:
+        with pytest.raises(CheckpointError) as caught:
             train(seeded(5, batches=1), checkpointing(folder, resume=True))
-        except CheckpointError as error:
-            assert "ends before batch 2 of the epoch" in str(error), error
-        else:
-            raise AssertionError("no error")
+        assert "ends before batch 2 of the epoch" in str(caught.value), caught.value
 
 
 @long
@@ -273,6 +260,7 @@ def check_resume_takes_the_shuffles_that_the_ranks_have_agreed_on():
         states._own_seeds.discard(SEED)
 
 
+@long
 def check_resume_at_the_last_batch_of_an_epoch_keeps_its_logs():
     """Where the length of an epoch is not known, a checkpoint may be of its end and not know."""
     data = DATA["unknown length"]
@@ -283,6 +271,7 @@ def check_resume_at_the_last_batch_of_an_epoch_keeps_its_logs():
         assert_same_end(train(data, checkpointing(folder, save_freq=5, resume=True)), whole)
 
 
+@long
 def check_resume_restores_what_other_callbacks_remember():
     data = DATA["shuffled"]
 
@@ -328,18 +317,6 @@ def check_resume_restores_what_other_callbacks_remember():
         assert again[1] == {} and again[0] == whole[0], "a run that a callback has ended stays ended"
 
 
-@long
-def check_fit_after_one_that_a_callback_has_stopped_trains_on():
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = True
-
-    assert len(train(DATA["arrays"], Stop())[1]["loss"]) == 1
-    assert len(train(DATA["arrays"])[1]["loss"]) == 3
-    model, _ = model_and_beginning()
-    assert int(model.optimizer.iterations) == 3 * STEPS
-
-
 @contextlib.contextmanager
 def writing(write):
     """Replaces what the thread of rank 0 does."""
@@ -350,6 +327,7 @@ def writing(write):
         ckpt.write = before
 
 
+@long
 def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
     begun, failed = [], threading.Event()
 
@@ -367,12 +345,9 @@ def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
         raise OSError(28, "No space left on device")
 
     with shared_folder() as folder, writing(full):
-        try:
+        with pytest.raises(CheckpointError) as caught:
             train(DATA["arrays"], checkpointing(folder, save_freq=2), Count())
-        except CheckpointError as error:
-            assert "No space left" in str(error) and (RANK == 0 or "rank 0: " in str(error)), error
-        else:
-            raise AssertionError("no error")
+        assert "No space left" in str(caught.value) and (RANK == 0 or "rank 0: " in str(caught.value)), caught.value
         assert begun[:3] == [0, 1, 2] and len(begun) <= 4, begun
 
 
@@ -381,14 +356,12 @@ def check_a_write_that_fails_at_the_end_is_an_error_of_fit():
         raise OSError(28, "No space left on device")
 
     with shared_folder() as folder, writing(full):
-        try:
+        with pytest.raises(CheckpointError) as caught:
             train(DATA["arrays"], checkpointing(folder, save_freq=100))
-        except CheckpointError as error:
-            assert "No space left" in str(error), error
-        else:
-            raise AssertionError("no error")
+        assert "No space left" in str(caught.value), caught.value
 
 
+@long
 def check_one_checkpoint_is_in_flight_and_fit_waits_for_the_last():
     write, busy, most = ckpt.write, [], []
 
@@ -409,6 +382,7 @@ def check_one_checkpoint_is_in_flight_and_fit_waits_for_the_last():
             assert [each.extra["in_epoch"] for each in ckpt.list_checkpoints(folder)] == [2, 4, 1, 3, 0, 2, 4, 0]
 
 
+@long
 def check_checkpoints_by_the_clock_are_taken_by_all_ranks():
     class Wait(keras.callbacks.Callback):
         never_stops_within_epoch = True

@@ -1,4 +1,4 @@
-"""What a training says of its speed while it runs: StepMetrics, and rank 0's bar. Run by test_callbacks.py."""
+"""What a training says of its speed while it runs: StepMetrics, and rank 0's bar. Run by test_strategy.py."""
 
 import contextlib
 import functools
@@ -11,10 +11,12 @@ import warnings
 from unittest import mock
 
 import numpy as np
+import pytest
 from callbacks.common import shared_folder
 from keras.src.callbacks import progbar_logger
 
 import keras_ddl
+from harness.rank_program import long
 from keras_ddl import timeline
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
@@ -48,6 +50,7 @@ def written(folder):
     return {tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
 
 
+@long
 def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
     if os.geteuid():
         return  # only root may mount a disk
@@ -69,6 +72,7 @@ def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
         assert timeline.take() == [], "nothing is kept after the training"
 
 
+@long
 def check_step_metrics_are_the_jobs_and_written_by_rank_0():
     model = linear_model()
     with shared_folder() as folder:
@@ -101,14 +105,12 @@ def check_step_metrics_are_the_jobs_and_written_by_rank_0():
 
 def check_step_metrics_refuse_what_is_no_number_of_steps():
     for wrong in (0, -1, True, 2.0, "epoch"):
-        try:
+        with pytest.raises(ConfigError) as caught:
             keras_ddl.callbacks.StepMetrics("logs", every=wrong)
-        except ConfigError as error:
-            assert "number of steps, 1 or more" in str(error) and repr(wrong) in str(error)
-        else:
-            raise AssertionError(wrong)
+        assert "number of steps, 1 or more" in str(caught.value) and repr(wrong) in str(caught.value)
 
 
+@long
 def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
     model = linear_model(metrics=["mae"])
     one_process = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import warnings
 
 import keras
 import numpy as np
@@ -69,18 +68,6 @@ def test_checkpoint_keeps_the_newest_and_the_best(tmp_path):
     assert ckpt.latest(tmp_path).metrics["val_loss"] == 2.4
 
 
-def test_checkpoint_without_save_best_keeps_only_the_newest(tmp_path):
-    fit(make(), Play(val_loss=[1.0, 2.0, 3.0]), checkpointing(tmp_path, keep=1, save_best=False))
-    assert steps(tmp_path) == [9]
-
-
-@pytest.mark.parametrize(("monitor", "mode", "best"), [("mae", "auto", 3), ("mae", "max", 9), ("score", "max", 6)])
-def test_checkpoint_compares_in_the_direction_of_the_metric(tmp_path, monitor, mode, best):
-    play = Play(mae=[0.1, 0.2, 0.3], score=[0.5, 0.9, 0.7])
-    fit(make(), play, checkpointing(tmp_path, monitor=monitor, mode=mode))
-    assert ckpt.best(tmp_path).step == best
-
-
 @pytest.mark.parametrize(
     ("metric", "monitor", "direction"),
     [
@@ -98,15 +85,6 @@ def test_direction_is_the_metrics_own_before_that_of_its_name(metric, monitor, d
     assert resolve_direction(model, monitor, "auto") == direction
 
 
-def test_direction_of_an_output_is_that_of_its_metric():
-    inputs = keras.Input((3,))
-    outputs = [keras.layers.Dense(1, name="head")(inputs), keras.layers.Dense(1, name="tail")(inputs)]
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse", metrics=[["r2_score"], ["mae"]])
-    assert resolve_direction(model, "val_head_r2_score", "auto") == "max"
-    assert resolve_direction(model, "val_tail_loss", "auto") == "min"
-
-
 def test_checkpoint_asks_for_the_mode_of_a_metric_that_does_not_say(tmp_path):
     with pytest.raises(ConfigError, match="monitor='score'.*Pass mode='min' or mode='max'"):
         fit(make(), Play(score=[1, 2, 3]), checkpointing(tmp_path, monitor="score"))
@@ -118,15 +96,6 @@ def test_checkpoint_says_when_the_monitored_metric_is_missing(tmp_path):
     with pytest.warns(UserWarning, match="monitor='val_loss' is not in the epoch's logs, which have.*'mae'"):
         fit(make(), checkpointing(tmp_path, monitor="val_loss"))
     assert steps(tmp_path) == [3, 6, 9]
-
-
-def test_checkpoint_does_not_warn_of_its_own_default(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit(make(), checkpointing(tmp_path / "a", keep=2))
-        fit(make(), Play(val_loss=[1, 3, 2]), checkpointing(tmp_path / "b", keep=1))
-    assert steps(tmp_path / "a") == [6, 9]
-    assert steps(tmp_path / "b") == [3, 9], "the best by val_loss, where there is one, and the newest"
 
 
 def test_checkpoint_by_steps_saves_within_epochs_and_at_the_end(tmp_path):
@@ -144,14 +113,6 @@ def test_checkpoint_of_a_new_run_sets_an_earlier_one_aside(tmp_path, capsys):
     assert steps(tmp_path) == [3]
     assert steps(tmp_path / "previous-1") == [3, 6]
     assert "previous-1" in capsys.readouterr().out
-
-
-def test_checkpoint_goes_on_in_a_second_fit_of_the_process(tmp_path):
-    model, checkpoint = make(), checkpointing(tmp_path, monitor="loss", keep=9)
-    fit(model, checkpoint, epochs=1)
-    fit(model, checkpoint, epochs=3, initial_epoch=1)
-    assert steps(tmp_path) == [3, 6, 9]
-    assert [each.epoch for each in ckpt.list_checkpoints(tmp_path)] == [1, 2, 3]
 
 
 @pytest.mark.filterwarnings("ignore:Two callbacks set the learning rate")
@@ -251,18 +212,6 @@ def test_a_fit_that_was_interrupted_while_it_wrote_is_resumed_from_what_it_wrote
     assert steps(tmp_path) == [3, 6, 9]
 
 
-def test_resume_in_an_empty_directory_begins_anew(tmp_path):
-    assert len(fit(make(), checkpointing(tmp_path, monitor="loss", resume=True))["loss"]) == 3
-    assert steps(tmp_path) == [3, 6, 9]
-
-
-def test_resume_applies_to_its_fit_only(tmp_path):
-    fit(make(), checkpointing(tmp_path, monitor="loss"), epochs=2)
-    model = make()
-    fit(model, checkpointing(tmp_path, monitor="loss", resume=True), epochs=3)
-    assert len(fit(model, epochs=3)["loss"]) == 3
-
-
 def test_resume_of_a_run_that_a_callback_has_ended_goes_on_only_for_more_epochs(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -292,12 +241,6 @@ def test_resume_refuses_a_model_that_is_not_built(tmp_path):
         fit(model, checkpointing(tmp_path, monitor="loss", resume=True))
 
 
-def test_checkpoint_refuses_a_directory_it_cannot_write(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="a file is in the way"):
-        fit(make(), checkpointing(tmp_path / "file", monitor="loss", export_base=False))
-
-
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
@@ -316,11 +259,6 @@ def test_base_graph_of_a_subclassed_model_is_written_after_its_first_batch(tmp_p
     assert steps(tmp_path) == [rows // 4]
     state = json.loads((ckpt.latest(tmp_path).path / "state.json").read_text())
     assert "golden.npz" in state["files"]  # the first checkpoint knows the base graph already
-
-
-def test_export_base_is_optional(tmp_path):
-    fit(make(), callbacks.Checkpoint(tmp_path, monitor="loss", export_base=False))
-    assert not (tmp_path / "base").exists()
 
 
 def published(folder):
@@ -358,18 +296,6 @@ def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
             pass
     assert published(tmp_path / "served") == [1, 7]
     assert ckpt.prune(tmp_path, 1) == [1]
-
-
-@pytest.mark.long
-def test_a_checkpoint_that_cannot_be_published_is_a_warning(tmp_path):
-    served = tmp_path / "served"
-    with pytest.warns(UserWarning, match="step 6 could not be exported: status 1: .*NaN"):
-        fit(
-            make(keras.optimizers.SGD(1e30)),
-            callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", publish_to=served),
-            epochs=2,
-        )
-    assert published(served) == []
 
 
 def test_publishing_needs_the_base_graph_and_room_for_a_version(tmp_path):

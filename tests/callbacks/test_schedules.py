@@ -30,30 +30,16 @@ def test_scale_factor_follows_its_rule(scaling, size, factor):
     assert schedules.scale_learning_rate(0.1, scaling, size) == 0.1 * factor
 
 
-def test_scale_factor_is_one_without_a_job():
-    assert schedules.scale_factor("linear") == 1.0
-
-
 @pytest.mark.parametrize("scaling", ["cube", 0, -1.0, True, float("nan"), float("inf")])
 def test_scale_factor_refuses_what_is_no_rule(scaling):
     with pytest.raises(ConfigError, match="scaling must be 'linear'.*Received: scaling="):
         schedules.scale_factor(scaling, 2)
 
 
-@pytest.mark.parametrize("size", [0, -2, 1.5, True])
-def test_scale_factor_refuses_what_is_no_size(size):
-    with pytest.raises(ConfigError, match="whole number.*Received: size="):
-        schedules.scale_factor("linear", size)
-
-
 def test_linear_warmup_is_a_line_and_then_constant():
     step = np.arange(12)
     expected = np.where(step < 8, 0.1 + (0.8 - 0.1) * step / 8, 0.8)
     np.testing.assert_allclose(rates(schedules.LinearWarmup(0.8, 8, 0.1), 12), expected, rtol=1e-6)
-
-
-def test_linear_warmup_of_no_steps_is_the_target():
-    assert rates(schedules.LinearWarmup(0.8, 0), 3) == pytest.approx([0.8] * 3)
 
 
 def test_linear_warmup_never_starts_at_zero_by_default():

@@ -103,45 +103,6 @@ class LateGan(Gan):
         self.generator, self.critic = Net(3), Net(1)
 
 
-def test_a_model_without_call_is_refused_at_the_start_with_what_to_pass(tmp_path):
-    begun = []
-    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: begun.append(batch))
-    with pytest.raises(ExportError, match=r"no call\(\). Pass serve=\['generator', 'critic'\].*or export_base=False"):
-        fit(make_gan(None), checkpointing(tmp_path), count)
-    assert begun == []
-    with pytest.raises(ExportError, match=r"no call\(\). Write one for each part"):
-        export.write_base_graph(make_gan(None), tmp_path, sample=Z)
-
-
-def test_a_model_that_its_step_does_not_call_is_refused_after_the_first_batch(tmp_path):
-    class Callable(Gan):
-        def call(self, rows):
-            return self.critic(rows)
-
-    class OwnStep(Callable):
-        def __init__(self):
-            super().__init__()
-            self.built = False
-
-    for kind in (Callable, OwnStep):
-        model, begun = kind(), []
-        model.compile(None)
-        count = keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda batch, logs, begun=begun: begun.append(batch)
-        )
-        with pytest.raises(
-            ExportError, match=r"first training step has not called. Pass serve=\['generator', 'critic'\]"
-        ):
-            fit(model, count, checkpointing(tmp_path))
-        assert begun == [0, 1]
-    # Told what its inputs are, it is served itself.
-    model = OwnStep()
-    model.compile(None)
-    fit(model, checkpointing(tmp_path, sample=X))
-    path = export.export_saved_model(tmp_path, tmp_path / "out", validate="here").path
-    np.testing.assert_allclose(answer(path, X), model.critic(X), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", [Gan, LateGan])
 def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
     model = kind()
@@ -168,58 +129,6 @@ def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
     assert "as the trained model did" in export.export_saved_model(folder, out, validate="here").proof
     with pytest.raises(ExportError, match="base graphs of generator.*--model generator"):
         export.export_saved_model(folder, out, model="critic")
-
-
-class Distiller(keras.Model):
-    """A student whose variables and inputs are known after the first batch, and a teacher that does not learn."""
-
-    def __init__(self):
-        super().__init__()
-        self.student = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
-        self.teacher = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        self.teacher.trainable = False
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean((self.student(data[0]) - self.teacher(data[0])) ** 2)
-        weights = self.student.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"d_loss": loss}
-
-
-def make_distiller():
-    model = Distiller()
-    model.compile("sgd")
-    return model
-
-
-def test_parts_may_have_names_of_their_own(tmp_path):
-    model = make_distiller()
-    with pytest.raises(ExportError, match=r"Received: 'half', which is list in Distiller.*\['student', 'teacher'\]"):
-        fit(model, checkpointing(tmp_path, serve={"half": "student.layers"}))
-    serve = {"small": "student", "same": model.student, "big": "teacher"}
-    fit(model, checkpointing(tmp_path, serve=serve, regress={"small": export.Regress()}), epochs=1)
-    out = {
-        name: export.export_saved_model(tmp_path, tmp_path / name, model=name, validate="here").path for name in serve
-    }
-    for name, part in (("small", model.student), ("same", model.student), ("big", model.teacher)):
-        np.testing.assert_allclose(answer(out[name], X), part(X), rtol=1e-5, atol=1e-6)
-    signatures = {name: set(tf.saved_model.load(str(path)).signatures) for name, path in out.items()}
-    default = {"serving_default"}
-    assert signatures == {"small": {*default, "regress"}, "same": default, "big": default}
-
-
-@pytest.mark.long
-def test_parts_are_published_each_in_a_directory_of_its_own(tmp_path):
-    model = make_distiller()
-    options = {"serve": ["student", "teacher"], "publish_to": tmp_path / "served"}
-    fit(model, checkpointing(tmp_path / "ckpt", **options))
-    for name in options["serve"]:
-        expected = getattr(model, name)(X)
-        np.testing.assert_allclose(answer(tmp_path / "served" / name / "6", X), expected, rtol=1e-5, atol=1e-6)
-    fit(model, checkpointing(tmp_path / "one", serve="student", publish_to=tmp_path / "alone"), epochs=1)
-    (version,) = (tmp_path / "alone").iterdir()
-    np.testing.assert_allclose(answer(version, X), model.student(X), rtol=1e-5, atol=1e-6)
 
 
 def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):

@@ -35,7 +35,7 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
     random.seed(4)
     last = reads = 0
     left_behind = 0
-    for turn in range(32):
+    for turn in range(10):
         writer = subprocess.Popen(
             [sys.executable, "-P", HERE / "writer_program.py", tmp_path, str(last + 1)],
             stdout=subprocess.PIPE,
@@ -61,8 +61,8 @@ def test_writer_killed_at_random_moments_leaves_a_whole_latest_checkpoint(tmp_pa
         checkpoint.sweep_temporaries(tmp_path)
         assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith("ckpt-")] == []
         assert not [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".replaced")]
-    assert reads > 32
-    assert left_behind >= 3, "no kill struck in the middle of a write: the test shows nothing"
+    assert reads > 10
+    assert left_behind >= 2, "no kill struck in the middle of a write: the test shows nothing"
 
 
 def test_checkpoint_is_on_disk_before_it_has_its_name_and_so_is_the_name_in_the_end(

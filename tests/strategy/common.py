@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
@@ -129,6 +130,12 @@ def pair(build=dense_model, **compiled):
     return alone, shared
 
 
+def assert_close(mine, expected, tolerance=1e-12):
+    """Compares two lists of arrays. `tolerance`: 0 means each bit."""
+    for one, other in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
 def assert_same_weights(alone, shared, tolerance=1e-14):
     for one, mine in zip(alone.get_weights(), shared.get_weights()):
         np.testing.assert_allclose(mine, one, rtol=0, atol=tolerance)
@@ -149,12 +156,9 @@ def own_rows(scope: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def raises(error: type[Exception], message: str, function: Callable[[], Any]) -> None:
-    try:
+    with pytest.raises(error) as caught:
         function()
-    except error as caught:
-        assert re.search(message, str(caught)), str(caught)
-    else:
-        raise AssertionError(f"no {error.__name__}")
+    assert re.search(message, str(caught.value)), str(caught.value)
 
 
 def step_of(model: keras.Model) -> Callable[[Any, Any], Any]:

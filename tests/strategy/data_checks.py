@@ -11,20 +11,7 @@ from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError
-from strategy.common import (
-    FEW,
-    LABELS,
-    RANK,
-    SIZE,
-    STRATEGY,
-    WEIGHTS,
-    X,
-    Y,
-    keras,
-    linear_model,
-    raises,
-    set_precision,
-)
+from strategy.common import FEW, RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, linear_model, raises, set_precision
 from strategy.oracle import Trained, case, differences
 
 layers = keras.layers
@@ -90,6 +77,7 @@ def own_batches(known):
     return STRATEGY.distribute_datasets_from_function(make), lengths[:SIZE]
 
 
+@long
 def check_own_data_in_a_tf_function():
     for known in (True, False):
         dataset, lengths = own_batches(known)
@@ -121,67 +109,7 @@ def check_own_data_in_a_tf_function():
                 break
 
 
-# ---- models that are built by their steps ----------------------------------------------------------------------------
-
-
 @long
-@case()
-def check_model_whose_call_takes_what_its_steps_make(scope):
-    class Siamese(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.tower = keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(2)])
-
-        def call(self, one, other):  # takes two, but data gives it one
-            return self.tower(one) - self.tower(other)
-
-        def train_step(self, batch):
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, x[:, ::-1]))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return {"one": tf.constant(1.0)}
-
-        def test_step(self, batch):
-            x, y = batch
-            self.compute_loss(x, y, self(x, x[:, ::-1]))
-            return {"one": tf.constant(1.0)}
-
-        def predict_step(self, batch):
-            return self.tower(batch)
-
-    with scope:
-        model = Siamese()
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-        model.tower.build((None, 6))
-    model.fit(X, Y, batch_size=10, verbose=0)
-    model.evaluate(X, Y, verbose=0)
-    return Trained(model, {"predicted": model.predict(X, batch_size=9, verbose=0)})
-
-
-class OfRagged(keras.Model):
-    """Not built, and given ragged numbers of words."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.head = layers.Embedding(12, 3), layers.Dense(1)
-
-    def call(self, words):
-        return self.head(tf.reduce_sum(self.table(words.to_tensor(shape=[None, 4])), axis=1))
-
-
-@long
-@case()
-def check_ragged_inputs_of_an_unbuilt_model(scope):
-    with scope:
-        model = OfRagged()
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    words = tf.ragged.constant([[(i * 7 + j) % 12 for j in range(1 + i % 4)] for i in range(43)])
-    dataset = tf.data.Dataset.from_tensor_slices((words, Y[:, :1], WEIGHTS)).batch(10)
-    history = model.fit(dataset, epochs=2, verbose=0, validation_data=dataset).history
-    return Trained(model, {**history, "predicted": model.predict(dataset, verbose=0)})
-
-
 @case()
 def check_sparse_inputs_of_tf_data(scope):
     with scope:
@@ -193,34 +121,6 @@ def check_sparse_inputs_of_tf_data(scope):
 
 
 @long
-@case()
-def check_infinite_generator_of_dicts_with_class_weights(scope):
-    def batches():
-        at = 0
-        while True:
-            rows = np.arange(at, at + 7) % 43
-            yield {"a": X[rows, :2], "b": X[rows, 2:]}, LABELS[rows]
-            at += 7
-
-    with scope:
-        inputs = {"a": keras.Input((2,)), "b": keras.Input((4,))}
-        joined = layers.Concatenate()([inputs["a"], inputs["b"]])
-        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(joined))
-        model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", steps_per_execution=2)
-    signature = (
-        {"a": tf.TensorSpec([None, 2], tf.float64), "b": tf.TensorSpec([None, 4], tf.float64)},
-        tf.TensorSpec([None], tf.int64),
-    )
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    weights = {0: 1.0, 1: 2.0, 2: 0.5}
-    first = model.fit(dataset, epochs=2, steps_per_epoch=4, class_weight=weights, verbose=0).history
-    second = model.fit(batches(), epochs=2, steps_per_epoch=4, verbose=0).history
-    return Trained(model, {**first, "second": second["loss"]})
-
-
-# ---- single batches, predictions -------------------------------------------------------------------------------------
-
-
 def check_train_on_batch_warns_of_equal_rows():
     model = linear_model()
     arrays._batches_compared = False
@@ -233,6 +133,7 @@ def check_train_on_batch_warns_of_equal_rows():
         assert len([w for w in caught if "take each rank's own rows" in str(w.message)]) == expected
 
 
+@long
 def check_predictions_gathered_on_rank_0_only():
     strategy = keras_ddl.Strategy(gather_predictions="rank0")
     with strategy.scope():

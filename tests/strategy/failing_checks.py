@@ -13,14 +13,13 @@ from harness.rank_program import long
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import KerasDdlError
-from strategy.common import RANK, SIZE, STRATEGY, keras, of_one_process, set_precision
+from strategy.common import RANK, SIZE, STRATEGY, assert_close, keras, of_one_process, set_precision
 
 WORDS = 12  # rows of the vocabulary: any other index fails on the rank that has the row
 ROWS = 6 * SIZE
 RNG = np.random.default_rng(5)
 X = RNG.integers(0, WORDS, (ROWS, 3))
 Y = RNG.normal(size=(ROWS, 2))
-InvalidArgument = tf.errors.InvalidArgumentError
 
 
 def rows_of(array, rank=RANK):
@@ -118,8 +117,7 @@ def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
         found.append(outcome(lambda batch=batch: train(made, batch, mine)))
         after = values(made, metrics=False)
         if is_bad(batch) and until_it_fails is None and len(before) == len(after):  # else they were made in this call
-            for one, other in zip(before, after):
-                np.testing.assert_array_equal(one, other)
+            assert_close(before, after, 0)
     assert [kind for kind, _ in found] == [kind for kind, _ in expected], (found, expected)
     for (kind, one), (_, other) in zip(found, expected):
         if kind == "ok":
@@ -127,8 +125,7 @@ def compare(train, batches, optimizer="adam", until_it_fails=None, **compiled):
     everyone = keras_ddl.all_gather_object([kind for kind, _ in found], name="outcomes")
     assert everyone == [[kind for kind, _ in found]] * SIZE
     assert_equal(values(made), left)
-    for one, other in zip(values(made), keras_ddl.broadcast_object(values(made), name="values")):
-        np.testing.assert_array_equal(one, other)
+    assert_close(values(made), keras_ddl.broadcast_object(values(made), name="values"), 0)
     return found
 
 
@@ -152,30 +149,6 @@ def check_a_bad_batch_of_train_on_batch_is_everybodys():
 
 
 @long
-def check_optimizers_with_slots_that_are_read_after_they_are_written():
-    for optimizer in (
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-        lambda: keras.optimizers.AdamW(1e-2, clipnorm=0.5, use_ema=True, ema_momentum=0.9),
-        "adafactor",
-    ):
-        compare(train_on_batch, [X, bad(SIZE - 1), X], optimizer)
-
-
-@long
-def check_gradients_that_are_accumulated():
-    accumulating = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2)  # noqa: E731
-    for batches in ([X, bad(0), X, X, X], [X, X, bad(SIZE - 1), X, X]):
-        alone = model(accumulating)
-        for each in batches:
-            if not is_bad(each):
-                train_on_batch(alone, each, slice(None))
-        with STRATEGY.scope():
-            made = model(accumulating)
-        for each in batches:
-            outcome(lambda made=made, each=each: made.train_on_batch(rows_of(each), rows_of(Y)))
-        assert_equal([np.array(each) for each in made.weights], [np.array(each) for each in alone.weights])
-
-
 def check_fit_and_evaluate_and_predict():
     def fit(made, batch, mine):
         x = np.concatenate([X, batch, X])
@@ -235,19 +208,17 @@ def own_steps(batches, optimizer):
     compare(own, batches, optimizer)
 
 
+@long
 def check_a_step_of_ones_own():
     own_steps([X, bad(SIZE - 1), X, bad(0, SIZE - 1), X], "adam")
 
 
 @long
-def check_a_step_of_ones_own_that_fails_first():
-    own_steps([bad(0), X, bad(SIZE - 1), X], "sgd")
-
-
 def check_eager_steps():
     compare(train_on_batch, [X, bad(SIZE - 1), X], run_eagerly=True)
 
 
+@long
 def check_eager_steps_that_fail_write_nothing_outside_of_the_model_either():
     teacher, words = tf.Variable(tf.zeros([2])), tf.Variable("begun")
 
@@ -326,6 +297,7 @@ def check_an_exception_while_one_rank_traces():
         assert len(set(keras_ddl.all_gather_object(str(text), name="losses"))) == 1
 
 
+@long
 def check_an_exception_of_one_ranks_data():
     def generator(fails):
         for i in range(5):
@@ -348,6 +320,7 @@ def check_an_exception_of_one_ranks_data():
     assert_equal([np.array(each) for each in made.weights], expected)
 
 
+@long
 def check_a_rank_that_waits_for_what_no_rank_can_begin():
     """A rank fails while a sum of its own is under way for which another needs more of this rank first."""
     rows = tf.Variable(tf.zeros([4], tf.float64))
@@ -366,6 +339,7 @@ def check_a_rank_that_waits_for_what_no_rank_can_begin():
     np.testing.assert_allclose(rows.numpy(), 3 * X.size * np.ones(4))
 
 
+@long
 def check_variables_that_are_written_in_branches_and_loops_are_given_back():
     total = tf.Variable(np.zeros(2), name="total")
     count = tf.Variable(0, dtype=tf.int64, name="count")
@@ -391,6 +365,7 @@ def check_variables_that_are_written_in_branches_and_loops_are_given_back():
     assert "copied before it is written, in case a rank fails: 1 variables" in on_ranks.explain()
 
 
+@long
 def check_many_failures_at_random():
     draws = np.random.default_rng(99)
     batches = []

@@ -7,7 +7,6 @@ import contextlib
 
 import numpy as np
 
-import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, STRATEGY, WEIGHTS, X, Y, keras
@@ -36,12 +35,6 @@ def logs_of(model, x, y, batch_size):
     tested = model.evaluate(x, y, batch_size=batch_size, verbose=0)
     predicted = model.predict(x, batch_size=batch_size, verbose=0)
     return Trained(model, {**trained.logs, "tested": tested, "predicted": predicted})
-
-
-@long
-@case()
-def check_arrays_one_row_at_a_time(scope):
-    return logs_of(dense(scope), X[:5], Y[:5], 1)
 
 
 @case()
@@ -80,51 +73,6 @@ def check_datasets_of_known_and_open_sizes(scope):
     return Trained(model, logs)
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return X[index : index + 1], Y[index : index + 1]
-
-
-class BatchesOfRows(Batches):
-    """Can be asked for some rows."""
-
-    def batch_rows(self, index):
-        return 1
-
-    def rows(self, index, first, end):
-        return X[index + first : index + end], Y[index + first : index + end]
-
-
-@long
-@case()
-def check_generators_and_py_datasets(scope):
-    model = dense(scope)
-
-    def generator():
-        for index in range(4):
-            yield X[index : index + 1], Y[index : index + 1]
-
-    source = list(zip(X[:4], Y[:4]))
-    logs = [fit(model, generator(), None, epochs=1).logs]
-    for data in (Batches(), BatchesOfRows(), keras_ddl.data.from_source(source, batch_size=1)):
-        logs.append(fit(model, data, None, epochs=1).logs)
-        logs.append({"test": model.evaluate(data, verbose=0), "predict": model.predict(data, verbose=0)})
-    return Trained(model, {str(number): each for number, each in enumerate(logs)})
-
-
-@long
-@case()
-def check_several_steps_in_one_execution_and_accumulation(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
-        optimizer = keras.optimizers.AdamW(0.02, gradient_accumulation_steps=2, use_ema=True, global_clipnorm=0.5)
-        model.compile(optimizer, "mse", steps_per_execution=2)
-    return logs_of(model, X[:6], Y[:6], 1)
-
-
 @long
 @case(tolerance=1e-12)
 def check_layers_for_images(scope):
@@ -160,32 +108,6 @@ def check_layers_for_sequences(scope):
     return logs_of(model, TOKENS, Y[:5], 1)
 
 
-@long
-@case()
-def check_metrics_and_losses_of_no_rows(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")])
-        metrics = [
-            "auc",
-            "precision",
-            "recall",
-            "r2_score",
-            keras.metrics.MeanIoU(2, name="iou"),
-            keras.metrics.RootMeanSquaredError(name="rmse"),
-        ]
-        model.compile("adam", "binary_crossentropy", metrics=metrics)
-    return logs_of(model, X[:5], (Y[:5, :1] > 0).astype("float64"), 1)
-
-
-@long
-@case()
-def check_losses_over_the_rows_of_a_batch(scope):
-    def loss(y, p):
-        return ops.max(p) - ops.min(y) + ops.mean(ops.square(y - p)) + ops.sum(ops.sort(p, axis=0)) + ops.logsumexp(p)
-
-    return logs_of(dense(scope, loss=loss, metrics=()), X[:5], Y[:5], 1)
-
-
 def own_rows(scope, count):
     """In one process all rows; on several ranks rank 0 has them all, and the others have none."""
     return slice(0, count if isinstance(scope, contextlib.nullcontext) or RANK == 0 else 0)
@@ -204,12 +126,6 @@ def single_batches(scope, counts):
 @case()
 def check_single_batches_of_which_some_ranks_have_no_rows(scope):
     return single_batches(scope, (1, 1))
-
-
-@long
-@case()
-def check_single_batches_of_other_sizes_of_which_some_ranks_have_no_rows(scope):
-    return single_batches(scope, (1, 3, 1))
 
 
 @long

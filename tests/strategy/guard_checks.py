@@ -5,13 +5,9 @@ import warnings
 import numpy as np
 import pytest
 
-from harness.rank_program import long
 from keras_ddl import callbacks
-from keras_ddl.callbacks._last_good import InMemorySnapshots
-from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from strategy.common import (
-    RANK,
     SIZE,
     STRATEGY,
     X,
@@ -71,7 +67,6 @@ def check_divergence_stops_all_ranks_with_a_message():
     assert int(model.optimizer.iterations) == 4
 
 
-@long
 def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
     with shared_folder() as folder:
         for directory in (None, folder / "ckpt"):
@@ -92,34 +87,6 @@ def check_divergence_goes_back_at_a_lower_rate_until_it_converges():
             assert np.isfinite(history["loss"][2:]).all() and not np.array_equal(before[0], model.get_weights()[0])
 
 
-@long
-def check_a_state_that_one_rank_has_taken_later_gives_way_to_that_of_the_others():
-    """That rank is as a newcomer, which has taken it when it joined."""
-    model, memory = regression(0.02, momentum=0.9), None
-    for epoch in range(3):
-        model.fit(X[:40], TARGETS[:40], batch_size=10, shuffle=False, verbose=0)
-        if epoch == 0:
-            good = model.get_weights()[0]
-        if epoch == (RANK == SIZE - 1 and SIZE > 1):
-            memory = InMemorySnapshots(model)
-    assert everyone(memory.go_back()) == [4] * SIZE
-    np.testing.assert_array_equal(model.get_weights()[0], good)
-    assert int(model.optimizer.iterations) == 4
-    check_equal_on_all_ranks(model, {})
-
-
-@long
-def check_divergence_that_lower_rates_do_not_cure_stops_with_the_last_good_weights():
-    model = regression(2.5)
-    before = model.get_weights()
-    history, said = fit_guarded(model, callbacks.DivergenceGuard(action="go_back", window=2, factor=0.99, retries=2))
-    assert len(said) == 3 and "(2 of 2)" in said[1] and "It has gone back 2 times" in said[2], said
-    assert "Training stops." in said[2] and "the weights are those of step 0" in said[2], said
-    assert len(history["loss"]) < 12
-    np.testing.assert_array_equal(model.get_weights()[0], before[0])
-
-
-@long
 def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_schedules():
     def run(*guards):
         model = regression(0.02, momentum=0.9)
@@ -144,34 +111,6 @@ def check_the_guard_changes_nothing_where_nothing_diverges_and_composes_with_sch
     assert abs(history["learning_rate"][-1] - 0.002) < 1e-8, history["learning_rate"]
 
 
-class CountRows(keras.layers.Layer):
-    """Counts the rows it has seen. Run eagerly, each rank counts its own until the ranks agree."""
-
-    def build(self, shape):
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="sum")
-
-    def call(self, x, training=False):
-        if training:
-            self.seen.assign_add(tf.cast(tf.shape(x)[0], self.seen.dtype))
-        return x
-
-
-@long
-def check_the_guard_takes_the_state_of_layers_back_to_that_of_all_ranks():
-    set_precision("float64")
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((6,)), CountRows(), keras.layers.Dense(1, use_bias=False)])
-        model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
-    hasty = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 10.0 if epoch == 1 else rate)
-    guard = callbacks.DivergenceGuard(action="go_back", window=2, factor=0.002)
-    _, said = fit_guarded(model, guard, hasty, epochs=3)
-    assert len(said) == 1 and "goes back to step 2" in said[0], said  # in the middle of an epoch
-    steps = int(model.optimizer.iterations)
-    assert steps == 12 - 4
-    assert float(model.layers[0].seen) == 10 * steps, float(model.layers[0].seen)
-
-
-@long
 def check_the_guard_refuses_what_it_cannot_watch():
     for bad in (
         {"action": "pray"},
@@ -189,6 +128,3 @@ def check_the_guard_refuses_what_it_cannot_watch():
     model = regression(keras.optimizers.schedules.CosineDecay(0.1, 10))
     with pytest.raises(ConfigError, match="SGD with a schedule"):
         model.fit(X, TARGETS, verbose=0, callbacks=[callbacks.DivergenceGuard(action="go_back")])
-
-
-# ---- the drift check -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import keras_ddl
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.shards.kept_weights import KeptWeight
-from strategy.common import RANK, X, Y, raises, shared_folder
+from strategy.common import RANK, X, Y, assert_close, raises, shared_folder
 
 OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "verbose": 0}
 
@@ -117,8 +117,7 @@ def check_equal_one_process(
     model.set_weights([2 * each for each in arrays])
     model.set_weights(kept)
     with strategy.whole_model(model):
-        for mine, expected in zip(model.get_weights(), arrays, strict=True):
-            np.testing.assert_array_equal(mine, expected)
+        assert_close(model.get_weights(), arrays, 0)
         model.set_weights([3 * each for each in kept])
         for mine, expected in zip(model.get_weights(), arrays, strict=True):
             np.testing.assert_array_equal(mine, 3 * expected)
@@ -142,8 +141,7 @@ def check_resumed_equals_one_process(
             saver = keras_ddl.callbacks.Checkpoint(folder, resume=True, save_best=False, export_base=False)
             fit(model, stopping(), saver, epochs=epochs)
             keras_ddl.barrier()
-    for mine, expected in zip(_complete(strategy, model), one.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+    assert_close(_complete(strategy, model), one.get_weights())
 
 
 def _complete(strategy: Any, model: keras.Model) -> list[np.ndarray]:

@@ -5,22 +5,12 @@ import numpy as np
 from harness.rank_program import long
 from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import (
-    RANK,
-    SIZE,
-    STRATEGY,
-    X,
-    Y,
-    assert_same_weights,
-    keras,
-    pair,
-    rows_of_ranks,
-    set_precision,
-)
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, keras, pair, rows_of_ranks, set_precision
 
 set_precision("float64")
 
 
+@long
 def check_predict_returns_all_rows_in_order():
     alone, shared = pair()
     for arguments in ({"batch_size": 10}, {"batch_size": 43}, {"batch_size": SIZE}):
@@ -29,21 +19,6 @@ def check_predict_returns_all_rows_in_order():
         )
     one_row = shared.predict(X[:1], verbose=0)  # fewer rows than ranks
     np.testing.assert_allclose(one_row, alone.predict(X[:1], verbose=0), rtol=0, atol=1e-15)
-
-
-@long
-def check_predict_with_several_steps_and_structures():
-    def build():
-        inputs = keras.Input((6,))
-        hidden = keras.layers.Dense(3)(inputs)
-        return keras.Model(inputs, {"value": hidden, "positive": hidden > 0})
-
-    alone, shared = pair(build, loss=None, metrics=None, steps_per_execution=2)
-    expected = alone.predict(X, verbose=0, batch_size=9)
-    got = shared.predict(tf.data.Dataset.from_tensor_slices(X).batch(9), verbose=0)
-    np.testing.assert_allclose(got["value"], expected["value"], rtol=0, atol=1e-15)
-    np.testing.assert_array_equal(got["positive"], expected["positive"])
-    assert got["positive"].dtype == bool
 
 
 def check_gather_of_ragged_and_sparse_rows():
@@ -57,6 +32,7 @@ def check_gather_of_ragged_and_sparse_rows():
     np.testing.assert_array_equal(tf.sparse.to_dense(sparse), np.concatenate(expected))
 
 
+@long
 def check_evaluate_is_that_of_all_rows():
     alone, shared = pair(
         metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError(name="rmse"), keras.metrics.R2Score(name="r2")]
@@ -83,27 +59,13 @@ def check_single_batches_of_uneven_ranks():
     assert_same_weights(alone, shared)
 
 
+@long
 def check_predict_on_batch_stays_on_its_rank():
     alone, shared = pair()
     shared.predict(X, verbose=0)
     if RANK == 0:  # no other rank takes part
         np.testing.assert_allclose(shared.predict_on_batch(X[:5]), alone.predict(X[:5], verbose=0), rtol=0, atol=1e-15)
     assert shared.predict(X, verbose=0).shape == (43, 2)  # still the gathering function
-
-
-def check_predict_on_batch_in_a_callback_stays_on_its_rank():
-    _, shared = pair()
-    predicted = []
-
-    class Look(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if RANK == 0:  # no other rank takes part
-                predicted.append(self.model.predict_on_batch(X[:5]))
-
-    shared.fit(X, Y, batch_size=10, epochs=2, verbose=0, callbacks=[Look()])
-    assert [each.shape for each in predicted] == ([(5, 2)] * 2 if RANK == 0 else [])
-    if RANK == 0:
-        np.testing.assert_allclose(predicted[-1], shared.predict_on_batch(X[:5]), rtol=0, atol=0)
 
 
 def custom_loop(model, optimizer, strategy, function):
@@ -174,37 +136,7 @@ def check_reduce_and_gather():
     assert int(STRATEGY.experimental_distribute_values_from_function(lambda c: c.replica_id_in_sync_group)) == RANK
 
 
-class CustomStep(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(2, kernel_initializer="ones")
-        self.seen = keras.metrics.Sum(name="seen")
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        self.seen.update_state(tf.ones(tf.shape(x)[:1]))
-        return {"seen": self.seen.result(), "square": tf.square(loss)}
-
-
-def check_custom_train_step_with_keys_that_are_no_metrics():
-    alone, shared = pair(CustomStep, metrics=None)
-    alone.build((None, 6))
-    shared.build((None, 6))
-    arguments = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
-    expected = alone.fit(X, Y, **arguments).history
-    history = shared.fit(X, Y, **arguments).history
-    np.testing.assert_allclose(history["square"], expected["square"], rtol=1e-13)
-    assert history["seen"] == [43.0, 43.0]
-    assert_same_weights(alone, shared)
-
-
+@long
 def check_result_of_a_metric_in_a_loop_of_ones_own():
     """Inside `run` a metric counts the rank's rows; outside, eagerly and in a function, its result is that of all."""
     with STRATEGY.scope():

@@ -20,23 +20,15 @@ from strategy.common import (
     SIZE,
     X,
     Y,
+    assert_close,
     dense_model,
-    everyone,
     gathers,
     of_one_process,
     set_precision,
     shared_folder,
     step_of,
 )
-from strategy.mesh_models import (
-    LABELS,
-    STRATEGY,
-    TOKENS,
-    alone,
-    assert_equal,
-    assert_saved_in_slices,
-    compiled,
-)
+from strategy.mesh_models import LABELS, STRATEGY, TOKENS, alone, assert_equal, assert_saved_in_slices, compiled
 
 
 def check_fit_and_evaluate_equal_one_process():
@@ -102,8 +94,7 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
         return model, [*history.values(), model.predict(TOKENS[:9], **options)]
 
     (model, mine), (one, expected) = trained(STRATEGY), trained(None)
-    for values, others in zip(mine, expected, strict=True):
-        np.testing.assert_allclose(values, others, rtol=0, atol=1e-12)
+    assert_close(mine, expected)
     assert_equal(model, one)
     table = STRATEGY.explain(model)
     of_training = table[: table.index("test_step")]
@@ -155,6 +146,7 @@ def check_a_slice_that_differs_from_its_copies_is_reported():
         model.fit(X, Y, batch_size=10, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=change)])
 
 
+@long
 def check_what_is_cut_is_refused_outside_of_steps():
     model = compiled(STRATEGY)
     assert any(isinstance(each.value, LaidOutVariable) for each in model.variables)
@@ -173,6 +165,7 @@ def check_what_is_cut_is_refused_outside_of_steps():
         eager.fit(X, Y, batch_size=10, verbose=0)
 
 
+@long
 def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
     set_precision("float64")
     hidden = keras.layers.Dense(8, name="dense_wide")
@@ -186,6 +179,7 @@ def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
             each()
 
 
+@long
 def check_keys_that_match_nothing_are_told():
     other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     other["nothing"] = ("model",)
@@ -196,33 +190,3 @@ def check_keys_that_match_nothing_are_told():
         model.compile("sgd", "mse")
     with pytest.raises(ConfigError, match="match none"):
         model.fit(X, Y, batch_size=10, verbose=0)
-
-
-@long
-def check_data_whose_length_is_not_known_ends_as_in_one_process():
-    def dataset() -> Any:
-        rows = tf.data.Dataset.from_generator(
-            lambda: zip(X, Y), output_signature=(tf.TensorSpec(6, tf.float64), tf.TensorSpec(2, tf.float64))
-        )
-        return rows.batch(10)
-
-    make = lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.5)  # noqa: E731  (which decays before it has a batch)
-    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
-    for each in (model, one):
-        each.fit(dataset(), epochs=2, verbose=0)
-    assert_equal(model, one)
-
-
-@long
-def check_train_on_batch_and_accumulated_gradients_equal_one_process():
-    make = lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2, clipnorm=0.3, use_ema=True)  # noqa: E731
-    model, one = compiled(STRATEGY, optimizer=make), compiled(None, optimizer=make)
-    for each in (model, one):
-        each.fit(X, Y, batch_size=10, epochs=2, verbose=0)
-    assert_equal(model, one)
-    model, one = compiled(STRATEGY), compiled(None)
-    for _ in range(2):
-        one.train_on_batch(X[:40], Y[:40])
-        model.train_on_batch(X[:40][RANK::SIZE], Y[:40][RANK::SIZE])
-    assert_equal(model, one)
-    assert everyone(1) == [1] * SIZE

@@ -8,23 +8,14 @@ from typing import Any
 
 import keras
 import numpy as np
-from cut.layouts import transformer
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import RANK, SIZE, X, Y, of_one_process, shared_folder
-from strategy.mesh_models import (
-    LABELS,
-    TOKENS,
-    alone,
-    assert_equal,
-    compiled,
-    fit_both,
-)
+from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, shared_folder
+from strategy.mesh_models import alone, assert_equal, compiled, fit_both
 
 CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
 
@@ -51,8 +42,7 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
     with CHOOSES.whole_model(model):  # until a layout is chosen, every rank has all
         before = model.get_weights()
     weights, answers = of_one_process(lambda: (one.get_weights(), np.asarray(one(X[:3]))))
-    for mine, expected in zip(before, weights, strict=True):
-        np.testing.assert_array_equal(mine, expected)
+    assert_close(before, weights, 0)
     np.testing.assert_allclose(model(X[:3]), answers, rtol=0, atol=1e-12)
     model.set_weights(before)
     with contextlib.redirect_stdout(shown):
@@ -67,33 +57,6 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
     assert {each.path: layout.axis_of(each.path, each.shape) for each in model.weights} == {
         each.path: axes.get(each.path) for each in model.weights
     }
-
-
-@long
-def check_a_layout_is_chosen_for_a_transformer_that_is_evaluated_before_it_is_trained():
-    adam = lambda: keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)  # noqa: E731
-    model, one = (
-        compiled(
-            each,
-            lambda: transformer(blocks=1),
-            adam,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        for each in (CHOOSES, None)
-    )
-    with CHOOSES.scope():
-        model.optimizer.build(model.trainable_variables)
-    for each in (model, one):
-        each.evaluate(TOKENS, LABELS, batch_size=7, verbose=0)
-        each.fit(TOKENS, LABELS, batch_size=7, verbose=0)
-    assert_equal(model, one)
-    axes = cut_axes(model)
-    for name, axis in (("query", 1), ("key", 1), ("value", 1), ("attention_output", 0)):
-        assert axes[f"attention0/{name}/kernel"] == axis, axes
-    assert (axes["up0/kernel"], axes["down0/kernel"]) == (1, 0), axes
-    table = CHOOSES.explain(model)
-    along_model = table[table.index("train_step") :].partition("along the batch axis")[0]
-    assert "gather" not in along_model, along_model
 
 
 def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
@@ -125,7 +88,6 @@ class TwoHeads(keras.Model):
         return self.heads[0](self.body(x))
 
 
-@long
 def check_what_an_optimizer_keeps_for_weights_that_no_step_uses_is_saved():
     def make() -> keras.Model:
         model = TwoHeads()

@@ -10,7 +10,7 @@ import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.cut import after_commit, requests
-from strategy.common import RANK, SIZE, of_one_process, set_precision
+from strategy.common import RANK, SIZE, assert_close, of_one_process, set_precision
 
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
@@ -59,8 +59,7 @@ def assert_equal(model: keras.Model, one: keras.Model | None) -> None:
     with STRATEGY.whole_model(model):  # of either Strategy
         mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
     theirs = of_one_process(lambda: [each.numpy() for each in [*one.variables, *one.optimizer.variables]])
-    for value, expected in zip(mine, theirs, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+    assert_close(mine, theirs)
 
 
 def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> None:
@@ -72,7 +71,6 @@ def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> N
     files = sorted(file for file in saved.state["files"] if ".data-" in file)
     assert files == [f"{each}.data-0000{i}-of-00002" for each in ("optimizer", "weights") for i in range(2)], files
     held = bundle.read(saved.weights, {key: "float64" for key, _, _ in saved.state["weights"]})
-    for mine, expected in zip(held.values(), of_one_process(lambda: one.get_weights()), strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+    assert_close(held.values(), of_one_process(lambda: one.get_weights()))
     half = 8 * (6 * 8 + 8 + 8 * 2) // 2  # bytes of what is cut; Adam has two slots of each
     assert [(saved.path / file).stat().st_size for file in files[1::2]] == [2 * half, half]

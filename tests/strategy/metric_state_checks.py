@@ -1,8 +1,9 @@
-"""Metrics and their state as programs write them. Run by test_strategy.py; see oracle.py."""
+"""State of metrics and of layers as programs write them. Run by test_strategy.py; see oracle.py."""
 
-from harness.rank_program import long
+import keras_ddl
+from keras_ddl.compat.tensorflow import tf
 from strategy.common import X, Y, keras, small_model
-from strategy.oracle import case, fit
+from strategy.oracle import Trained, case, fit
 
 layers, ops = keras.layers, keras.ops
 
@@ -34,46 +35,9 @@ def check_metric_that_holds_a_maximum(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(ops.maximum(value, ops.max(ops.abs(y - p)))))
 
 
-@long
-@case()
-def check_metric_that_holds_a_minimum(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign(ops.minimum(value, ops.min(y))))
-
-
-@long
-@case()
-def check_metric_that_adds_up_means(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign_add(ops.mean(ops.abs(y - p))))
-
-
-@long
-@case()
-def check_metric_that_adds_up_roots_of_means(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign_add(ops.sqrt(ops.mean(ops.square(y - p)))))
-
-
-@long
-@case()
-def check_metric_that_counts_batches(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign_add(1), "int32")
-
-
-@long
 @case()
 def check_metric_that_counts_rows(scope):
     return train_with_metric(scope, lambda value, y, p: value.assign(value + ops.shape(y)[0]), "int32")
-
-
-@long
-@case()
-def check_metric_that_holds_the_last_value(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign(ops.mean(y)))
-
-
-@long
-@case()
-def check_metric_that_holds_a_moving_average(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign(0.9 * value + 0.1 * ops.mean(ops.abs(y - p))))
 
 
 @case()
@@ -90,7 +54,6 @@ def check_metric_that_says_how_its_state_combines(scope):
     return fit(model)
 
 
-@long
 @case()
 def check_metric_whose_result_is_its_variable(scope):
     class Total(keras.metrics.Metric):
@@ -108,3 +71,62 @@ def check_metric_whose_result_is_its_variable(scope):
         model = small_model()
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Total()])
     return fit(model)
+
+
+class StatefulLayer(layers.Layer):
+    """Keeps state of given names, {name: add_weight's arguments}, and updates it in training by `update`."""
+
+    def __init__(self, update, **state):
+        super().__init__()
+        self.update, self.arguments = update, state
+
+    def build(self, shape):
+        for name, arguments in self.arguments.items():
+            defaults = {"name": name, "shape": (), "initializer": "zeros", "trainable": False}
+            setattr(self, name, self.add_weight(**{**defaults, **arguments}))
+
+    def call(self, x, training=False):
+        changed = self.update(self, x) if training else None
+        return x if changed is None else changed
+
+
+def build(layer, run_eagerly=False):
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, layers.Dense(2)(layer(inputs)))
+    model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=run_eagerly)
+    return model
+
+
+def train_layer(scope, layer, run_eagerly=False, x=X, y=Y):
+    with scope:
+        model = build(layer(), run_eagerly)
+    return Trained(model, model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history)
+
+
+def count(layer, x):
+    rows = ops.shape(x)[0]
+    layer.rows.assign_add(ops.cast(rows, layer.rows.dtype))
+    layer.steps.assign_add(1)
+    layer.total.assign(layer.total + ops.sum(x, axis=0))
+
+
+COUNTERS = {"rows": {"dtype": "int32"}, "steps": {"dtype": "int64"}, "total": {"shape": (6,)}}
+
+
+@case()
+def check_counters_without_aggregation(scope):
+    return train_layer(scope, lambda: StatefulLayer(count, **COUNTERS))
+
+
+@case()
+def check_spectral_normalization(scope):
+    return train_layer(scope, lambda: layers.SpectralNormalization(layers.Dense(4)))
+
+
+@case()
+def check_queue_of_gathered_rows(scope):
+    def update(layer, x):
+        rows = keras_ddl.all_gather(x) if tf.distribute.has_strategy() else x
+        layer.queue.assign(ops.concatenate([rows, layer.queue], axis=0)[:16])
+
+    return train_layer(scope, lambda: StatefulLayer(update, queue={"shape": (16, 6)}), x=X[:40], y=Y[:40])

@@ -50,6 +50,7 @@ def check_a_second_strategy_is_the_same():
     assert keras_ddl.Strategy(bucket_bytes=3 << 20) is FIRST
 
 
+@long
 def check_an_optimizer_of_a_second_strategy_trains():
     model = model_of(keras_ddl.Strategy(bucket_bytes=3 << 20))
     with FIRST.scope(), keras_ddl.Strategy(bucket_bytes=3 << 20).scope():
@@ -60,21 +61,6 @@ def check_an_optimizer_of_a_second_strategy_trains():
 
 
 @long
-def check_a_loop_by_hand_with_a_second_strategy():
-    model = model_of(FIRST)
-    optimizer = optimizer_of(keras_ddl.Strategy(bucket_bytes=3 << 20))
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x)) / 12
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-
-    keras_ddl.Strategy(bucket_bytes=3 << 20).run(step, args=(tf.constant(FEW_ROWS[0][RANK::2]),))
-    weights = keras_ddl.all_gather_object(model.get_weights()[0].tobytes(), name="weights")
-    assert weights[0] == weights[1]
-
-
 def check_other_settings_are_kept_apart():
     other = keras_ddl.Strategy(bucket_bytes=5 << 20, sparse_as_dense=True)
     text = refusal(lambda: model_of(FIRST).compile(optimizer_of(other), "mse"))
@@ -92,6 +78,7 @@ def check_other_settings_are_kept_apart():
     assert "bucket_bytes=5242880 instead of 3145728" in text, text
 
 
+@long
 def check_a_seed_counts_again():
     drawn = []
     for _ in range(2):

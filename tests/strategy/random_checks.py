@@ -1,11 +1,11 @@
-"""Random numbers of the ranks: those that one process would have drawn. Run by test_strategy.py; see oracle.py."""
+"""Random numbers and functions of the host: those of one process. Run by test_strategy.py; see oracle.py."""
 
 import numpy as np
 
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras, set_precision
+from strategy.common import RANK, RNG, SIZE, STRATEGY, X, Y, keras, set_precision, shared_folder
 from strategy.oracle import Trained, case
 
 layers, ops, random = keras.layers, keras.ops, keras.random
@@ -50,85 +50,6 @@ def check_layers_that_drop_and_add_noise(scope):
 
 
 @long
-@case("float32")
-def check_layers_that_drop_and_add_noise_in_float32(scope):
-    return train(scope, noisy_layers)
-
-
-@long
-@case()
-def check_noise_in_eager_steps(scope):
-    return train(scope, noisy_layers, X[:40], run_eagerly=True, epochs=1)
-
-
-@long
-@case()
-def check_noise_in_fused_steps(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), noisy_layers(), layers.Flatten(), layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=2)
-    return Trained(model, model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history)
-
-
-@long
-@case()
-def check_noise_in_batches_of_fixed_size(scope):
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(9, drop_remainder=True)
-    with scope:
-        inputs = keras.Input((6,))
-        both = ops.concatenate([inputs, inputs + 1], axis=0)
-        both = layers.Dropout(0.5)(layers.Dense(5)(both))
-        first, second = ops.split(both, 2, axis=0)
-        model = keras.Model(inputs, layers.Dense(2)(layers.Dropout(0.2)(first - second)))
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    return Trained(model, model.fit(data, epochs=2, verbose=0).history)
-
-
-@long
-@case("float32")
-def check_augmentation_in_the_model(scope):
-    def augmentation():
-        return keras.Sequential(
-            [
-                layers.RandomFlip(),
-                layers.RandomRotation(0.2),
-                layers.RandomTranslation(0.2, 0.2),
-                layers.RandomZoom(0.2),
-                layers.RandomContrast(0.2, value_range=(0, 1)),
-                layers.RandomBrightness(0.2, value_range=(0, 1)),
-            ]
-        )
-
-    return train(scope, augmentation, IMAGES, batch_size=4)
-
-
-@long
-@case()
-def check_augmentation_in_the_data(scope):
-    flip = layers.RandomFlip(seed=4)
-    data = tf.data.Dataset.from_tensor_slices((IMAGES, Y[: len(IMAGES)])).batch(4)
-    data = data.map(lambda x, y: (flip(x, training=True), y))
-    with scope:
-        model = keras.Sequential([keras.Input((6, 6, 3)), layers.Flatten(), layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    return Trained(model, model.fit(data, epochs=2, verbose=0).history)
-
-
-@long
-@case()
-def check_recurrent_layers_that_drop(scope):
-    def recurrent():
-        return keras.Sequential(
-            [
-                layers.GRU(3, dropout=0.3, recurrent_dropout=0.3, return_sequences=True),
-                layers.LSTM(3, dropout=0.3, return_sequences=True),
-                layers.TimeDistributed(layers.Dropout(0.3)),
-            ]
-        )
-
-    return train(scope, recurrent, SERIES, batch_size=5)
-
-
 @case()
 def check_attention_that_drops(scope):
     def attention():
@@ -139,99 +60,6 @@ def check_attention_that_drops(scope):
         return keras.Model(inputs, layers.MultiHeadAttention(2, 3, dropout=0.4)(x, x))
 
     return train(scope, attention, SERIES, batch_size=5)
-
-
-class Sampling(layers.Layer):
-    """The guide's reparametrisation."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = random.SeedGenerator(1337)
-
-    def call(self, inputs):
-        mean, log_variance = inputs
-        shape = (ops.shape(mean)[0], ops.shape(mean)[1])
-        return mean + ops.exp(0.5 * log_variance) * random.normal(shape, seed=self.seeds)
-
-
-@long
-@case()
-def check_autoencoder_that_samples(scope):
-    def encoder():
-        inputs = keras.Input((6,))
-        return keras.Model(inputs, Sampling()([layers.Dense(3)(inputs), layers.Dense(3)(inputs)]))
-
-    return train(scope, encoder)
-
-
-class Gan(keras.Model):
-    """The guide's GAN, with noise on the labels and dropout in the discriminator."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = random.SeedGenerator(11)
-        self.generator = keras.Sequential([keras.Input((3,)), layers.Dense(6)])
-        self.discriminator = keras.Sequential(
-            [keras.Input((6,)), layers.Dense(5, activation="relu"), layers.Dropout(0.3), layers.Dense(1)]
-        )
-        self.g_optimizer, self.d_optimizer = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)
-        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-
-    def call(self, x):
-        return self.discriminator(x)
-
-    def train_step(self, real):
-        rows = ops.shape(real)[0]
-        fake = self.generator(random.normal((rows, 3), seed=self.seeds), training=True)
-        both = ops.concatenate([fake, real], axis=0)
-        labels = ops.concatenate([ops.ones((rows, 1)), ops.zeros((rows, 1))], axis=0)
-        labels += 0.05 * random.uniform(ops.shape(labels), seed=self.seeds)
-        with tf.GradientTape() as tape:
-            loss = self.loss_fn(labels, self.discriminator(both, training=True))
-        weights = self.discriminator.trainable_weights
-        self.d_optimizer.apply(tape.gradient(loss, weights), weights)
-        latent = random.normal((rows, 3), seed=self.seeds) * ops.cast(random.randint((rows, 1), 1, 4), "float64")
-        with tf.GradientTape() as tape:
-            loss = self.loss_fn(ops.zeros((rows, 1)), self.discriminator(self.generator(latent), training=True))
-        weights = self.generator.trainable_weights
-        self.g_optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"nothing": ops.zeros(())}
-
-
-@long
-@case()
-def check_gan_that_draws_noise(scope):
-    with scope:
-        gan = Gan()
-        gan.compile()
-        gan.build((None, 6))
-    gan.fit(X, batch_size=10, epochs=2, shuffle=False, verbose=0)
-    return Trained(gan, {}, [gan.g_optimizer, gan.d_optimizer])
-
-
-@long
-@case()
-def check_predictions_of_a_network_that_drops_in_inference_too(scope):
-    class Always(layers.Dropout):
-        def call(self, inputs, training=False):
-            return super().call(inputs, training=True)
-
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(5), Always(0.4), layers.Dense(2)])
-        model.compile("sgd", "mse")
-    logs = {"predicted": model.predict(X, batch_size=10, verbose=0)}
-    logs["evaluated"] = model.evaluate(X, Y, batch_size=10, verbose=0)
-    return Trained(model, logs)
-
-
-@long
-@case()
-def check_global_seed_of_noise(scope):
-    class Noise(layers.Layer):
-        def call(self, x):
-            return x + random.normal(ops.shape(x)) * random.uniform((1,)) + random.normal((3,))[0]
-
-    return train(scope, Noise)
 
 
 DRAWS = {
@@ -277,18 +105,6 @@ def check_draws_of_every_kind_are_those_of_one_process():
 
 
 @long
-def check_streams_of_tensorflows_own_operations_differ():
-    class Noise(layers.Layer):
-        def call(self, x):
-            return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
-
-    with STRATEGY.scope():
-        noise = keras.Sequential([keras.Input((64,)), Noise()])
-    draw = tf.function(lambda x: STRATEGY.run(noise, args=(x,)))
-    everyone = keras_ddl.all_gather_object(draw(tf.ones((2, 64))).numpy().tobytes(), name="draws")
-    assert len(set(everyone)) == SIZE
-
-
 def check_seeds_are_equal_after_loading_and_training():
     import tempfile
     from pathlib import Path
@@ -310,3 +126,27 @@ def check_seeds_are_equal_after_loading_and_training():
     mine = (seeds.numpy().tolist(), keras_compat.global_seed_generator().state.numpy().tolist())
     states = keras_ddl.all_gather_object(mine, name="seeds")
     assert states[0][0] == [4711, 10] and all(state == states[0] for state in states), states
+
+
+TOKENS = RNG.integers(0, 9, size=(9, 7)).astype("int32")
+
+
+def check_functions_of_the_host_run_once_on_the_whole_batch():
+    seen = []
+
+    class Told(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            tf.print("rows", tf.shape(data[0])[0], output_stream=f"file://{folder}/printed")
+            total = tf.py_function(lambda x: seen.append(len(x)) or tf.reduce_sum(x), [data[0]], tf.float64)
+            return {**logs, "total": total}
+
+    with shared_folder() as folder:
+        with STRATEGY.scope():
+            model = Told([keras.Input((6,)), layers.Dense(2)])
+            model.compile("sgd", "mse")
+        history = model.fit(X[:21], Y[:21], batch_size=10, epochs=2, shuffle=False, verbose=0).history
+        printed = (folder / "printed").read_text().splitlines() if RANK == 0 else []
+    np.testing.assert_allclose(history["total"], [X[20].sum()] * 2)  # of the last batch, on all ranks
+    assert seen == ([10, 10, 1] * 2 if RANK == 0 else []), seen
+    assert printed == (["rows 10", "rows 10", "rows 1"] * 2 if RANK == 0 else []), printed

@@ -1,11 +1,6 @@
 """Data that rank 0 alone reads: every rank trains on its rows of it, as one process does. Run by test_strategy.py."""
 
 import contextlib
-import gc
-import threading
-import time
-import warnings
-import weakref
 from unittest import mock
 
 import numpy as np
@@ -14,10 +9,8 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.communicator import membership
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data import streams
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import one_per_job
-from strategy import common
 from strategy.common import RANK, SIZE, X, Y, assert_same_weights, keras, raises, set_precision
 
 layers = keras.layers
@@ -81,6 +74,7 @@ def again(batches):
     yield from batches
 
 
+@long
 def check_chance_that_only_rank_0_reads():
     alone, shared = models(metrics=["mae"])
     data, validation = Recorded(), Recorded(2, 5, 2)
@@ -149,146 +143,10 @@ def check_arrays_and_py_datasets_of_rank_0():
 
 
 @long
-def check_steps_of_several_epochs_and_executions():
-    alone, shared = models(steps_per_execution=2)
-    data = Recorded(12, 10, 10)
-    shared.fit(data.dataset(), epochs=3, steps_per_epoch=4, verbose=0)
-    read = data.everyones()
-    alone.fit(again(read), epochs=3, steps_per_epoch=4, verbose=0)
-    assert_same_weights(alone, shared)
-    endless = Recorded(10**6)
-    shared.fit(endless.dataset(), epochs=2, steps_per_epoch=4, verbose=0)
-    deadline = time.monotonic() + 80
-    while any(each.name == "keras_ddl data" for each in threading.enumerate()):
-        assert time.monotonic() < deadline, "a stream that nobody reads goes on"
-        time.sleep(0.1)
-    assert len(endless.read) <= 8 + 2 * streams.AHEAD + 4
-
-
-@long
-def check_sources_are_freed_that_were_not_read_to_their_end():
-    class Source:
-        pass
-
-    def batches():
-        source = Source()
-        alive.add(source)
-        for _ in range(1000):
-            yield source and np.ones((4, 2))
-
-    alive = weakref.WeakSet()
-    shared = reading_on_rank_0().experimental_distribute_dataset(
-        tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([4, 2]))
-    )
-    for _ in range(3):
-        for number, _ in enumerate(shared):
-            if number == 1:
-                break
-    deadline = time.monotonic() + 80
-    while alive:
-        assert time.monotonic() < deadline, f"{len(alive)} sources are kept"
-        gc.collect()
-        time.sleep(0.05)
-
-
-@long
 def check_a_dataset_of_a_rank_s_own_rows_is_refused():
     _, shared = models()
     own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
     raises(ConfigError, "rank 0 alone reads.*from_files", lambda: shared.fit(own, verbose=0))
-
-
-@long
-def check_kinds_of_tensors_and_what_is_refused():
-    strategy = reading_on_rank_0()
-    ragged = tf.ragged.constant([[[i, 1]] * (i % 3) for i in range(7)], ragged_rank=1)
-    whole = {
-        "ragged": ragged,
-        "sparse": tf.sparse.from_dense(np.eye(7) * (np.arange(7) % 2)),
-        "text": np.array([f"row {i}" for i in range(7)]),
-        "half": tf.cast(np.arange(14).reshape(7, 2), tf.bfloat16),
-        "truth": np.arange(7) % 2 > 0,
-    }
-    dataset = tf.data.Dataset.from_tensor_slices(whole).batch(4).map(lambda each: (each, tf.constant(3.5)))
-    first, seen = 0, 0
-    for batch, number in strategy.experimental_distribute_dataset(dataset):
-        rows = 4 if first == 0 else 3
-        begin, end = keras_ddl.data.chunk(rows, RANK, SIZE)
-        mine = slice(first + begin, first + end)
-        assert float(number) == 3.5
-        assert batch["ragged"].to_list() == ragged[mine].to_list()
-        np.testing.assert_array_equal(tf.sparse.to_dense(batch["sparse"]), tf.sparse.to_dense(whole["sparse"])[mine])
-        for name in ("text", "half", "truth"):
-            assert batch[name].numpy().tolist() == tf.constant(whole[name]).numpy()[mine].tolist()
-        first, seen = first + rows, seen + 1
-    assert seen == 2
-    fixed = tf.data.Dataset.from_tensors((np.zeros((5, 2)), np.zeros(3))).repeat(2)
-    spec = strategy.experimental_distribute_dataset(fixed).element_spec
-    assert [each.shape[0] for each in spec] == [
-        len(range(n)[slice(*keras_ddl.data.chunk(n, RANK, SIZE))]) for n in (5, 3)
-    ]
-    windows = tf.data.Dataset.range(6).window(3)
-    raises(ConfigError, "Received: a component DatasetSpec", lambda: strategy.experimental_distribute_dataset(windows))
-
-
-@long
-def check_loops_of_one_s_own():
-    strategy = reading_on_rank_0()
-    data = Recorded(6)
-
-    @strategy.function(batches="rank")
-    def total(x, y):
-        return tf.reduce_sum(x["a"]) + tf.reduce_max(y)
-
-    got = [float(total(x, y)) for x, y in strategy.experimental_distribute_dataset(data.dataset())]
-    np.testing.assert_allclose(got, [x["a"].sum() + y.max() for x, y in data.everyones()], rtol=1e-12)
-
-    @strategy.function(batches="rank")
-    def scaled(x, factors):
-        return tf.reduce_sum(x) * tf.reduce_sum(factors)
-
-    assert float(scaled(tf.ones([4 + RANK, 2]), tf.ones([3]))) == 3 * sum(2.0 * (4 + rank) for rank in range(SIZE))
-    raises(RankMismatchError, "where they have other rows", lambda: scaled(tf.ones([4, 2]), tf.fill([3], float(RANK))))
-
-    # A rank that stops earlier leaves nobody waiting; one that goes on is told so.
-    shared = strategy.experimental_distribute_dataset(Recorded(100).dataset())
-    for number, _ in enumerate(shared):
-        if number == 3 - RANK:
-            break
-    assert len(list(strategy.experimental_distribute_dataset(Recorded(3).dataset()))) == 3
-
-
-@long
-def check_a_rank_that_reads_more_than_rank_0():
-    strategy = reading_on_rank_0()
-    iterator = iter(strategy.experimental_distribute_dataset(Recorded(1000).dataset()))
-    next(iterator)
-    if RANK == 0:
-        del iterator
-    else:
-
-        def read_all():
-            while True:
-                next(iterator)
-
-        raises(tf.errors.UnknownError, "asks for one more than rank 0", read_all)
-    keras_ddl.barrier()
-
-
-@long
-def check_maps_in_any_order_and_shuffles_without_a_seed():
-    _, shared = models(lambda: keras.Sequential([keras.Input((6,)), layers.Dense(2)]))
-    tf.random.set_seed(None)
-    rows = tf.data.Dataset.from_tensor_slices((X, Y))
-    nested = tf.data.Dataset.range(2).interleave(lambda _: rows.shuffle(43), num_parallel_calls=2, deterministic=False)
-    halves = [rows.take(20).repeat(), rows.skip(20).repeat()]
-    sampled = tf.data.Dataset.sample_from_datasets(halves, [0.5, 0.5]).take(50)
-    unordered = rows.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        for dataset in (nested, sampled, unordered, rows.shuffle(43)):
-            history = shared.fit(dataset.batch(10), epochs=2, verbose=0).history
-            common.check_equal_on_all_ranks(shared, history)
 
 
 def check_who_reads_is_one_of_two():

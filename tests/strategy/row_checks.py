@@ -143,18 +143,6 @@ def train_of_rows(scope, **arguments):
 
 @long
 @case()
-def check_py_dataset_that_is_asked_for_rows(scope):
-    return train_of_rows(scope)
-
-
-@long
-@case()
-def check_py_dataset_that_threads_ask_for_rows(scope):
-    return train_of_rows(scope, workers=2)
-
-
-@long
-@case()
 def check_py_dataset_that_processes_ask_for_rows(scope):
     return train_of_rows(scope, workers=2, use_multiprocessing=True)
 
@@ -185,17 +173,13 @@ def train_from_source(scope, source, **arguments):
     return trained
 
 
+@long
 @case()
 def check_source_of_single_rows(scope):
     return train_from_source(scope, Source())
 
 
 @long
-@case()
-def check_source_that_threads_read_without_a_remainder(scope):
-    return train_from_source(scope, Source(), workers=2, drop_remainder=True)
-
-
 @case()
 def check_source_that_is_a_dataset_with_an_index(scope):
     return train_from_source(scope, tf.data.Dataset.from_tensor_slices(({"x": X}, Y)))

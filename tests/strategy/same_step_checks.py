@@ -63,6 +63,7 @@ def fit(model, x=FEW[0], y=FEW[1]):
     return lambda: model.fit(x, y, batch_size=10, verbose=0)
 
 
+@long
 def check_same_step_names_the_layer_whose_tensor_differs():
     for shape in ((6, 2), (6, 40)):  # TensorFlow makes constants of small ones
         model = model_with(Features(lambda shape=shape: drawn(UNLIKE, *shape), name="features"))
@@ -76,6 +77,7 @@ def check_same_step_names_the_layer_whose_tensor_differs():
     fit(model)()
 
 
+@long
 def check_same_step_compares_numbers_of_layers():
     refuses(
         fit(model_with(Features(UNLIKE.normal, keras.ops.multiply))), "constant float32.*on rank 0, and .* on rank 1"
@@ -95,6 +97,7 @@ def words_model(vocabulary, **options):
     )  # fmt: skip
 
 
+@long
 def check_same_step_compares_lookup_tables():
     words = tf.constant([["cat", "dog"], ["cow", "cat"], ["hen", "hen"], ["ox", "dog"]])
     answers = np.ones((4, 2), "float32")
@@ -114,20 +117,6 @@ def check_same_step_compares_lookup_tables():
         lambda: model.evaluate(tf.constant(["one", "two"]), answers[:2], verbose=0),
         "layer 'string_lookup.*b'four'.*on rank 0, and 4 entries .*b'five'",
     )
-
-
-def check_same_step_compares_what_layers_adapt_to():
-    mine = UNLIKE.normal(size=(40, 6)).astype("float32")
-    for make in (lambda: layers.Normalization(name="adapted"), lambda: layers.Discretization(num_bins=4)):
-        for data in (mine, FEW[0]):
-            layer = make()
-            layer.adapt(data)
-            cast = [] if layer.name == "adapted" else [Features(lambda: "float32", keras.ops.cast)]
-            model = model_with(layer, *cast)
-            if data is mine:
-                refuses(fit(model), "adapted', attribute mean" if not cast else "on rank 0, and .* on rank 1")
-            else:
-                fit(model)()
 
 
 def own_values():
@@ -165,6 +154,7 @@ def own_values():
     yield "layer 'inner', attribute w", lambda x, layer=held["inner"]: layer(x)
 
 
+@long
 def check_same_step_of_a_function_reads_the_same():
     for name, step in own_values():
         called = STRATEGY.function(step)
@@ -172,6 +162,7 @@ def check_same_step_of_a_function_reads_the_same():
         refuses(lambda: called(tf.ones([4, 2])), "<lambda>: |loops: ", "on rank 0, and ", *words)  # noqa: B023
 
 
+@long
 def check_same_step_leaves_out_what_belongs_to_one_rank():
     with own_folder() as folder, contextlib.redirect_stdout(None):
         own = tf.constant(f"{folder}/file")
@@ -233,6 +224,7 @@ def check_same_step_of_other_shapes_names_them():
     refuses(lambda: step(tf.ones([4, 3 + RANK])), "")
 
 
+@long
 def check_same_step_run_eagerly_compares_what_it_writes():
     model = model_with(Features(lambda: drawn(UNLIKE, 6, 40), name="features"), run_eagerly=True)
     before = model.get_weights()
@@ -243,6 +235,7 @@ def check_same_step_run_eagerly_compares_what_it_writes():
     fit(model_with(Features(lambda: drawn(ALIKE, 6, 40)), run_eagerly=True))()
 
 
+@long
 def check_same_step_uses_the_weights_of_a_model_in_one_order():
     class Unordered(keras.Model):
         def __init__(self):

@@ -17,6 +17,7 @@ from strategy.common import (
     STRATEGY,
     X,
     Y,
+    assert_close,
     dense_model,
     everyone,
     keras,
@@ -53,6 +54,7 @@ def files_of(folder):
     raise AssertionError(f"{folder} does not come to rest")
 
 
+@long
 def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
     model = trained()
     with shared_folder() as folder:
@@ -79,6 +81,7 @@ def check_what_all_ranks_save_is_written_once_and_is_there_on_all():
         np.testing.assert_allclose(exported.serve(tf.constant(X[:4], tf.float32)), expected, rtol=0, atol=1e-6)
 
 
+@long
 def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
     model = trained()
     module = tf.Module()
@@ -147,26 +150,6 @@ def check_one_rank_may_save_alone_and_each_to_its_own_path():
         assert set(files_of(folder)) == {n for r in range(SIZE) for n in (f"of_{r}.keras", f"{r}.weights.h5")}
 
 
-@long
-def check_saving_again_replaces_the_file_also_when_only_some_ranks_had_saved():
-    model = trained()
-    with shared_folder() as folder:
-        path = folder / "model.keras"
-        if RANK == LAST:
-            model.save(path)
-        keras_ddl.barrier(name="around/first")
-        for value in (1.0, 2.0, 1.0):
-            model.layers[-1].bias.assign([value, value])
-            model.save(path)
-            np.testing.assert_array_equal(keras.models.load_model(path).layers[-1].bias.numpy(), [value, value])
-            keras_ddl.barrier(name="around/again")
-        if RANK == 0:
-            model.layers[-1].bias.assign([3.0, 3.0])
-            model.save(path)
-        keras_ddl.barrier(name="around/alone")
-        np.testing.assert_array_equal(keras.models.load_model(path).layers[-1].bias.numpy(), [3.0, 3.0])
-
-
 def check_a_save_that_fails_leaves_the_earlier_file_and_is_an_error_on_all_ranks():
     class Fails(keras.layers.Dense):
         fails = False
@@ -196,6 +179,7 @@ def with_statistics():
     return keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
 
 
+@long
 def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
     with shared_folder() as folder:
         path, seen = folder / "{batch}.weights.h5", []
@@ -212,7 +196,6 @@ def check_what_is_saved_within_an_epoch_holds_the_statistics_of_all_ranks():
         saved = with_statistics()
         saved.load_weights(folder / "2.weights.h5")
         of_all = everyone(seen[1])
-        for mine, theirs in zip(saved.get_weights(), of_all[LAST]):
-            np.testing.assert_array_equal(mine, theirs)
+        assert_close(saved.get_weights(), of_all[LAST], 0)
         for mine, theirs in zip(*everyone(seen[0])[:2]):
             np.testing.assert_array_equal(mine, theirs)

@@ -1,4 +1,4 @@
-"""What each rank has of its own (data) and what all share (weights, statistics).
+"""What each rank has of its own (data) and what all share (weights, statistics, accumulated gradients).
 
 Run by test_strategy.py.
 """
@@ -16,14 +16,17 @@ from strategy.common import (
     Y,
     assert_same_weights,
     check_equal_on_all_ranks,
+    dense_model,
     keras,
     pair,
     set_precision,
 )
+from strategy.oracle import Trained, case, fit
 
 set_precision("float64")
 
 
+@long
 def check_data_of_each_rank_with_unequal_lengths():
     # Rank r has r + 2 batches of 3 rows; step k of all ranks together is one batch of one process.
     batches = {
@@ -53,6 +56,7 @@ def check_data_of_each_rank_with_unequal_lengths():
     assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
 
 
+@long
 def check_moving_statistics_are_those_of_one_process_also_of_ranks_without_rows():
     with STRATEGY.scope():
         model = keras.Sequential(
@@ -69,29 +73,6 @@ def check_moving_statistics_are_those_of_one_process_also_of_ranks_without_rows(
     np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), expected, rtol=1e-12)
 
 
-@long
-def check_layers_of_all_kinds_take_ranks_without_rows():
-    def build():
-        inputs = keras.Input((8, 8, 2))
-        x = keras.layers.Conv2D(3, 3, activation="relu")(inputs)
-        x = keras.layers.MaxPooling2D()(x)
-        x = keras.layers.GroupNormalization(3)(x)
-        x = keras.layers.Reshape((9, 3))(x)
-        x = keras.layers.MultiHeadAttention(1, 2)(x, x)
-        x = keras.layers.LayerNormalization()(keras.layers.GRU(4, return_sequences=True)(x))
-        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(keras.layers.Flatten()(x)))
-
-    images = np.random.default_rng(1).normal(size=(2 * SIZE + 1, 8, 8, 2))
-    labels = np.arange(2 * SIZE + 1) % 3
-    alone, shared = pair(build, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    arguments = {"batch_size": SIZE, "epochs": 1, "shuffle": False, "verbose": 0}
-    expected = alone.fit(images, labels, **arguments).history
-    history = shared.fit(images, labels, **arguments).history
-    for key in expected:
-        np.testing.assert_allclose(history[key], expected[key], rtol=0, atol=1e-12)
-    assert_same_weights(alone, shared, 1e-12)
-
-
 def check_variables_are_rank_0s_from_the_start():
     with STRATEGY.scope():
         model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
@@ -103,6 +84,7 @@ def check_variables_are_rank_0s_from_the_start():
     assert float(plain) == 0.0 and bool(flags[0]) and words.numpy() == b"rank 0"
 
 
+@long
 def check_weights_loaded_on_rank_0_reach_all():
     alone, shared = pair()
     shared.optimizer.build(shared.trainable_variables)
@@ -114,6 +96,7 @@ def check_weights_loaded_on_rank_0_reach_all():
     assert float(shared.optimizer.learning_rate.numpy()) == 0.01
 
 
+@long
 def check_mixed_precision_takes_one_scale():
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -132,6 +115,7 @@ def check_mixed_precision_takes_one_scale():
     check_equal_on_all_ranks(model)
 
 
+@long
 def check_what_steps_write_is_known_whoever_made_it():
     """Ranks that have not finished a step get it from others (survival.py)."""
     teacher = tf.Variable(tf.zeros([6], tf.float64))
@@ -152,3 +136,35 @@ def check_what_steps_write_is_known_whoever_made_it():
     expected = [*model.variables, *model.optimizer.variables, *model.metrics_variables, drawn]
     missing = [each.path for each in expected if id(each.value) not in written]
     assert not missing and id(teacher) in written, missing
+
+
+def accumulating(scope, steps=3, **options):
+    with scope:
+        model = dense_model()
+        model.compile(keras.optimizers.AdamW(0.02, gradient_accumulation_steps=steps, **options), "mse")
+    return model
+
+
+def slots(model):
+    return [variable.numpy() for variable in model.optimizer.variables]
+
+
+@long
+@case()
+def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
+    model = accumulating(scope)
+    logs = {}
+    for number, rows in enumerate((20, 40, 10)):  # 2, 4 and 1 steps
+        trained = fit(model, X[:rows], Y[:rows], epochs=1, validation_data=(X[:5], Y[:5]))
+        logs[f"fit {number}"] = [trained.logs, slots(model)]
+    return Trained(model, logs)
+
+
+@long
+@case()
+def check_eager_steps_between_others(scope):
+    model = accumulating(scope)
+    fit(model, X[:20], Y[:20], epochs=1)
+    with STRATEGY.scope() if model.distribute_strategy is STRATEGY else scope:
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+    return fit(model, X[:40], Y[:40], epochs=1)

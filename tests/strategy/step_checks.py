@@ -1,10 +1,13 @@
-"""Training steps written by hand. Run by test_strategy.py; see oracle.py."""
+"""Training steps written by hand, also of two models and two optimizers. Run by test_strategy.py; see oracle.py."""
+
+import contextlib
 
 import keras_ddl
 from harness.rank_program import long
+from keras_ddl.callbacks import BroadcastVariables
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import STRATEGY, X, Y, keras, small_model
-from strategy.oracle import case, fit
+from strategy.oracle import Trained, case, fit
 
 layers, ops = keras.layers, keras.ops
 
@@ -51,54 +54,6 @@ def check_train_step_by_hand(scope):
 
 @long
 @case()
-def check_loss_written_by_hand(scope):
-    class Variational(ByHand):
-        def loss_of(self, x, y, predicted):
-            return ops.mean(ops.square(y - predicted)) + 1e-2 * ops.mean(ops.sum(ops.square(predicted), axis=1))
-
-    return train_by_hand(scope, Variational)
-
-
-@case()
-def check_overridden_compute_loss(scope):
-    class Overridden(ByHand):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return ops.mean(ops.square(y - y_pred))
-
-    return train_by_hand(scope, Overridden)
-
-
-@long
-@case()
-def check_tracker_of_a_computed_loss(scope):
-    class Tracked(ByHand):
-        def __init__(self):
-            super().__init__()
-            self.tracker = keras.metrics.Mean(name="loss")
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
-        def logs(self, y, predicted, loss):
-            self.tracker.update_state(loss)
-            return {"loss": self.tracker.result()}
-
-    return train_by_hand(scope, Tracked, metrics=None)
-
-
-@long
-@case()
-def check_logs_that_hold_logs(scope):
-    class Nested(ByHand):
-        def logs(self, y, predicted, loss):
-            super().logs(y, predicted, loss)
-            return {metric.name: metric.result() for metric in self.metrics if metric.name != "loss"}
-
-    return train_by_hand(scope, Nested)
-
-
-@case()
 def check_rank_without_rows_and_a_mean_by_hand(scope):
     class Distance(ByHand):
         def logs(self, y, predicted, loss):
@@ -110,6 +65,7 @@ def check_rank_without_rows_and_a_mean_by_hand(scope):
     return fit(model, X[:1], Y[:1])
 
 
+@long
 @case()
 def check_habits_of_tf_distribute(scope):
     """What a step of tf.distribute divides by is that of one process here."""
@@ -126,27 +82,6 @@ def check_habits_of_tf_distribute(scope):
 
 
 @long
-@case()
-def check_sums_means_and_functions_of_both(scope):
-    class Several(ByHand):
-        def loss_of(self, x, y, predicted):
-            error = ops.square(y - predicted)
-            masked = ops.cast(y > 0, "float64")
-            rows = ops.cast(ops.shape(y)[0], "float64")
-            return (
-                1e-3 * ops.sum(error)
-                + ops.sum(error) / rows
-                + ops.sum(error * masked) / ops.sum(masked)
-                + ops.sqrt(ops.mean(error))
-                + ops.log(ops.sum(ops.exp(predicted)))
-                + 1e-2 * ops.max(ops.abs(predicted))
-                + ops.mean(tf.boolean_mask(error, y[:, 0] > 0))
-                + 1e-2 * ops.sum(ops.square(ops.matmul(ops.transpose(predicted), predicted) / rows))
-            )
-
-    return train_by_hand(scope, Several)
-
-
 @case()
 def check_what_is_done_with_gradients_by_hand(scope):
     """Clipping by hand, and a second gradient at weights that the first has moved (Foret et al., arXiv 2010.01412)."""
@@ -172,6 +107,7 @@ def check_what_is_done_with_gradients_by_hand(scope):
     return train_by_hand(scope, Sharp, metrics=None)
 
 
+@long
 @case(tolerance=1e-12)  # the logits are ten times as large
 def check_rows_compared_with_those_of_all_ranks(scope):
     class Contrastive(ByHand):
@@ -190,15 +126,81 @@ def scope_strategy():
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
 
+LATENT = Y  # what a generator starts from: given, as random numbers would differ between one process and ranks
+
+
+class Gan(keras.Model):
+    """The guide's GAN, but for what it draws at random; `train_step` of (real rows, latent rows). It has no `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((2,)), layers.Dense(4, activation="tanh"), layers.Dense(6)])
+        self.discriminator = small_model(1)
+        self.d_optimizer = keras.optimizers.Adam(0.01)
+        self.g_optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+        self.fooled = keras.metrics.BinaryAccuracy(name="fooled", threshold=0.0)
+
+    @property
+    def metrics(self):
+        return [self.fooled]
+
+    def train_step(self, data):
+        real, latent = data
+        both = ops.concatenate([self.generator(latent), real], axis=0)
+        made, found = ops.ones((ops.shape(latent)[0], 1)), ops.zeros((ops.shape(real)[0], 1))
+        with tf.GradientTape() as tape:
+            loss = self.loss_fn(ops.concatenate([made, found], axis=0), self.discriminator(both))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply(tape.gradient(loss, weights), weights)
+        with tf.GradientTape() as tape:
+            predictions = self.discriminator(self.generator(latent))
+            loss = self.loss_fn(ops.zeros_like(made), predictions)
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply(tape.gradient(loss, weights), weights)
+        self.fooled.update_state(ops.zeros_like(made), predictions)
+        return {"fooled": self.fooled.result()}
+
+
 @long
 @case()
-def check_gradients_of_the_graph_and_halves_of_two_batches(scope):
-    class Graph(ByHand):
-        def train_step(self, batch):
-            x, y = batch
-            one, other = ops.split(self.inner(ops.concatenate([x, 2 * x], axis=0)), 2, axis=0)
-            loss = 1e-2 * ops.sum(ops.square(one - y)) + ops.mean(ops.abs(other))
-            self.optimizer.apply(tf.gradients(loss, self.trainable_variables), self.trainable_variables)
-            return {"loss": loss}
+def check_gan_of_two_optimizers_without_call(scope):
+    with scope:
+        gan = Gan()
+        gan.compile()
+    return Trained(gan, fit(gan, X, LATENT).logs, [gan.d_optimizer, gan.g_optimizer])
 
-    return train_by_hand(scope, Graph, metrics=None)
+
+class TwoRates(keras.Model):
+    """A body and a head with an optimizer each; the body's is the compiled one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = layers.Dense(5, activation="tanh"), layers.Dense(2)
+
+    def call(self, x):
+        return self.head(self.body(x))
+
+    def compile(self, optimizer, head_optimizer, loss):
+        super().compile(optimizer, loss)
+        self.head_optimizer = head_optimizer
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        for part, optimizer in ((self.body, self.optimizer), (self.head, self.head_optimizer)):
+            optimizer.apply(tape.gradient(loss, part.trainable_variables), part.trainable_variables)
+        return {"loss": loss}
+
+
+@long
+@case()
+def check_an_optimizer_has_slots_for_what_it_updates_only(scope):
+    # It would average the head's weights, too, and write the averages over them.
+    with scope:
+        model = TwoRates()
+        average = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
+        model.compile(keras.optimizers.Adam(1e-2, **average), keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    callbacks = [] if isinstance(scope, contextlib.nullcontext) else [BroadcastVariables()]
+    return Trained(model, fit(model, callbacks=callbacks).logs, [model.optimizer, model.head_optimizer])

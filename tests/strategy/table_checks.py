@@ -1,5 +1,10 @@
-"""Losses, tables, optimizers and workers as programs have them. Run by test_strategy.py; see oracle.py."""
+"""Tables that are looked up, also several times, or looked up and multiplied; data of workers. Run by test_strategy.py.
 
+TensorFlow adds the parts of its gradient up to a dense tensor. Programs that make slices of the dense part themselves
+("assumed sparse", arXiv 1905.04035) are here, too.
+"""
+
+import contextlib
 import multiprocessing
 import os
 
@@ -7,12 +12,85 @@ import numpy as np
 import pytest
 
 import keras_ddl
-from harness.rank_program import long
+from keras_ddl import ops as collectives
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import STRATEGY, X, Y, keras, small_model
 from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
+WORDS, WIDTH = 7, 4
+TOKENS = (np.abs(X) * 3).astype("int32") % WORDS
+LABELS = (np.arange(len(X)) * 5) % WORDS
+
+
+@tf.custom_gradient
+def as_slices(table):
+    """Returns the table, with its gradient as slices of all rows."""
+    shape = tf.constant([WORDS, WIDTH])
+    return tf.identity(table), lambda gradient: tf.IndexedSlices(gradient, tf.range(WORDS), shape)
+
+
+class Tied(layers.Layer):
+    """Logits for the next token, from a table that is looked up twice and multiplied once."""
+
+    def __init__(self, assumed_sparse=False):
+        super().__init__()
+        self.assumed_sparse = assumed_sparse
+
+    def build(self, _):
+        self.table = layers.Embedding(WORDS, WIDTH)
+        self.table.build(None)
+
+    def call(self, tokens):
+        hidden = ops.mean(self.table(tokens), axis=1) + ops.tanh(self.table(tokens[:, 0]))
+        table = ops.convert_to_tensor(self.table.embeddings)
+        return ops.matmul(hidden, ops.transpose(as_slices(table) if self.assumed_sparse else table))
+
+
+LOSS = {"from_logits": True}
+
+
+def train(scope, optimizer, assumed_sparse=False, kind=keras.Model, **arguments):
+    with scope:
+        inputs = keras.Input(TOKENS.shape[1:], dtype="int32")
+        model = kind(inputs, Tied(assumed_sparse)(inputs))
+        model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(**LOSS))
+    return fit(model, TOKENS, LABELS, **arguments)
+
+
+@contextlib.contextmanager
+def gathered(scope, expected):
+    """Checks how many gathers a step on several ranks has, of values and indices."""
+    names, original = [], collectives.all_gather
+
+    def all_gather(tensor, *, name=None, **arguments):
+        names.append(name)
+        return original(tensor, name=name, **arguments)
+
+    collectives.all_gather = all_gather
+    try:
+        yield
+    finally:
+        collectives.all_gather = original
+    if scope is not None:
+        assert len([name for name in names if name and "train_step" in name]) == expected, names
+
+
+def under(scope):
+    return None if isinstance(scope, contextlib.nullcontext) else scope
+
+
+@case()
+def check_tied_table_under_adam(scope):
+    with gathered(under(scope), 0):
+        return train(scope, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1))
+
+
+@case()
+def check_assumed_sparse_table_under_adam(scope):
+    """Adam squares the rows one by one, so they are listed as in one process; the table among them is no longer."""
+    with gathered(under(scope), 4):
+        return train(scope, lambda: keras.optimizers.Adam(0.01), assumed_sparse=True)
 
 
 @case()
@@ -23,47 +101,12 @@ def check_ratio_over_the_batch_as_a_loss(scope):
     return fit(model, X, (Y > 0).astype("float64"))
 
 
-@long
-@case()
-def check_one_added_loss_for_each_row(scope):
-    class Endpoint(layers.Layer):
-        def call(self, x):
-            self.add_loss(1e-2 * ops.sum(ops.square(x), axis=1))
-            return x
-
-    with scope:
-        inputs = keras.Input((6,))
-        model = keras.Model(inputs, Endpoint()(layers.Dense(2)(inputs)))
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    return fit(model)
-
-
-class Positions(layers.Layer):
-    """Adds a row of a table to each of the positions 0..5, whose number it takes from the batch's shape."""
-
-    def build(self, shape):
-        self.table = layers.Embedding(6, 4)
-        self.table.build(None)
-
-    def call(self, x):
-        return x[..., None] * self.table(ops.arange(ops.shape(x)[1]))
-
-
 def train_table(scope, layer, optimizer, x=X, y=Y):
     with scope:
         inputs = keras.Input(x.shape[1:], dtype=x.dtype)
         model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layer()(inputs))))
         model.compile(optimizer(), "mse")
     return fit(model, x, y)
-
-
-@long
-@case()
-def check_table_of_positions_under_adam(scope):
-    return train_table(scope, Positions, lambda: keras.optimizers.Adam(0.01))
-
-
-TOKENS = (np.abs(X) * 3).astype("int32") % 7
 
 
 class TokensAndPositions(layers.Layer):
@@ -79,13 +122,6 @@ class TokensAndPositions(layers.Layer):
         return self.table(tokens) + self.table(ops.arange(ops.shape(tokens)[1])) * once
 
 
-@long
-@case()
-def check_table_used_in_three_ways_under_adam(scope):
-    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.Adam(0.01), TOKENS)
-
-
-@long
 def check_tables_as_dense_gradients():
     """What one process computes does not depend on how gradients of tables travel."""
 
@@ -109,57 +145,6 @@ def check_tables_as_dense_gradients():
     assert np.abs(weights[1] - weights[2]).max() > 1e-3  # Adam squares the rows of a token that occurs twice one by one
     with pytest.raises(keras_ddl.errors.ConfigError, match="sparse_as_dense must be True, False or 'auto'"):
         keras_ddl.Strategy(sparse_as_dense="always")
-
-
-@long
-@case()
-def check_table_used_in_three_ways_under_clipped_sgd(scope):
-    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1, clipnorm=0.1), TOKENS)
-
-
-@long
-@case()
-def check_table_used_in_three_ways_under_sgd(scope):
-    return train_table(scope, TokensAndPositions, lambda: keras.optimizers.SGD(0.1), TOKENS)
-
-
-@long
-@case()
-def check_layer_that_counts_rows(scope):
-    class Counter(layers.Layer):
-        def build(self, shape):
-            self.rows = self.add_weight(name="rows", shape=(), initializer="zeros", trainable=False, aggregation="sum")
-
-        def call(self, x, training=False):
-            if training:
-                self.rows.assign_add(ops.cast(ops.shape(x)[0], self.rows.dtype))
-            return x
-
-    with scope:
-        inputs = keras.Input((6,))
-        model = keras.Model(inputs, layers.Dense(2)(Counter()(inputs)))
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    return fit(model)
-
-
-def train_accumulating_under_loss_scaling(scope, **arguments):
-    with scope:
-        model = small_model()
-        inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
-        model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0), "mse")
-    return fit(model, **arguments)
-
-
-@long
-@case()
-def check_accumulated_gradients_under_loss_scaling(scope):
-    return train_accumulating_under_loss_scaling(scope, epochs=3, batch_size=11)  # 4 steps: no gradients are left
-
-
-@long
-@case()
-def check_accumulated_gradients_under_loss_scaling_outlive_an_epoch(scope):
-    return train_accumulating_under_loss_scaling(scope)  # 5 steps
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -187,12 +172,6 @@ def train_on_workers(scope, **arguments):
     trained = fit(model, batches, None)
     assert bool(batches.read_elsewhere.value) == batches.use_multiprocessing
     return trained
-
-
-@long
-@case()
-def check_py_dataset_of_threads(scope):
-    return train_on_workers(scope)
 
 
 @case()

@@ -84,11 +84,6 @@ def test_a_mesh_of_devices_other_than_the_ranks_is_refused(devices):
         Layout(with_devices(devices), 4, 0)
 
 
-def test_the_first_devices_of_a_long_list_are_named():
-    with pytest.raises(ConfigError, match=r"rank:3, \.\.\..*devices=gpu:0, gpu:1, gpu:2, gpu:3, \.\.\. \(rank 5\)"):
-        Layout(with_devices([f"gpu:{each}" for each in range(8)], (4, 2)), 8, 5)
-
-
 def test_axes_that_the_mesh_does_not_have_are_refused():
     with pytest.raises(ValueError, match="Invalid axis names"):  # by Keras
         layout_map(**{".*kernel": (None, "modle")})
@@ -97,11 +92,6 @@ def test_axes_that_the_mesh_does_not_have_are_refused():
     mapped[".*kernel"] = keras.distribution.TensorLayout((None, "columns"), elsewhere)
     with pytest.raises(ConfigError, match=r"'batch', 'model', or None.*unknown axes \['columns'\]"):
         Layout(mapped, 4, 0)
-
-
-def test_an_axis_that_is_to_cut_a_variable_twice_is_refused():
-    with pytest.raises(ConfigError, match="along one axis of the variable"):
-        Layout(layout_map(**{".*kernel": ("model", "model")}), 4, 0)
 
 
 def test_a_mesh_whose_axes_are_exchanged_is_refused():
@@ -116,16 +106,6 @@ def test_a_variable_that_was_made_outside_of_the_scope_is_named():
     with pytest.raises(ConfigError, match=r"'dense/kernel' of shape \(3, 4\), which was made outside"):
         layout.refuse_made_outside("dense/kernel", (3, 4))
     layout.refuse_made_outside("dense/bias", (4,))
-
-
-def test_keys_of_outputs_are_told_in_words_of_their_own(recwarn):
-    layout = Layout(layout_map(**{".*kernel": (None, "model"), "dense/output": ("batch", "model")}), 4, 0)
-    assert layout.along_batch() == []
-    layout.axis_of("dense/kernel", (3, 4))
-    layout.check_effects()
-    assert [str(each.message).partition("follows")[0] for each in recwarn] == [
-        "layout_map: how outputs of layers are laid out "
-    ]
 
 
 def test_keys_without_effect_are_told(recwarn):

@@ -121,7 +121,9 @@ class Ranks:
         return staying
 
 
-@pytest.mark.parametrize("size", [(2, 2), (1, 2), (1, 4), (3, 2), (2, 3)])
+@pytest.mark.parametrize(
+    "size", [(2, 2), (1, 4), *(pytest.param(each, marks=pytest.mark.long) for each in [(1, 2), (3, 2), (2, 3)])]
+)
 def test_one_rank_after_the_other(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     for first in range(size[0] * size[1]):
         ranks = Ranks(monkeypatch, *size)

@@ -15,9 +15,9 @@ from keras_ddl.export import export_saved_model
 from keras_ddl.files import durable
 
 HERE = Path(__file__).parent
-KINDS = ("mesh", "mesh_saving", "mesh_shard", "mesh_choice", "mesh_function")
-test_mesh = rank_tests([HERE / f"{kind}_checks.py" for kind in KINDS], [4])
-test_functions_of_two = pytest.mark.long(rank_tests(HERE / "mesh_function_checks.py", [2]))
+test_mesh = rank_tests(HERE / "mesh_checks.py", [4])
+FURTHER = [HERE / f"mesh_{kind}_checks.py" for kind in ("saving", "shard", "choice")]
+test_further = pytest.mark.long(rank_tests(FURTHER, [4]))
 
 
 def train(folder, data_ranks, model_ranks, epochs, *kill):

@@ -21,7 +21,7 @@ from keras_ddl import checkpoint as ckpt
 from launch.launching import Ended, run, write_program
 
 PROGRAM = str(Path(__file__).with_name("writing_training.py"))
-pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +123,6 @@ def test_rank_0_is_killed_in_the_middle_of_a_step(tmp_path: Path, of_one_process
     check(tmp_path, of_one_process, "step:7:0")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("place", ["first", "last"])
 @pytest.mark.parametrize(
     "hook",
@@ -137,37 +136,18 @@ def test_rank_0_is_killed_in_a_hook(place: str, hook: str, tmp_path: Path, of_on
     check(tmp_path, of_one_process, f"{place}-{hook}:0", absent=() if is_written else (10,), twice=twice)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("hook", ["test_batch_begin:15", "test_end:15", "predict_batch_begin:1"])
-def test_rank_0_is_killed_in_an_evaluation_or_a_prediction(hook: str, tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, f"alone-{hook}:0")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", range(1, 40, 3))
 def test_a_rank_is_killed_while_fit_begins(number: int, rank: int, tmp_path: Path, of_one_process: Path) -> None:
     check(tmp_path, of_one_process, f"collective:{number}:{rank}")
 
 
-@pytest.mark.long
-def test_the_next_one_is_killed_too(tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, "step:4:0", "step:11:1")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["checkpoint", "renamed"])
 def test_rank_0_is_killed_while_a_checkpoint_is_written(where: str, tmp_path: Path, of_one_process: Path) -> None:
     """It is there or not. The first that becomes complete is the base graph, the third the checkpoint of step 10."""
     check(tmp_path, of_one_process, f"{where}:3:0", absent=(10,) if where == "checkpoint" else ())
 
 
-@pytest.mark.long
-def test_the_last_checkpoint_is_written_although_rank_0_is_lost(tmp_path: Path, of_one_process: Path) -> None:
-    check(tmp_path, of_one_process, "checkpoint:4:0")
-
-
-@pytest.mark.long
 def test_a_run_resumes_from_what_the_next_rank_has_written(tmp_path: Path, of_one_process: Path) -> None:
     plan = ["checkpoint:3:0", "step:13:1", "step:13:2"]
     ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, "written", *plan], tmp_path)
@@ -205,7 +185,6 @@ if strategy.rank == 0:
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("lost", [0, 1])
 def test_predictions_that_rank_0_alone_has_are_lost_with_it(lost: int, tmp_path: Path) -> None:
     program = write_program(tmp_path, PREDICTING.replace("LOST", str(lost)))

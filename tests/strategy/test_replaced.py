@@ -3,6 +3,8 @@
 import ast
 import re
 
+import pytest
+
 from harness.rank_tests import run_ranks
 from harness.source_modules import MODULES, ROOT
 
@@ -85,6 +87,7 @@ def train(scope, data=None, callbacks=(), epochs=2, **optimizer):
     model.fit(data, verbose=0, epochs=epochs, callbacks=list(callbacks))
 
 
+@pytest.mark.long
 def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
     def changes(folder):
         import keras
@@ -94,6 +97,7 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
         before = attributes()
         import keras_ddl
         from keras_ddl.compat import models
+        from keras_ddl.strategy.keras_patches import other_files
 
         class Look(keras.callbacks.Callback):
             seen: set = set()
@@ -133,11 +137,13 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
             pass
 
         train(strategy.scope(), callbacks=[Points(folder)])
-        return plain, with_shards, fitted, built_later, sorted(set(replaced_since(before)) - set(with_shards))
+        later = sorted(set(replaced_since(before)) - set(with_shards))
+        return plain, with_shards, fitted, built_later, sorted(other_files.ONCE), later
 
     results = [rank.result for rank in run_ranks(changes, 2, args=[str(tmp_path)]).check().ranks]
     rows = listed()
-    plain, with_shards, _, built_later, at_rank_0 = results[0]
+    plain, with_shards, _, built_later, once, at_rank_0 = results[0]
+    assert once == sorted(rows["the first Strategy: what writes files besides models"])
     hushed = {name.rpartition(".")[2] for name in results[1][-1] if ".TensorBoard." in name}
     assert not at_rank_0 and {each for each in hushed if not each.startswith(("on_", "set_"))} == {
         name.rpartition(".")[2]
@@ -154,17 +160,7 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
     assert not inside, inside
 
 
-def test_what_is_written_once_is_what_the_page_lists():
-    written = run_ranks(written_once, 1).check().ranks[0].result
-    assert written == sorted(listed()["the first Strategy: what writes files besides models"])
-
-
-def written_once():
-    from keras_ddl.strategy.keras_patches import other_files
-
-    return sorted(other_files.ONCE)
-
-
+@pytest.mark.long
 def test_front_ends_replace_what_the_page_lists():
     def changes():
         import keras
@@ -220,6 +216,7 @@ def test_private_attributes_are_set_where_the_page_lists():
     assert {each for each in written if not each.startswith("self.")} == listed_here
 
 
+@pytest.mark.long
 def test_private_methods_of_derived_classes_are_those_that_the_page_lists():
     def overridden(names):
         import importlib
@@ -258,6 +255,7 @@ def test_values_of_tensorflow_are_replaced_where_the_page_lists():
     assert replaced == set(listed()["TensorFlow's own values"])
 
 
+@pytest.mark.long
 def test_nothing_is_replaced_without_a_strategy():
     def changes():
         import contextlib

@@ -156,6 +156,7 @@ def test_a_file_is_written_once_whatever_names_it(scheme: str, tmp_path: Path, m
         rank._leave(os.getpid())
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 def test_ranks_that_are_killed_after_saving_leave_nothing(tmp_path: Path) -> None:
     program = write_program(

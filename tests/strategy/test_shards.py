@@ -1,4 +1,4 @@
-"""Optimizers in shards: Strategy(shard_optimizer=True)."""
+"""Checkpoints of optimizers in shards: Strategy(shard_optimizer=True). test_strategy.py trains with them."""
 
 import shutil
 from pathlib import Path
@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 
 from harness.launching import python_path
-from harness.rank_tests import rank_tests, run_ranks
+from harness.rank_tests import run_ranks
 from keras_ddl import checkpoint as ckpt
 from launch.launching import run
 
 FEW = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2"}  # of small models' weights, all
 HERE = Path(__file__).parent
-ANEW = {**FEW, "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}  # a weight in shards is gathered anew wherever it is needed
-test_shards = rank_tests([HERE / "shard_checks.py", HERE / "weight_checks.py"], [3], env=ANEW)
-test_weights = pytest.mark.long(rank_tests(HERE / "weight_checks.py", [2], env=ANEW))
 
 
 def trained(folder, ranks, epochs, kind):

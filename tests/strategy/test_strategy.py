@@ -1,48 +1,51 @@
-"""The Strategy on real ranks: training, data, callbacks, custom loops, and what it refuses."""
+"""The Strategy on real ranks: training, data, callbacks, shards, custom loops, and what it refuses."""
 
-from collections.abc import Callable, Sequence
+import contextlib
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
+import keras_ddl
 from harness.rank_tests import rank_tests, run_ranks
 
 HERE = Path(__file__).parent
 
 
-def checks(*names: str) -> list[Path]:
-    return [HERE / f"{name}_checks.py" for name in names]
+def checks(*names: str, folder: Path = HERE) -> list[Path]:
+    return [folder / f"{name}_checks.py" for name in names]
 
 
-# One launch for many checks: the ranks' imports of TensorFlow and Keras take longer than most of them.
-PROGRAMS = ("gan", "step", "metric_state", "table", "tied")  # as Keras's guides write them
+# One launch for all quick checks: the ranks' imports of TensorFlow and Keras take longer than most of them. Of each
+# program a few are quick; the others are `long`.
 OF_TWO = (
-    "first_trace",
-    *("training", "loop", "random", "metric", "whole_batch", "batch_loss", "batch_loop", "host", "accumulation"),
-    *("callback", "decision", "saving", "outside", "drift", "guard", "error", "failing", "deadlock", "plan"),
-    *("data", "rank_0_data", "order", "row", "trace", "tf_distribute", "one_per_job", "explain"),
-    *("exact", "state", "bucket", "same_step", "fine_tuning"),
-    *PROGRAMS,
+    "trace",  # begins with what only the first step of a process shows
+    *("exact", "loop", "random", "whole_batch", "batch_loop", "callback", "saving", "outside", "error", "failing"),
+    *("plan", "data", "rank_0_data", "row", "tf_distribute", "one_per_job", "state", "same_step", "step", "weight"),
 )
-# What differs between two ranks and more: `make test-all`.
-OF_MORE = tuple(
-    name for name in OF_TWO if name not in ("one_per_job", "explain", "deadlock", "error", "trace", "order")
-)
+CALLBACKS = checks("callbacks", "resume", "step_metrics", folder=HERE.parent / "callbacks")
+# Programs whose checks are long, all of them.
+PROGRAMS = ("metric_state", "table")  # as Keras's guides write them
+FURTHER = ("metric", "guard", "fine_tuning", *PROGRAMS)
+# What differs between two ranks and more.
+OF_MORE = (*(name for name in OF_TWO if name not in ("trace", "error", "one_per_job", "weight")), *FURTHER)
+# Of small models' weights all are in shards, and each is gathered anew wherever it is needed.
+IN_SHARDS = {"KERAS_DDL_SHARD_FROM_ELEMENTS": "2", "KERAS_DDL_GATHERED_WEIGHT_BYTES": "1"}
+
+test_of_two = rank_tests([*checks(*OF_TWO), *CALLBACKS], [2], env=IN_SHARDS)
+test_further = pytest.mark.long(rank_tests(checks(*FURTHER, "explain", "order"), [2]))
+test_of_more = pytest.mark.long(rank_tests(checks(*OF_MORE), [3]))
+test_shards = pytest.mark.long(rank_tests(checks("shard", "weight"), [3], env=IN_SHARDS))
+test_callbacks_of_three = pytest.mark.long(rank_tests(CALLBACKS, [3]))
+test_without_a_seed = pytest.mark.long(rank_tests(checks("seed"), [2]))
+test_of_four = pytest.mark.long(rank_tests(checks("exact", "step", *PROGRAMS), [4]))
+test_programs = pytest.mark.long(rank_tests(checks("program"), [3]))
+test_random_and_variables = pytest.mark.long(rank_tests(checks("random", "variable"), [2, 4]))
+test_plans_over_mpi = pytest.mark.long(rank_tests(checks("plan"), [(2, "x:1x2")]))
 
 
-def strategy_tests(names: Sequence[str], launches: Sequence[int | tuple[int, str]]) -> Callable[..., None]:
-    return rank_tests(checks(*names), launches)
-
-
-test_of_two = strategy_tests(OF_TWO, [2])
-test_of_more = pytest.mark.long(strategy_tests(OF_MORE, [3]))
-test_without_a_seed = strategy_tests(("seed",), [2])
-test_of_four = pytest.mark.long(strategy_tests(("training", *PROGRAMS), [4]))
-test_programs = pytest.mark.long(strategy_tests(("program", "further_program"), [2, 3]))
-test_random_and_state = pytest.mark.long(strategy_tests(("random", "layer", "variable"), [2, 3, 4]))
-test_plans_over_mpi = pytest.mark.long(strategy_tests(("plan",), [(2, "x:1x2")]))
-
-
+@pytest.mark.long
 @pytest.mark.parallel
 def test_strategy_refuses_another_keras_backend():
     def make():
@@ -57,6 +60,7 @@ def test_strategy_refuses_another_keras_backend():
     assert "Received: KERAS_BACKEND = 'jax'" in outcome.ranks[0].result
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 def test_strategy_warns_of_an_unknown_keras_and_refuses_one_that_lacks_something():
     def make():
@@ -86,54 +90,21 @@ def test_strategy_warns_of_an_unknown_keras_and_refuses_one_that_lacks_something
     assert any("Received: Keras 4.0.0" in message for message in warned)
 
 
-@pytest.mark.parallel
-def test_strategy_reports_a_mismatch_inside_a_step():
-    def train():
-        import numpy as np
-
-        import keras_ddl
-        from keras_ddl import ops
-        from keras_ddl.compat.tensorflow import tf
-
-        strategy = keras_ddl.Strategy()
-
-        @tf.function
-        def step(x):
-            return x + tf.reduce_sum(ops.all_reduce(tf.zeros([2 + strategy.rank]), name="bad"))
-
-        strategy.run(step, args=(np.zeros((8, 3), "float32"),))
-
-    outcome = run_ranks(train, 2)
-    assert outcome.returncode not in (0, None), outcome.text()
-    assert "keras_ddl.errors.RankMismatchError" in outcome.text() and "'bad'" in outcome.text()
-
-
-@pytest.mark.parallel
 def test_strategy_on_one_rank_trains_as_keras_does():
-    def train():
-        import keras
-        import numpy as np
+    def run(scope):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
+            model.compile("adam", "mse", metrics=["mae"])
+        x, y = np.random.rand(20, 4), np.random.rand(20, 2)
+        history = model.fit(x, y, batch_size=6, epochs=2, validation_split=0.2, verbose=0).history
+        return [w.tobytes() for w in model.get_weights()], history, model.predict(x, verbose=0).tobytes()
 
-        import keras_ddl
-
-        def run(scope):
-            keras.utils.set_random_seed(3)
-            with scope:
-                model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
-                model.compile("adam", "mse", metrics=["mae"])
-            x, y = np.random.rand(20, 4), np.random.rand(20, 2)
-            history = model.fit(x, y, batch_size=6, epochs=2, validation_split=0.2, verbose=0).history
-            return [w.tobytes() for w in model.get_weights()], history, model.predict(x, verbose=0).tobytes()
-
-        import contextlib
-
-        strategy = keras_ddl.Strategy()
-        with strategy.scope():
-            explained = strategy.explain(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
-        return run(contextlib.nullcontext()) == run(strategy.scope()), explained, strategy.function(run).explain()
-
-    nothing = "1 rank: nothing moves between ranks."
-    assert run_ranks(train, 1).check().ranks[0].result == (True, nothing, nothing)
+    strategy = keras_ddl.Strategy()
+    assert run(contextlib.nullcontext()) == run(strategy.scope())
+    with strategy.scope():
+        explained = strategy.explain(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    assert explained == strategy.function(run).explain() == "1 rank: nothing moves between ranks."
 
 
 @pytest.mark.long

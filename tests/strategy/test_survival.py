@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -90,11 +91,19 @@ def check_ended(ended: Ended, ranks: list[int], program: str, model: str, data: 
         np.testing.assert_allclose(made, predicted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.long  # in `make test`: with a spare, in test_joining.py
+def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
+    """The one real death of `make test`; test_survival_model.py has all schedules, simulated."""
+    ended = check(tmp_path, "mlp", "arrays", "step", "1:7", ranks=2, spares=1, epochs=12)
+    assert "rank 2, a spare, starts, to take the place of rank 1." in ended.err
+    assert "rank 1 was lost (killed by SIGKILL); 1 go on." in ended.err and "rank 2 has joined; 2 go on." in ended.err
+
+
+@pytest.mark.long
 def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "mlp", "arrays", "step", "1:7")
 
 
+@pytest.mark.long
 def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
     check(tmp_path, "shards", "arrays", "step", "1:7")
 
@@ -167,6 +176,23 @@ def test_rank_0_is_killed(data: str, tmp_path: Path) -> None:
     check(tmp_path, "mlp", data, "step", "0:7")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    ("model", "data", "span_ms"),
+    [("mlp", "arrays", 150), ("cnn", "arrays", 150), ("lstm", "several", 300), ("attention", "sequence", 200)],
+)
+def test_two_of_three_are_killed_at_random_moments(
+    model: str, data: str, span_ms: int, seed: int, tmp_path: Path
+) -> None:
+    """At moments of their own, at the same one, or the second while the other one goes on. `span_ms`: of a training."""
+    rng = random.Random(f"{model} {data} {seed}")
+    first, second = rng.sample(range(3), 2)
+    moment = rng.randrange(span_ms)
+    apart, recovering = f"{second}:{rng.randrange(span_ms)}", f"{second}:{rng.randrange(60)}:recovery"
+    check(tmp_path, model, data, "moment", f"{first}:{moment}", rng.choice([apart, f"{second}:{moment}", recovering]))
+
+
 DRIFTED = """
 import signal
 import keras, numpy as np
@@ -193,36 +219,10 @@ except keras_ddl.errors.DriftError as error:
 """
 
 
+@pytest.mark.long
 def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: Path) -> None:
     ended = run(["run", "-np", "3", "--min-np", "1", "python", write_program(tmp_path, DRIFTED)], tmp_path)
     assert ended.status == 0 and ended.out.count("told") == 2, ended
-
-
-UNLIKE = """
-import keras, numpy as np, tensorflow as tf
-import keras_ddl
-strategy = keras_ddl.Strategy(seed=3)
-if strategy.rank == 1:
-    plain = tf.random.shuffle
-    tf.random.shuffle = lambda value, *more: plain(value, *more)[::-1]
-with strategy.scope():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-x = np.arange(40.0).reshape(20, 2)
-try:
-    model.fit(x, x[:, :1], batch_size=8, verbose=0, shuffle=SHUFFLE)
-except keras_ddl.errors.RankMismatchError as error:
-    assert "must read the same batches" in str(error), error
-    print("refused", flush=True)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shuffle", [True, "batch"])
-def test_other_orders_of_arrays_are_refused_as_in_other_jobs(shuffle: bool | str, tmp_path: Path) -> None:
-    program = write_program(tmp_path, UNLIKE.replace("SHUFFLE", repr(shuffle)))
-    ended = run(["run", "-np", "2", "--min-np", "1", "python", program], tmp_path)
-    assert ended.status == 0 and ended.out.count("refused") == 2, ended
 
 
 def test_a_state_that_came_in_part_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

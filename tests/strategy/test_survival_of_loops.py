@@ -10,29 +10,18 @@ from launch.launching import run, write_program
 from strategy.test_survival import check
 
 PROGRAM = str(Path(__file__).with_name("surviving_loop.py"))
-pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
     check(tmp_path, "steps", "-", "step", "1:5", program=PROGRAM)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shards", "gan", "method", "open", "two"])
 def test_kinds(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", "step", "2:6", program=PROGRAM)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "moment", ["step 1:0", "between 2:0", "between 1:7", "step 1:3 2:8", "between 2:5 1:6", "step 0:5"]
-)
-@pytest.mark.parametrize("kind", ["shards", "two"])
-def test_moments(kind: str, moment: str, tmp_path: Path) -> None:
-    check(tmp_path, kind, "-", *moment.split(), program=PROGRAM)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shards+behind", "behind"])
 def test_a_rank_that_has_not_committed_what_another_has(kind: str, tmp_path: Path) -> None:
     check(tmp_path, kind, "-", "between", "1:6", program=PROGRAM)
@@ -81,7 +70,6 @@ print("went on", flush=True)
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shards", [False, True])
 def test_a_program_that_catches_the_error_goes_on_with_its_strategy(shards: bool, tmp_path: Path) -> None:
     program = write_program(tmp_path, CAUGHT.replace("...", repr(shards), 1))
@@ -97,7 +85,6 @@ WHY = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", WHY)
 def test_why_a_job_ends(kind: str, tmp_path: Path) -> None:
     where = "collective" if kind == "collective" else "step"

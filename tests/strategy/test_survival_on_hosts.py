@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.launching import Started
-from launch.test_run_hosts import AGENT, can_make_hosts, write_agent
+from launch.test_run_hosts import can_make_hosts, write_agent
 from strategy.test_survival import PROGRAM, check, check_ended
 
 EPOCHS = 60
@@ -33,24 +33,12 @@ def across_hosts(tmp_path: Path, agent: str, hosts: str, model: str, where: str,
     check(tmp_path, model, "arrays", where, *killed.split(), ranks=ranks, options=options, KERAS_DDL_SSH=agent)
 
 
-@pytest.mark.parametrize(("model", "killed"), [("lstm", "3:7"), ("mlp", "1:4 3:9"), ("mlp", "2:5 3:5")])
-def test_fit_across_hosts(model: str, killed: str, agent: str, tmp_path: Path) -> None:
-    """One rank, one of each host in turn, and both of a host."""
-    across_hosts(tmp_path, agent, "h0:2,h1:2", model, "step", killed)
-
-
 @pytest.mark.parametrize(
     ("hosts", "killed"), [("h0:2,h1:2", "2:5 3:5"), ("h0:2,h1:2", "0:5 1:5"), ("h0:2,h1:1,h2:2", "0:5 1:5 2:11")]
 )
 def test_shards_of_a_lost_host_are_on_another(hosts: str, killed: str, agent: str, tmp_path: Path) -> None:
     """All ranks of a host are lost at once, between two steps; in the last case another host later."""
     across_hosts(tmp_path, agent, hosts, "shards", "between", killed)
-
-
-@pytest.mark.parametrize("killed", ["1:7", "0:6"])
-def test_a_spare_on_another_host(killed: str, agent: str, tmp_path: Path) -> None:
-    options = ("--hosts", "h0:2,h1:2")
-    check(tmp_path, "mlp", "arrays", "step", killed, spares=1, epochs=12, options=options, KERAS_DDL_SSH=agent)
 
 
 class Changing:
@@ -97,13 +85,3 @@ def test_hosts_that_the_file_names_later_join_and_others_leave(model: str, agent
     job.see("rank 3 leaves (no room for it in hosts); 1 go on.", "rank 4 has joined; 2 go on.")
     said = job.finish([2, 4])
     assert "Traceback" not in said and "lost" not in said, said
-
-
-def test_a_lost_rank_is_started_anew_and_hosts_that_cannot_be_reached_are_named(agent: str, tmp_path: Path) -> None:
-    Path(agent).write_text(AGENT.replace("exec ", '[ "$host" = bad ] && exit 3\nexec ', 1))
-    job = Changing(tmp_path, agent, "h0:2", "step", "1:7")
-    job.started.wait_for(tmp_path / "until-0")
-    job.write("h0:2,bad:1")
-    job.see("rank 1 was lost (killed by SIGKILL); 1 go on.", f"{agent} ended with status 3.", "has joined; 2 go on.")
-    said = job.finish([0, 3] if "rank 3 has joined" in job.lines else [0, 2])
-    assert f"ends before it has joined: {agent} ended" in said and "Traceback" not in said, said

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from harness.launching import python_path
 from launch.launching import Ended, run, write_program
 from strategy.test_survival import PROGRAM, check_ended
 
-pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
 def check(
@@ -36,7 +34,6 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
     assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 2 go on." in ended.err, ended
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "model", "data", "killed", "mesh", "left"),
     [
@@ -59,33 +56,10 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
     check(tmp_path, model, data, *killed.split(), ranks=ranks, mesh=mesh, left=left)
 
 
-@pytest.mark.long
 def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
     ended = run(["run", "-np", "4", "--min-np", "1", *command], tmp_path)
     assert ended.status == 137 and "slice 1 of 2 were lost together" in ended.err and "--restarts" in ended.err, ended
-
-
-@pytest.mark.long
-def test_a_mesh_of_fewer_ranks_than_min_np_ends(tmp_path: Path) -> None:
-    command = ["python", PROGRAM, "mesh2+by8", "arrays", "between", "1:5"]
-    ended = run(["run", "-np", "4", "--min-np", "3", *command], tmp_path)
-    assert ended.status == 1 and "a mesh of 1 x 2, and at least 3 ranks" in ended.err, ended
-
-
-@pytest.mark.long
-def test_a_mesh_that_was_resumed_goes_on_from_its_mirrors(tmp_path: Path) -> None:
-    program = str(Path(__file__).with_name("mesh_training.py"))
-    for name, arguments in (("one", ["2", "1"]), ("two", ["1", "2"]), ("two", ["2", "2", "1", "8"])):
-        (tmp_path / name).mkdir(exist_ok=True)
-        start = ["run", "-np", "1"] if name == "one" else ["run", "-np", "2", "--min-np", "1"]
-        command = [*start, "python", program, str(tmp_path / name), *arguments]
-        ended = run(command, tmp_path, env={"PYTHONPATH": python_path(Path(__file__).parents[1])})
-        assert ended.status == 0, ended
-    assert "rank 1 (batch 0, model 1) was lost; 1 x 1 go on" in ended.err, ended
-    with np.load(tmp_path / "two" / "2_2.npz") as mine, np.load(tmp_path / "one" / "1_2.npz") as expected:
-        for name in expected.files:
-            np.testing.assert_allclose(mine[name], expected[name], rtol=0, atol=1e-12)
 
 
 LAID_OUT = """
@@ -97,7 +71,6 @@ keras_ddl.Strategy(layout_map=layout)
 """
 
 
-@pytest.mark.long
 def test_spares_are_refused(tmp_path: Path) -> None:
     program = write_program(tmp_path, LAID_OUT)
     ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
