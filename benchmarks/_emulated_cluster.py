@@ -7,6 +7,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 
-from emulated_cluster import Cables, ClusterUnavailable, EmulatedCluster  # noqa: E402
+from emulated_cluster import Cables, ClusterUnavailable, EmulatedCluster
 
 __all__ = ["Cables", "ClusterUnavailable", "EmulatedCluster"]

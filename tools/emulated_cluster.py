@@ -6,7 +6,8 @@ program started on a host also has its own host name, System V IPC and /dev/shm,
 for what they are meant to be. What it cannot hide is /proc: processes of two hosts see each other. The counters of the
 virtual cables (`Cables`) tell what really went over the network.
 
-The hosts share this machine's cores. What starts programs on them should keep all in one session (see benchmarks/sessions.py).
+The hosts share this machine's cores. What starts programs on them should keep all in one session (see
+benchmarks/sessions.py).
 
 Needs Linux, root, and the tools of iproute2 and util-linux. Nothing touches the machine's own network.
 """
