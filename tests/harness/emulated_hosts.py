@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shlex
 import subprocess
@@ -13,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-_HOME = Path(__file__).resolve().parents[2] / "benchmarks" / "_emulated_cluster.py"
-_SPEC = importlib.util.spec_from_file_location(_HOME.stem, _HOME)
-_emulated = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(_emulated)
+from harness.source_modules import ROOT, load_program
+
+_emulated = load_program(ROOT / "tools" / "emulated_cluster.py")
 
 
 class Hosts:

@@ -3,7 +3,7 @@
 A row is a dict of columns, with the unit in a column's name, and one column `how` says where its numbers come from:
 
     measured   by this command, on this machine
-    emulated   by this command, on ranks whose network is slowed down (benchmarks/_emulated_cluster.py)
+    emulated   by this command, on ranks whose network is slowed down (tools/emulated_cluster.py)
     predicted  by a model of the costs, from what was measured
     computed   from sizes alone, which are exact
     published  by somebody else, on other machines: the study says where

@@ -142,7 +142,7 @@ def _started(directory: Path, ranks: int, chosen: Any, *how: Any) -> Training:
 
 
 def _emulated_cluster() -> ModuleType:
-    path = EXAMPLES.parent / "benchmarks" / "_emulated_cluster.py"
+    path = EXAMPLES.parent / "tools" / "emulated_cluster.py"
     if not path.exists():
         raise OSError(f"the emulated cluster is part of the repository, and this is not in one: no {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
