@@ -35,12 +35,9 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def values_of(families: Iterable[Any]) -> dict[str, float]:
     """Metrics of prometheus_client -> name (and labels but the host) -> value."""
-    return {
-        "/".join(
-            [each.name.removeprefix("keras_ddl_"), *(v for k, v in each.labels.items() if k != "host")]
-        ): each.value
-            [each.name.removeprefix("keras_ddl_"), *(v for k, v in each.labels.items() if k != "host")]
-        ): each.value
-        for family in families
-        for each in family.samples
-    }
+
+    def name_of(sample: Any) -> str:
+        labels = [value for name, value in sample.labels.items() if name != "host"]
+        return "/".join([sample.name.removeprefix("keras_ddl_"), *labels])
+
+    return {name_of(each): each.value for family in families for each in family.samples}
