@@ -157,7 +157,9 @@ def moved(training: Training, **options: Any) -> list[Any]:
     return simulation.reports[0].entries
 
 
-@pytest.mark.parametrize(("build", "static"), [(dense, False), pytest.param(nested_and_shared, True, marks=LONG)])
+@pytest.mark.parametrize(
+    ("build", "static"), [pytest.param(dense, False, marks=LONG), pytest.param(nested_and_shared, True, marks=LONG)]
+)
 def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
     training = Training(build, keras_layer)
     # Of each layer the mean, the variance, and in the backward pass one sum; then the gradients of layers before it.
@@ -280,6 +282,7 @@ def assert_left(build: Any, normalize: Normalize, loss: Any = None) -> None:
     assert simulation.reports[0].own_statistics == 0
 
 
+@LONG
 def test_other_statistics_are_those_of_one_process() -> None:
     def build(_: Normalize) -> keras.Model:
         stack = [each for make in LEFT for each in (layers.Dense(4, activation="tanh"), make())]

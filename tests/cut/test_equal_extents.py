@@ -48,7 +48,8 @@ def reshaped(z: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     )
 
 
-@pytest.mark.parametrize("static", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("static", [True, False])
 def test_axes_are_not_confused(static: bool) -> None:
     rng = np.random.default_rng(0)
     x, w, kernel = rng.normal(size=(N, N)), rng.uniform(0.1, 2, N), rng.normal(size=(N, N))

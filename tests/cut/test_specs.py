@@ -14,7 +14,7 @@ from keras_ddl.cut.specs.entrywise import BINARY, UNARY
 
 INF, NAN = np.inf, np.nan
 # A rank without rows; an open number of rows. Of each type of operation one case in so many.
-QUICK = ((Ranks(3, 2), 4), (Ranks(3, 4, static=False), 12))
+QUICK = ((Ranks(3, 2), 6), (Ranks(3, 4, static=False), 16))
 
 
 def _kind(kind: str) -> str:
