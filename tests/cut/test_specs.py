@@ -302,6 +302,7 @@ _ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: o
 @pytest.mark.parametrize("topic", [*TOPICS, *rule_cases.TOPICS])
 def test_some_placements_of_operands_give_the_whole(topic: str, ranks: Ranks, step: int) -> None:
     cases = {**TOPICS, **rule_cases.TOPICS}[topic]
+    step = 1 if topic == "contractions" else step  # whose cases are all different
     seen: dict[str, int] = {}
     chosen = []
     for case in cases:  # of each type the first, and then one in `step`
