@@ -142,14 +142,6 @@ def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, si
     assert [each.kind for each in report.entries if each.kind == "gather"] == []
 
 
-@LONG
-def test_global_equals_one_process() -> None:
-    cut, one = Training(convolutional, keras_layer), Training(convolutional, keras_layer)
-    simulation = simulated(cut, 3, statistics="global", static=False)
-    assert_trains_as(one, cut, simulation)
-    assert "BatchNormalization" not in simulation.reports[0].text()
-
-
 def moved(training: Training, **options: Any) -> list[Any]:
     """Returns the collectives of a step."""
     simulation = simulated(training, 2, **options)

@@ -89,15 +89,9 @@ class Trained:
 
 OPTIMIZERS = {
     "adam": lambda **more: keras.optimizers.Adam(1e-2, **more),
-    "amsgrad": lambda **more: keras.optimizers.Adam(1e-2, amsgrad=True, **more),
     "adamw": lambda **more: keras.optimizers.AdamW(1e-2, weight_decay=0.1, **more),
     "momentum": lambda **more: keras.optimizers.SGD(1e-2, momentum=0.9, **more),
     "nesterov": lambda **more: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, **more),
-    "rmsprop": lambda **more: keras.optimizers.RMSprop(1e-2, momentum=0.5, centered=True, **more),
-    "adagrad": lambda **more: keras.optimizers.Adagrad(1e-2, **more),
-    "adadelta": lambda **more: keras.optimizers.Adadelta(1e-1, **more),
-    "adamax": lambda **more: keras.optimizers.Adamax(1e-2, **more),
-    "nadam": lambda **more: keras.optimizers.Nadam(1e-2, **more),
     "ftrl": lambda **more: keras.optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1, **more),
     "lion": lambda **more: keras.optimizers.Lion(1e-2, **more),
 }
