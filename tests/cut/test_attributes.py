@@ -87,7 +87,7 @@ def in_a_scope(x: tf.Tensor) -> list[tf.Tensor]:
     return [found, other]
 
 
-FEW = (with_gradients, of_variables, in_a_branch)
+FEW = (of_variables, in_a_branch)
 COMPILED = [beyond_the_rows, within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
 
 

@@ -161,7 +161,8 @@ def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, st
     assert [len(each.values) for each in entries] == [1 + len(training.model.trainable_variables) + moments]
 
 
-@pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), pytest.param(1e-3, True, marks=LONG)])
+@LONG
+@pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), (1e-3, True)])
 def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     rows, size = 4, 3  # 2, 2 and 0
 
@@ -175,6 +176,7 @@ def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     assert simulation.reports[0].own_statistics == 2
 
 
+@LONG
 def test_batch_of_one_row_is_one_rank_s() -> None:
     """Tracing sees that there is one row: the gradients are not summed along axis 0 then."""
 

@@ -245,6 +245,7 @@ def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: boo
     check(step, rows, size, static, [each.value for each in (weight, *optimizer.variables)], times=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
 def test_tensors_that_grow_from_round_to_round_equal_one_process(size: int, static: bool, rows: int) -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:

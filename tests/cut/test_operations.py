@@ -25,6 +25,7 @@ REPLICATED = {
     "MatrixBandPart": {"BatchMatMulV2", "MatrixBandPart", "MatrixSetDiagV3"},
     "StringJoin": {"ReduceJoin", "ReverseV2", "TopKV2"},
 }
+LONG = ("drawn_numbers", "algebra", "transforms")
 _ROWS = np.random.default_rng(0)
 
 
@@ -36,7 +37,13 @@ def types_of(program: object) -> list[str]:
     return [kind for kind, programs in CASES.items() if program in programs]
 
 
-@pytest.mark.parametrize("program", [pytest.param(each, id=types_of(each)[0]) for each in PROGRAMS])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(each, id=types_of(each)[0], marks=[pytest.mark.long] if each.__name__ in LONG else [])
+        for each in PROGRAMS
+    ],
+)
 @pytest.mark.parametrize(
     ("static", "size", "batches"), [pytest.param(True, 2, [1], marks=pytest.mark.long), (False, 3, [5, 1])], ids=str
 )

@@ -44,6 +44,7 @@ def draws():
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size, static", SETTINGS)
 def test_draw_of_rows_is_the_rows_of_the_whole_draw(size, static):
     def step(x):
