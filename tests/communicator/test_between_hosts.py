@@ -133,14 +133,6 @@ def is_pushed_out(connection: socket.socket) -> bool:
     return True
 
 
-def test_who_knocks_and_says_nothing_holds_up_nobody() -> None:
-    keepers = keepers_on("ab")
-    silent = silent_strangers(keepers[0], 20)
-    connect_all(keepers, [0, 1])
-    for each in silent:
-        each.close()
-
-
 @pytest.mark.parametrize("is_introduced", [True, False])
 def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # From the first moment on, when nobody can prove anything yet, too; and no thread waits for one of them.

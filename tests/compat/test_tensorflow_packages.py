@@ -139,9 +139,19 @@ import keras_ddl; keras_ddl.Strategy
             marks=pytest.mark.long,
             id="private tensorflow",
         ),
-        (BLOCK + "keras_ddl.all_reduce", {}, ["no TensorFlow in", "pip install 'tensorflow-cpu>=2.19,<2.22'"]),
-        (BREAK + "keras_ddl.all_reduce", {}, ["cannot be imported", "libxyz.so.1"]),
-        ("import keras_ddl; keras_ddl.broadcast", {"KERAS_BACKEND": "torch"}, ["'torch'", "KERAS_BACKEND=tensorflow"]),
+        pytest.param(
+            BLOCK + "keras_ddl.all_reduce",
+            {},
+            ["no TensorFlow in", "pip install 'tensorflow-cpu>=2.19,<2.22'"],
+            id="missing",
+        ),
+        pytest.param(BREAK + "keras_ddl.all_reduce", {}, ["cannot be imported", "libxyz.so.1"], id="broken"),
+        pytest.param(
+            "import keras_ddl; keras_ddl.broadcast",
+            {"KERAS_BACKEND": "torch"},
+            ["'torch'", "KERAS_BACKEND=tensorflow"],
+            id="backend",
+        ),
     ],
 )
 def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, words, monkeypatch):

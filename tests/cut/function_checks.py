@@ -55,7 +55,8 @@ def guide_loop(wrap, data):
 
 
 def check_function_equals_one_process():
-    assert_same(guide_loop(STRATEGY.function, batches()), expected(guide_loop, batches()))
+    data = batches(9)[:2]  # one shape: tracing takes the longest
+    assert_same(guide_loop(STRATEGY.function, data), expected(guide_loop, data))
 
 
 @long

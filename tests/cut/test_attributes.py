@@ -87,6 +87,7 @@ def in_a_scope(x: tf.Tensor) -> list[tf.Tensor]:
     return [found, other]
 
 
+FEW = (of_variables, in_a_branch)
 COMPILED = [beyond_the_rows, within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
 
 
@@ -107,7 +108,11 @@ def check(step: Any, size: int, static: bool, variables: Any = (), times: int = 
 
 
 @pytest.mark.parametrize(("size", "static"), [pytest.param(2, True, marks=pytest.mark.long), (3, False)])
-@pytest.mark.parametrize("step", COMPILED, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(each, marks=[] if each in FEW else pytest.mark.long) for each in COMPILED],
+    ids=lambda each: each.__name__,
+)
 def test_what_is_compiled_in_one_process_is_compiled(step: Any, size: int, static: bool) -> None:
     simulation = check(step, size, static, [weight(), count()])
     if step is not in_a_loop:  # which is whole, with what it calls

@@ -142,14 +142,6 @@ def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, si
     assert [each.kind for each in report.entries if each.kind == "gather"] == []
 
 
-@LONG
-def test_global_equals_one_process() -> None:
-    cut, one = Training(convolutional, keras_layer), Training(convolutional, keras_layer)
-    simulation = simulated(cut, 3, statistics="global", static=False)
-    assert_trains_as(one, cut, simulation)
-    assert "BatchNormalization" not in simulation.reports[0].text()
-
-
 def moved(training: Training, **options: Any) -> list[Any]:
     """Returns the collectives of a step."""
     simulation = simulated(training, 2, **options)
@@ -157,7 +149,9 @@ def moved(training: Training, **options: Any) -> list[Any]:
     return simulation.reports[0].entries
 
 
-@pytest.mark.parametrize(("build", "static"), [(dense, False), pytest.param(nested_and_shared, True, marks=LONG)])
+@pytest.mark.parametrize(
+    ("build", "static"), [pytest.param(dense, False, marks=LONG), pytest.param(nested_and_shared, True, marks=LONG)]
+)
 def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
     training = Training(build, keras_layer)
     # Of each layer the mean, the variance, and in the backward pass one sum; then the gradients of layers before it.
@@ -167,7 +161,8 @@ def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, st
     assert [len(each.values) for each in entries] == [1 + len(training.model.trainable_variables) + moments]
 
 
-@pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), pytest.param(1e-3, True, marks=LONG)])
+@LONG
+@pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), (1e-3, True)])
 def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     rows, size = 4, 3  # 2, 2 and 0
 
@@ -181,6 +176,7 @@ def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     assert simulation.reports[0].own_statistics == 2
 
 
+@LONG
 def test_batch_of_one_row_is_one_rank_s() -> None:
     """Tracing sees that there is one row: the gradients are not summed along axis 0 then."""
 
@@ -280,6 +276,7 @@ def assert_left(build: Any, normalize: Normalize, loss: Any = None) -> None:
     assert simulation.reports[0].own_statistics == 0
 
 
+@LONG
 def test_other_statistics_are_those_of_one_process() -> None:
     def build(_: Normalize) -> keras.Model:
         stack = [each for make in LEFT for each in (layers.Dense(4, activation="tanh"), make())]

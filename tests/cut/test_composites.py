@@ -58,7 +58,7 @@ VECTORS = [
 @pytest.mark.parametrize(
     ("several", "static"),
     [
-        ([padded, sparse_look_up], False),
+        ([sparse_look_up], False),
         *(pytest.param(VECTORS, each, marks=pytest.mark.long) for each in (True, False)),
     ],
     ids=["few", "static", "open"],

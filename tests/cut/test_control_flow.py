@@ -63,14 +63,15 @@ def recurrent(kind: str) -> tuple[Any, list[Any]]:
     return step, variables
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "size", "static", "rows"),
     [
         ("lstm", 3, True, 2),
-        pytest.param("gru_sequences", 3, False, 7, marks=pytest.mark.long),
-        pytest.param("gru_before", 2, True, 6, marks=pytest.mark.long),
-        pytest.param("lstm_mask_sequences", 2, False, 5, marks=pytest.mark.long),
-        pytest.param("lstm_both_sequences", 2, True, 6, marks=pytest.mark.long),
+        ("gru_sequences", 3, False, 7),
+        ("gru_before", 2, True, 6),
+        ("lstm_mask_sequences", 2, False, 5),
+        ("lstm_both_sequences", 2, True, 6),
     ],
 )
 def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static: bool, rows: int) -> None:
@@ -202,7 +203,7 @@ def test_every_type_of_branch_and_loop_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
-@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("is_cut", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_control_flow_equals_one_process(is_cut: bool, size: int, static: bool, rows: int) -> None:
     steps = [step for name, step in STEPS.items() if (name in CUT) == is_cut]
     simulation = check(lambda x: [each for step in steps for each in step(x)], rows, size, static)
@@ -244,6 +245,7 @@ def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: boo
     check(step, rows, size, static, [each.value for each in (weight, *optimizer.variables)], times=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
 def test_tensors_that_grow_from_round_to_round_equal_one_process(size: int, static: bool, rows: int) -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:

@@ -43,7 +43,7 @@ def nested(kinds: list[Any], depth: int) -> Callable[[Any], Any]:
     return lambda x: at(x, depth)
 
 
-QUICK = ("cases", "branches in loops that are tried again")
+QUICK = ("branches in loops that are tried again",)
 NESTED = {
     "branches": [branch],
     "cases": [case],

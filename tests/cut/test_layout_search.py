@@ -87,9 +87,8 @@ VOCABULARY = {"table/embeddings": 0, "head/kernel": 1, "head/bias": 0}
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    "options", [{"trains": False}, pytest.param({}, marks=LONG), pytest.param({"static": False}, marks=LONG)], ids=str
-)
+@LONG
+@pytest.mark.parametrize("options", [{"trains": False}, {}, {"static": False}], ids=str)
 def test_a_transformer_is_cut_as_megatron_cuts_it(options):
     keras.utils.set_random_seed(5)
     chosen = Chosen(transformer(blocks=2, width=16, features=32), tokens(), **options)

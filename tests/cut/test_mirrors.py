@@ -53,7 +53,7 @@ def test_mirrors_of_rows_that_are_scattered() -> None:
 
 
 def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_completes_it() -> None:
-    trained = Trained(keras.optimizers.SGD(1e-2, momentum=0.9), size=3, mirrors=1)
+    trained = Trained(keras.optimizers.Adam(1e-2), size=3, mirrors=1)
     simulation = trained.simulation
     trained.train(steps=2)
     for each in simulation.copies[0].values():

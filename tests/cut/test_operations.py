@@ -16,7 +16,16 @@ from keras_ddl.compat.tensorflow import tf
 TRIED = {case.type for cases in (*TOPICS.values(), *rule_cases.TOPICS.values()) for case in cases}
 PROGRAMS = list(dict.fromkeys(program for programs in CASES.values() for program in programs))
 # Types that programs have for which there is no rule, by the type that the program stands for.
-REPLICATED = {"ResourceGather": {"ArgMax"}, "LookupTableFindV2": {"LookupTableFindV2"}}
+REPLICATED = {
+    "GatherV2": {"ArgMax", "GatherV2", "TopKV2"},
+    "ResourceGather": {"ArgMax"},
+    "LookupTableFindV2": {"LookupTableFindV2"},
+    "TensorListPopBack": {"TensorListFromTensor"},
+    "EmptyTensorList": {"StridedSlice"},
+    "MatrixBandPart": {"BatchMatMulV2", "MatrixBandPart", "MatrixSetDiagV3"},
+    "StringJoin": {"ReduceJoin", "ReverseV2", "TopKV2"},
+}
+LONG = ("drawn_numbers", "algebra", "transforms")
 _ROWS = np.random.default_rng(0)
 
 
@@ -28,19 +37,29 @@ def types_of(program: object) -> list[str]:
     return [kind for kind, programs in CASES.items() if program in programs]
 
 
-@pytest.mark.parametrize("program", [pytest.param(each, id=types_of(each)[0]) for each in PROGRAMS])
-def test_operations_of_rows_equal_those_of_one_process(program: object) -> None:
-    for static, size, batches in ((True, 2, [1]), (False, 3, [5, 1])):
-        together = Together(lambda x: tf.nest.flatten(program(x)), [_rows(batches[0])], sizes=[size], static=static)
-        replicated = set(together.reports[size][0].replicated)
-        assert replicated <= REPLICATED.get(types_of(program)[0], set()), replicated
-        assert set(types_of(program)) <= together.types, "not in the program"
-        for rows in map(_rows, batches):
-            expected = together.expected([rows])
-            for rank, found in enumerate(together.of_ranks(size, [rows])):
-                where = f"static={static} rows={len(rows)} rank {rank} of {size}"
-                assert difference(found, expected) is None, f"{where}: {difference(found, expected)}"
-        together.close()
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(each, id=types_of(each)[0], marks=[pytest.mark.long] if each.__name__ in LONG else [])
+        for each in PROGRAMS
+    ],
+)
+@pytest.mark.parametrize(
+    ("static", "size", "batches"), [pytest.param(True, 2, [1], marks=pytest.mark.long), (False, 3, [5, 1])], ids=str
+)
+def test_operations_of_rows_equal_those_of_one_process(
+    program: object, static: bool, size: int, batches: list[int]
+) -> None:
+    together = Together(lambda x: tf.nest.flatten(program(x)), [_rows(batches[0])], sizes=[size], static=static)
+    replicated = set(together.reports[size][0].replicated)
+    assert replicated <= REPLICATED.get(types_of(program)[0], set()), replicated
+    assert set(types_of(program)) <= together.types, "not in the program"
+    for rows in map(_rows, batches):
+        expected = together.expected([rows])
+        for rank, found in enumerate(together.of_ranks(size, [rows])):
+            where = f"static={static} rows={len(rows)} rank {rank} of {size}"
+            assert difference(found, expected) is None, f"{where}: {difference(found, expected)}"
+    together.close()
 
 
 @pytest.mark.parametrize("shape", [[-1, 3], [3, 1, -1]], ids=str)  # also where there is nothing that -1 could divide

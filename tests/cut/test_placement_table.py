@@ -30,7 +30,7 @@ def check(topic: str, step: int) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_results_are_placed_as_the_table_says(topic: str) -> None:
-    check(topic, 12)
+    check(topic, 20)
 
 
 @pytest.mark.long

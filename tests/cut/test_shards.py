@@ -89,15 +89,9 @@ class Trained:
 
 OPTIMIZERS = {
     "adam": lambda **more: keras.optimizers.Adam(1e-2, **more),
-    "amsgrad": lambda **more: keras.optimizers.Adam(1e-2, amsgrad=True, **more),
     "adamw": lambda **more: keras.optimizers.AdamW(1e-2, weight_decay=0.1, **more),
     "momentum": lambda **more: keras.optimizers.SGD(1e-2, momentum=0.9, **more),
     "nesterov": lambda **more: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, **more),
-    "rmsprop": lambda **more: keras.optimizers.RMSprop(1e-2, momentum=0.5, centered=True, **more),
-    "adagrad": lambda **more: keras.optimizers.Adagrad(1e-2, **more),
-    "adadelta": lambda **more: keras.optimizers.Adadelta(1e-1, **more),
-    "adamax": lambda **more: keras.optimizers.Adamax(1e-2, **more),
-    "nadam": lambda **more: keras.optimizers.Nadam(1e-2, **more),
     "ftrl": lambda **more: keras.optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1, **more),
     "lion": lambda **more: keras.optimizers.Lion(1e-2, **more),
 }
@@ -130,7 +124,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in OPTIONS])
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIONS)
 def test_options_of_an_optimizer_in_shards_equal_one_process(name):
     trained = Trained(OPTIMIZERS["adam"](**OPTIONS[name]))
     moves = trained.moves(trained.train())
@@ -145,6 +140,7 @@ def test_loss_scaling_in_shards_equals_one_process():
     trained.train()
 
 
+@pytest.mark.long
 def test_a_slot_that_the_step_reads_is_put_together():
     trained = Trained(OPTIMIZERS["adam"](), look=lambda slots: tf.linalg.norm(tf.sort(slots[0], axis=0)[:2]))
     kinds = [kind for kind, _ in trained.moves(trained.train())]
@@ -189,7 +185,7 @@ def both(step, variables, sharded, size=3, static=True, tolerance=1e-12):
     return simulation
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
@@ -221,6 +217,7 @@ def test_a_weight_is_read_in_the_middle_of_a_step_as_it_is_by_then():
     both(step, [slot, weight], [slot])
 
 
+@pytest.mark.long
 def test_a_shard_ends_in_a_branch_or_comes_out_of_one():
     slot, other = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
@@ -292,6 +289,7 @@ def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
     assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1), ("sum", 1)]
 
 
+@pytest.mark.long
 def test_rows_are_scattered_into_a_weight_that_was_assigned_a_shard():
     slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
@@ -320,6 +318,7 @@ def test_a_python_function_sees_a_weight_that_was_assigned_a_shard():
         np.testing.assert_allclose(outputs, expected)
 
 
+@pytest.mark.long
 def test_parts_are_added_and_widened_before_they_are_scattered():
     slot, narrow, wide = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
 
@@ -336,6 +335,7 @@ def test_parts_are_added_and_widened_before_they_are_scattered():
     assert "float32" not in simulation.reports[0].text()
 
 
+@pytest.mark.long
 def test_a_part_that_was_scattered_is_built_again_of_the_sum_it_follows_from():
     slots = [tf.Variable(np.zeros(5)) for _ in range(2)]
 

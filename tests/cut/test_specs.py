@@ -14,7 +14,7 @@ from keras_ddl.cut.specs.entrywise import BINARY, UNARY
 
 INF, NAN = np.inf, np.nan
 # A rank without rows; an open number of rows. Of each type of operation one case in so many.
-QUICK = ((Ranks(3, 2), 4), (Ranks(3, 4, static=False), 12))
+QUICK = ((Ranks(3, 2), 8), (Ranks(3, 4, static=False), 24))
 
 
 def _kind(kind: str) -> str:
@@ -302,6 +302,7 @@ _ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: o
 @pytest.mark.parametrize("topic", [*TOPICS, *rule_cases.TOPICS])
 def test_some_placements_of_operands_give_the_whole(topic: str, ranks: Ranks, step: int) -> None:
     cases = {**TOPICS, **rule_cases.TOPICS}[topic]
+    step = 1 if topic == "contractions" and ranks.static else step  # whose cases are all different
     seen: dict[str, int] = {}
     chosen = []
     for case in cases:  # of each type the first, and then one in `step`

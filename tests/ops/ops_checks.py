@@ -4,6 +4,8 @@ Every rank can compute every rank's input from its number, so NumPy on one rank 
 are small integers: their sums and products are exact in every dtype, float16 and bfloat16 included.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 import keras_ddl
@@ -263,3 +265,34 @@ def check_adasum_is_the_mean_of_equals_and_the_sum_of_orthogonals():
     one_hot, zeros = ops.all_reduce_n([tf.one_hot(RANK, SIZE), tf.zeros([3])], op="adasum", name="several")
     np.testing.assert_array_equal(one_hot, np.ones(SIZE))
     np.testing.assert_array_equal(zeros, np.zeros(3))
+
+
+MANY = 200
+
+
+def order(seed: int) -> list[int]:
+    """Returns numbers in an order of this rank's own."""
+    return np.random.default_rng([seed, RANK]).permutation(MANY).tolist()
+
+
+def of_number(number: int, value: tf.Tensor) -> tf.Tensor:
+    return ops.all_reduce(tf.fill([1 + number * 37 % 300], value + float(number)), name=f"many/{number}")
+
+
+def assert_sums(results: dict[int, tf.Tensor], scale: float = 1.0) -> None:
+    for number, result in results.items():
+        expected = scale * sum(range(SIZE)) + number * SIZE
+        np.testing.assert_array_equal(result, np.full(1 + number * 37 % 300, expected))
+
+
+def check_two_hundred_eager_calls_from_several_threads():
+    # An eager call waits for its result: it needs a thread of its own.
+    with ThreadPoolExecutor(MANY) as threads:
+        futures = {number: threads.submit(of_number, number, float(RANK)) for number in order(1)}
+        assert_sums({number: each.result() for number, each in futures.items()})
+
+
+def check_two_hundred_in_one_function_without_control_dependencies():
+    function = tf.function(lambda value: {n: of_number(n, value) for n in order(2)}, autograph=False)
+    for repeat in (1, 2):
+        assert_sums(function(tf.constant(float(RANK * repeat))), repeat)

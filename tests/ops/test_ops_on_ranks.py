@@ -14,11 +14,11 @@ def checks(*names: str) -> list[Path]:
 
 
 # One launch for many checks: the ranks' imports of TensorFlow take longer than most of them.
-# graph, ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
-test_ops_of_two = rank_tests(checks("graph", "ops", "gradient", "failure", "split"), [2])
+# ops and split checks leave TensorFlow one thread for the ops of a graph; test_ops_of_three goes without.
+test_ops_of_two = rank_tests(checks("ops", "gradient", "failure", "split"), [2])
 test_ops_of_two_hosts = rank_tests(checks("compression"), [(2, "x:1x2")])
 test_ops_of_three = pytest.mark.long(rank_tests(checks("gradient", "failure", "compression"), [(3, "x:1x3")]))
-test_ops_of_four = pytest.mark.long(rank_tests(checks("graph", "ops", "failure", "split"), [(4, "x:2x2")]))
+test_ops_of_four = pytest.mark.long(rank_tests(checks("ops", "failure", "split"), [(4, "x:2x2")]))
 test_ops_sync = pytest.mark.long(rank_tests(checks("sync", "split"), [2], env={"KERAS_DDL_TF_KERNELS": "sync"}))
 
 
