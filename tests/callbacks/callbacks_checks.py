@@ -49,6 +49,7 @@ def fit(model, *parts, **arguments):
 # ---- BroadcastVariables ----------------------------------------------------------------------------------------------
 
 
+@long
 def check_broadcast_gives_plain_keras_the_roots_variables():
     for root in {0, LAST}:
         keras.utils.set_random_seed(10)  # equal seeds: dropout must differ all the same

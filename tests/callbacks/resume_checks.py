@@ -351,6 +351,7 @@ def check_a_write_that_fails_is_an_error_at_the_next_step_on_all_ranks():
         assert begun[:3] == [0, 1, 2] and len(begun) <= 4, begun
 
 
+@long
 def check_a_write_that_fails_at_the_end_is_an_error_of_fit():
     def full(*args, **options):
         raise OSError(28, "No space left on device")

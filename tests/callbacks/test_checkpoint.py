@@ -120,8 +120,10 @@ def test_checkpoint_of_a_new_run_sets_an_earlier_one_aside(tmp_path, capsys):
     "optimizer",
     [
         lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-        lambda: keras.optimizers.Adam(0.05),
-        lambda: keras.optimizers.AdamW(0.05, use_ema=True, gradient_accumulation_steps=2),
+        pytest.param(lambda: keras.optimizers.Adam(0.05), marks=pytest.mark.long),
+        pytest.param(
+            lambda: keras.optimizers.AdamW(0.05, use_ema=True, gradient_accumulation_steps=2), marks=pytest.mark.long
+        ),
     ],
     ids=["sgd", "adam", "adamw-ema-accumulation"],
 )
@@ -157,8 +159,8 @@ class Break(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_metrics_of_an_epoch_that_is_resumed_inside_are_those_of_all_of_it(tmp_path, outputs, eagerly):
     """Keras makes the metrics of compile() in the first step, so there are none when the epoch begins."""
 

@@ -86,8 +86,8 @@ def test_warmup_goes_on_in_a_second_fit(four_ranks):
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("order", [1, pytest.param(-1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("interrupted", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_second_fit_does_not_scale_again_what_another_callback_has_changed(four_ranks, order, interrupted):
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -149,11 +149,8 @@ OBJECTS = {
 }
 
 
-# One of ours and one of Keras's; each trains eight times.
-_MARKS = {name: [] if name in ("luong10", "cosine") else [pytest.mark.long] for name in OBJECTS}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in _MARKS.items()])
+@pytest.mark.long
+@pytest.mark.parametrize("name", OBJECTS)
 def test_an_object_gives_the_same_training_to_the_optimizer_and_as_a_callback(name, tmp_path):
     """Also in two parts: resumed from a backup, and by initial_epoch in a second fit."""
 
@@ -222,6 +219,7 @@ def test_initial_lr_must_be_agreed(four_ranks):
         fit(make(), *parts)
 
 
+@pytest.mark.long
 def test_backup_and_restore_gets_its_rate_back_once(four_ranks, tmp_path):
     def parts():
         restore = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
@@ -258,8 +256,8 @@ def unabsorbed(rates, momentum, nesterov, accumulate):
     return [w, b]
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("nesterov", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_momentum_correction_equals_the_form_without_the_rate_inside(float64, four_ranks, nesterov, accumulate):
     parts = [
         callbacks.LearningRateWarmup(warmup_epochs=2, scaling="linear"),

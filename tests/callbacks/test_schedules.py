@@ -42,10 +42,6 @@ def test_linear_warmup_is_a_line_and_then_constant():
     np.testing.assert_allclose(rates(schedules.LinearWarmup(0.8, 8, 0.1), 12), expected, rtol=1e-6)
 
 
-def test_linear_warmup_never_starts_at_zero_by_default():
-    np.testing.assert_allclose(rates(schedules.LinearWarmup(1.0, 3), 5), [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
-
-
 def test_linear_warmup_hands_over_to_a_schedule_that_begins_at_its_step_0():
     cosine = keras.optimizers.schedules.CosineDecay(0.8, 10)
     curve = rates(schedules.LinearWarmup(0.8, 4, 0.2, after=cosine), 14)

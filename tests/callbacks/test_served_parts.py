@@ -69,6 +69,7 @@ def make_gan(optimizer):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["rmsprop", None])
 def test_resume_of_a_gan_goes_on_with_both_optimizers(tmp_path, optimizer):
     whole = make_gan(optimizer)
@@ -103,7 +104,7 @@ class LateGan(Gan):
         self.generator, self.critic = Net(3), Net(1)
 
 
-@pytest.mark.parametrize("kind", [Gan, LateGan])
+@pytest.mark.parametrize("kind", [Gan, pytest.param(LateGan, marks=pytest.mark.long)])
 def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
     model = kind()
     model.compile(None)
@@ -131,6 +132,7 @@ def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
         export.export_saved_model(folder, out, model="critic")
 
 
+@pytest.mark.long
 def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):
     model = make_gan(None)
     parts = {"generator": model.generator, "critic": model.critic}
@@ -146,6 +148,7 @@ def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):
             export.write_base_graph(model.critic, tmp_path, name=name, whole=model)
 
 
+@pytest.mark.long
 def test_a_part_that_answers_otherwise_than_its_graph_is_refused(tmp_path):
     class Scaled(keras.layers.Layer):
         scale = 1.0

@@ -42,7 +42,9 @@ def state_of(model: Any) -> list[np.ndarray]:
     return [keras.ops.convert_to_numpy(each) for each in [*model.variables, *model.optimizer.variables]]
 
 
-@pytest.mark.parametrize("kind", ["adam", "ema and clipping", "loss scaling"])
+@pytest.mark.parametrize(
+    "kind", ["loss scaling", *(pytest.param(each, marks=pytest.mark.long) for each in ("adam", "ema and clipping"))]
+)
 def test_resume_is_exact(tmp_path: Path, kind: str) -> None:
     def optimizer() -> Any:
         if kind == "adam":

@@ -45,6 +45,7 @@ def check_evaluate_is_that_of_all_rows():
     assert sorted(shared.evaluate(X, Y, batch_size=10, verbose=0)) == sorted(got.values())
 
 
+@long
 def check_single_batches_of_uneven_ranks():
     alone, shared = pair()
     mine = rows_of_ranks(20)[RANK]

@@ -195,6 +195,7 @@ def drift_error(model, *parts, **arguments):
     return text
 
 
+@long
 def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
     with drift_check(1e6):
         text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("first").kernel, element=1)))
