@@ -46,7 +46,7 @@ PAIRS = [
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "install.md"
-CHECKS = ROOT / "tests" / "versions" / "checks.py"
+CHECKS = ROOT / "tests" / "project" / "versions" / "checks.py"
 WORK = ROOT / "build" / "versions"
 BEGIN, END = "<!-- written by tools/versions.py: begin -->", "<!-- end -->"
 HEADING = ["| Keras | TensorFlow | keras_ddl | tried with | on |", "|---|---|---|---|---|"]

@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 
+from harness.event_lines import parse_events
 from keras_ddl.launch import control, outcome, restarts, supervisor
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch.control import Address, Channel, Kind
-from keras_ddl.launch.events import EventLog
 from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
-from launch.event_lines import parse_events
+from keras_ddl.monitoring.events import EventLog
 from launch.screens import Recorder
 
 LIMIT_SECONDS = 120

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from harness.event_lines import read_events
 from keras_ddl.launch import regrouping, supervisor
 from keras_ddl.launch.control import Kind
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery, Placement
-from launch.event_lines import read_events
 from launch.played import (
     Event,
     Stage,
