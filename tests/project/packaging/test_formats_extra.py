@@ -13,6 +13,6 @@ def test_the_extras_of_formats_convert(wheel, work, tmp_path):
     venv = make_venv(work / "formats")
     venv.pip_install(f"{wheel}[cpu,onnx,tflite]", "pytest>=8", "pytest-xdist>=3.8")
     run(sys.executable, "-m", "pip", "--python", venv.python, "check", cwd=tmp_path)
-    tests = ROOT / "tests" / "export" / "test_formats.py"
+    tests = ROOT / "export" / "tests" / "test_formats.py"
     shown = run(venv.path / "bin" / "pytest", "-q", "-m", "", tests, cwd=ROOT, timeout=1500)
     assert " passed" in shown and "skipped" not in shown, shown

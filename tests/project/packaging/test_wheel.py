@@ -12,6 +12,7 @@ import pytest
 
 from harness.launching import cpu_seconds_of_children
 from harness.packaging_tools import ROOT, RUNTIME, clean_environment, make_venv, run
+from harness.source_modules import PARTS
 
 pytestmark = pytest.mark.packaging
 LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_tf.so")
@@ -20,7 +21,7 @@ MPICH = "libkeras_ddl_mpi_mpich.so"  # only in what `make wheel` builds
 
 def test_sdist_has_every_file_that_the_build_takes(source):
     paths = [ROOT / name for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE", "LICENSES.md")]
-    for folder in ("native", "keras_ddl", "export", "ddl"):
+    for folder in ("native", "keras_ddl", *map(str, PARTS.values())):
         paths += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
     for path in paths:
         assert (source / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
@@ -62,9 +63,11 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
-    for folder, package in (("keras_ddl", "keras_ddl"), ("export", "keras_ddl/export"), ("ddl", "ddl")):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert f"{package}/{path.relative_to(ROOT / folder)}" in names
+    folders = {"keras_ddl": ROOT / "keras_ddl"} | {f"keras_ddl/{name}": folder for name, folder in PARTS.items()}
+    for package, folder in folders.items():
+        for path in [*folder.rglob("*.py"), *folder.glob("part.toml")]:
+            if path.relative_to(folder).parts[0] not in ("tests", "top_level"):
+                assert f"{package}/{path.relative_to(folder)}" in names
     assert {f"keras_ddl/{library}" for library in LIBRARIES} <= names
     assert {"keras_ddl/py.typed", "ddl/py.typed"} <= names  # type checkers read the annotations of what is installed
     # The package, and the name that scripts of IBM's DDL import.
