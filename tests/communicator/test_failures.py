@@ -36,6 +36,25 @@ def test_uncaught_exception_ends_the_job_with_a_report(tmp_path):
     assert report["host"]
 
 
+def test_exception_in_a_thread_ends_the_job(tmp_path):
+    def work():
+        import keras_ddl
+
+        keras_ddl.init()
+
+        def fail():
+            raise OSError("disk full")
+
+        if keras_ddl.rank() == 0:
+            threading.Thread(target=fail).start()
+        time.sleep(600)
+
+    outcome = run_ranks(work, 2, env={"KERAS_DDL_RUN_DIR": str(tmp_path)})
+    assert outcome.returncode not in (None, 0), outcome.text()
+    assert "OSError: disk full" in outcome.ranks[0].stderr
+    assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"
+
+
 # With status 0 the leaver waits for the others at the end of its process: it is for them to end the job.
 @pytest.mark.parametrize(("mode", "leaver", "status"), [("p", 1, 3), pytest.param("x:1x2", 1, 0, marks=LONG)])
 def test_rank_that_exits_early_is_named_to_the_others(mode, leaver, status):
@@ -263,21 +282,3 @@ def test_a_process_alone_reports_its_exception_and_keeps_its_status(tmp_path):
     assert outcome.returncode == 1
     assert outcome.ranks[0].stderr.count("LookupError: alone") == 1
     assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "LookupError"
-
-
-def test_exception_in_a_thread_ends_the_process(tmp_path):
-    def work():
-        import keras_ddl
-
-        keras_ddl.init()
-
-        def fail():
-            raise OSError("disk full")
-
-        threading.Thread(target=fail).start()
-        time.sleep(600)
-
-    outcome = run_ranks(work, 1, env={"KERAS_DDL_RUN_DIR": str(tmp_path)})
-    assert outcome.returncode not in (None, 0), outcome.text()
-    assert "OSError: disk full" in outcome.ranks[0].stderr
-    assert json.loads((tmp_path / "error-0.txt").read_text())["type"] == "OSError"

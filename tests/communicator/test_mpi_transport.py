@@ -7,7 +7,7 @@ from harness.rank_tests import run_ranks
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
-def transport_program():
+def transport_program(piece):
     import ctypes
     import time
     from ctypes import byref, c_int, c_size_t, c_void_p
@@ -59,9 +59,9 @@ def transport_program():
         finish(start(irecv, into, tag), start(isend, out, tag))
         assert (into == peer + 1).all()
 
-    # Several pieces, of which the last is short. Only what lies at the seams is written: touching pages takes time.
-    large = np.zeros((1 << 30) + 5, np.uint8)
-    seams = [0, 1, 1 << 20, (1 << 30) - 1, 1 << 30, (1 << 30) + 4]
+    # At 1 GiB several pieces, of which the last is short. Only what lies at the seams is written.
+    large = np.zeros(piece + 5, np.uint8)
+    seams = [0, 1, 1 << 20, piece - 1, piece, piece + 4]
     if rank == 0:
         large[seams] = range(1, 7)
         finish(start(isend, large, 9))
@@ -112,8 +112,9 @@ def transport_program():
     return "done"
 
 
-def test_transport_carries_messages_and_errors():
-    outcome = run_ranks(transport_program, 2).check()
+@pytest.mark.parametrize("piece", [1 << 21, pytest.param(1 << 30, marks=pytest.mark.long)])
+def test_transport_carries_messages_and_errors(piece):
+    outcome = run_ranks(transport_program, 2, args=(piece,)).check()
     assert [rank.result for rank in outcome.ranks] == ["done", "done"]
 
 

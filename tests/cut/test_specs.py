@@ -302,13 +302,15 @@ _ELSEWHERE |= {"DecodeBase64", "EncodeBase64", "MaxPoolGradGrad"}  # the last: o
 @pytest.mark.parametrize("topic", [*TOPICS, *rule_cases.TOPICS])
 def test_some_placements_of_operands_give_the_whole(topic: str, ranks: Ranks, step: int) -> None:
     cases = {**TOPICS, **rule_cases.TOPICS}[topic]
-    step = 1 if topic == "contractions" and ranks.static else step  # whose cases are all different
+    limit = 1
+    if topic == "contractions" and ranks.static:  # all its cases are different, and have more placements
+        step, limit = 1, 4
     seen: dict[str, int] = {}
     chosen = []
     for case in cases:  # of each type the first, and then one in `step`
         seen[case.type] = seen.get(case.type, -1) + 1
         chosen += [case] if seen[case.type] % step == 0 else []
-    wrong, tried = differences(chosen, ranks, limit=1)
+    wrong, tried = differences(chosen, ranks, limit)
     assert tried >= len(seen) // 2
     assert not wrong, "\n".join([f"{len(wrong)} of {tried}", *wrong[:20]])
 
