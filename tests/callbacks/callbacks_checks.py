@@ -142,9 +142,6 @@ def check_average_logs_leaves_keys_that_a_rank_does_not_have():
     assert len(told) == (RANK == 0) and all(expected in text for text in told), told
 
 
-# ---- learning rate ---------------------------------------------------------------------------------------------------
-
-
 @long
 def check_warmup_trains_as_one_process_with_that_rate():
     def parts():

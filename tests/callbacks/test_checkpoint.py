@@ -281,6 +281,7 @@ def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
     np.testing.assert_allclose(next(iter(answer.values())), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
     model = make()
     base = export.write_base_graph(model, tmp_path, sample=X)

@@ -66,6 +66,7 @@ def check_clipping_follows_the_reduction():
         check_equal_to_one_process(sgd(**{name: 0.05}), fit={"epochs": 1})
 
 
+@long
 def check_gradient_accumulation():
     check_equal_to_one_process(adam(gradient_accumulation_steps=3, global_clipnorm=0.1))
 

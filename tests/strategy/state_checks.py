@@ -149,7 +149,6 @@ def slots(model):
     return [variable.numpy() for variable in model.optimizer.variables]
 
 
-@long
 @case()
 def check_what_a_fit_leaves_in_the_middle_of_an_accumulation(scope):
     model = accumulating(scope)
