@@ -78,9 +78,10 @@ docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken l
 	  -d build/doctrees docs build/site
 	@echo "open build/site/index.html"
 
-lint: $(STAMP) ## ruff, mypy and clang-format
+lint: $(STAMP) ## ruff, mypy, clang-format and the rules of tools/structure
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	PYTHONPATH=tools $(BIN)/python -m structure
 	@# As it is installed: export/ is keras_ddl.export.
 	rm -rf build/typed && mkdir -p build/typed/keras_ddl
 	ln -s $(CURDIR)/keras_ddl/* $(CURDIR)/export build/typed/keras_ddl && ln -s $(CURDIR)/ddl build/typed

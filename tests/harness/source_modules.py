@@ -1,8 +1,8 @@
-"""The project's modules and what they import, from their sources."""
+"""The project's modules, from their sources, and programs beside the package as modules."""
 
 from __future__ import annotations
 
-import ast
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -11,41 +11,14 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def python_modules() -> dict[str, Path]:
-    modules = {}
-    for folder, package in ((ROOT / "keras_ddl", "keras_ddl"), (ROOT / "export", "keras_ddl.export")):
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            name = ".".join((package, *(p for p in parts if p != "__init__")))
-            modules[name] = path
-    return modules
+def structure(name: str) -> ModuleType:
+    """Returns a module of tools/structure."""
+    if (tools := str(ROOT / "tools")) not in sys.path:
+        sys.path.append(tools)  # behind all others, whose names count first
+    return importlib.import_module(f"structure.{name}")
 
 
-MODULES = python_modules()
-
-
-def imports_of(name: str) -> set[str]:
-    """Names of the keras_ddl modules that a module imports, wherever the import stands, for typing only included."""
-    path = MODULES[name]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                base = ".".join(parents[: len(parents) - node.level + 1] + ([base] if base else []))
-            found.update(f"{base}.{alias.name}" for alias in node.names)
-    resolved = set()
-    for target in found:
-        while target and target not in MODULES:
-            target = target.rpartition(".")[0]
-        if target:
-            resolved.add(target)
-    return resolved - {name}
+MODULES: dict[str, Path] = structure("sources").Project(ROOT).modules
 
 
 def load_program(path: Path) -> ModuleType:
