@@ -15,7 +15,8 @@ RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
             if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
-WORKERS ?= 6
+# One more than there are cores: tests/harness/side_by_side.py.
+WORKERS ?= auto
 COMMA := ,
 
 BIN := $(VENV)/bin
