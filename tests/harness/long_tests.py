@@ -34,7 +34,7 @@ class LongTests:
     def __init__(self, record: Path = RECORD, root: Path = ROOT) -> None:
         self._record, self._root = record, root
         self._collected: dict[str, list[str]] = {}  # test file -> its long tests
-        self._left_out: set[str] = set()  # test files of which not all tests were chosen
+        self._left_out: set[str] = set()  # test files of which not all long tests were chosen
         self._passed: dict[str, set[str]] = defaultdict(set)
         self._failed: set[str] = set()
 
@@ -46,7 +46,7 @@ class LongTests:
         self._left_out |= {file_of(each) for each in config.args if "::" in each}
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        self._left_out |= {file_of(item.nodeid) for item in items}
+        self._left_out |= {file_of(item.nodeid) for item in items if item.get_closest_marker("long") is not None}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):

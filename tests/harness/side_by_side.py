@@ -2,10 +2,10 @@
 
 Tests wait for their ranks often enough that one more at a time than there are cores keeps these busy. What is started
 once for several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet`
-mostly wait, for seconds that they count: they run beside one another, as many as there are workers, and beside no others.
-Tests marked `alone` need the machine to themselves. Both wait until no test of another kind runs, and none starts
-meanwhile. So a unit is of one kind, and all workers go on to the next kind together: one that waits in the middle of
-its unit waits for very long.
+mostly wait, for seconds that they count: they run beside one another, as many as there are workers, and beside no
+others. Tests marked `alone` need the machine to themselves. Both wait until no test of another kind runs, and none
+starts meanwhile. So a unit is of one kind, and all workers go on to the next kind together: one that waits in the
+middle of its unit waits for very long.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def stale(folder: Path, *options: str) -> list[str]:
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode in (0, 1, 5), done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line in FILES]
 
 
@@ -62,7 +62,7 @@ def test_only_what_ran_whole_and_passed_is_recorded(tmp_path: Path) -> None:
 
 def test_what_is_imported_counts_and_other_folders_do_not(tmp_path: Path) -> None:
     lay(tmp_path)
-    assert stale(tmp_path, "-m", "") == []
+    assert stale(tmp_path, "-m", "long") == []
     (tmp_path / "keras_ddl/files/__init__.py").write_text("changed = True")
     assert stale(tmp_path, "-m", "", B) == [A]
     (tmp_path / "tests/harness").mkdir()
