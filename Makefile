@@ -15,7 +15,8 @@ RUNS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
             if $$p -c '$(RUNS)' 2>/dev/null; then command -v $$p; break; fi; done)
 ARGS ?=
-WORKERS ?= 6
+# One more than there are cores: tests/harness/side_by_side.py.
+WORKERS ?= auto
 COMMA := ,
 
 BIN := $(VENV)/bin
@@ -84,9 +85,10 @@ docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken l
 	  -d build/doctrees docs build/site
 	@echo "open build/site/index.html"
 
-lint: $(STAMP) ## ruff, mypy and clang-format
+lint: $(STAMP) ## ruff, mypy, clang-format and the rules of tools/structure
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	PYTHONPATH=tools $(BIN)/python -m structure
 	@# As it is installed: export/ is keras_ddl.export.
 	rm -rf build/typed && mkdir -p build/typed/keras_ddl
 	ln -s $(CURDIR)/keras_ddl/* $(addprefix $(CURDIR)/,$(PARTS)) build/typed/keras_ddl

@@ -14,6 +14,7 @@ import pytest
 from harness import side_by_side
 from harness.launching import TESTS
 from harness.leftovers import leaked_shared_memory, shared_memory
+from harness.long_tests import LongTests
 
 # Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
 START = str(TESTS / "harness" / "start")
@@ -67,7 +68,8 @@ def foreign_directory() -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives TensorFlow the threads that simulated ranks wait in, before any module of tests starts it."""
+    """Watches long tests, and gives TensorFlow the threads that simulated ranks wait in, before any test starts it."""
+    config.pluginmanager.register(LongTests(), "long tests")
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # xdist's controller runs no test
     try:
@@ -80,6 +82,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)  # also without the plug-in
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> side_by_side.Scheduler:
     return side_by_side.Scheduler(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return side_by_side.ORDINARY_AT_ONCE
 
 
 def pytest_collection_finish() -> None:

@@ -122,7 +122,7 @@ class Requests:
     def start(self, request: Request, keep: Any) -> Started:
         """Submits a collective. `keep`: a reference to the memory that it reads and writes."""
         self._refuse_in_handler(request)
-        work = core().ddl_start(self._comm, byref(request))
+        work = self._submit(request)
         return Started(work, request, keep, self._note, lambda: self._closed)
 
     def submit(self, request: Request, keep: Any) -> list[bytes] | None:
@@ -130,7 +130,13 @@ class Requests:
         self._refuse_in_handler(request)
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread
-        return self._result(_Waited(core().ddl_start(self._comm, byref(request)), request, keep))
+        return self._result(_Waited(self._submit(request), request, keep))
+
+    def _submit(self, request: Request) -> int:
+        work: int | None = core().ddl_start(self._comm, byref(request))
+        if work is None:
+            raise MemoryError(f"out of memory for the request of '{request.name.decode()}'")
+        return work
 
     def _result(self, waited: _Waited) -> list[bytes] | None:
         request, work = waited.request, waited.work

@@ -8,7 +8,7 @@ The names stand in a file of data, and each has a row, which is a check that tri
     def check_name_shutdown(): ...
 
 A check may have several rows. What a page says is read from the decorators, without importing anything;
-tests/unit/test_name_tables.py fails where page, rows and names do not agree.
+`make lint` fails where page, rows and names do not agree (tools/structure/tests.py).
 """
 
 from __future__ import annotations

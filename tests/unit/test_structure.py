@@ -1,127 +1,218 @@
-"""The way through the house: which folder may import which, and where foreign private interfaces may be touched."""
+"""Each rule of tools/structure, which `make lint` checks, fails on a file that breaks it, and on no other for that."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
+import ast
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from harness.source_modules import MODULES, PARTS, ROOT, imports_of
+from harness import name_tables
+from harness.source_modules import ROOT, structure
 
-# A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it.
-LINE = [
-    ("errors",),
-    ("parts",),
-    ("files", "packages"),
-    ("config",),
-    ("topology",),
-    ("communicator",),
-    ("launch", "schedules", "compat"),
-    ("device", "ops"),
-    ("gradients",),
-    ("cut", "data"),
-    ("strategy", "checkpoint"),
-    ("model_state",),
-    ("resuming",),
-    ("callbacks",),
-    ("cli",),
-    tuple(PARTS),
-]
-PLACE = {folder: number for number, folders in enumerate(LINE) for folder in folders}
-# A part imports another one inside a function, after it has asked whether it is installed.
-BETWEEN_PARTS = {
-    ("bench", "cost_model"),
-    ("bench", "timeline"),
-    ("monitoring", "timeline"),
-    ("serving", "export"),
-}
-# Names for type checkers, which the core finds when it runs by what parts provide.
-FOR_TYPE_CHECKERS = {"keras_ddl", "keras_ddl.callbacks"}
-
-
-INSIDE = sorted(set(MODULES) - {"keras_ddl"})
-
-
-def folder_of(module: str) -> str:
-    return module.split(".")[1]
-
-
-@pytest.mark.parametrize("name", INSIDE)
-def test_imports_point_one_way(name: str) -> None:
-    assert folder_of(name) in PLACE, "give this folder a place in LINE"
-    targets = imports_of(name)
-    place = PLACE[folder_of(name)]
-    targets -= {t for t in targets if t != "keras_ddl" and (folder_of(name), folder_of(t)) in BETWEEN_PARTS}
-    if name in FOR_TYPE_CHECKERS:
-        targets = {t for t in targets if folder_of(t) not in PARTS}
-    back = [t for t in targets if t != "keras_ddl" and PLACE[folder_of(t)] > place]
-    assert back == [], f"{name} imports from further along the line"
-    beside = [
-        t for t in targets if t != "keras_ddl" and PLACE[folder_of(t)] == place and folder_of(t) != folder_of(name)
-    ]
-    assert beside == [], f"{name} imports from a folder of its own line: those stand side by side"
-    if folder_of(name) != "cli" and folder_of(name) not in PARTS:  # the package's names lead to everything
-        assert "keras_ddl" not in targets, f"{name} imports from keras_ddl/__init__.py, which imports it"
-
-
-def test_no_circle_of_imports() -> None:
-    # Imports inside functions count too: they only put a circle off. Left out are the package itself, whose names are
-    # imported on first use, and that importing a submodule also runs its package's __init__, which imports its parts.
-    waiting = {name: imports_of(name) - {"keras_ddl"} for name in INSIDE}
-    while free := [name for name, targets in waiting.items() if not targets & waiting.keys()]:
-        for name in free:
-            del waiting[name]
-    circles = {name: sorted(targets & waiting.keys()) for name, targets in waiting.items()}
-    assert circles == {}, "these modules import one another, or modules that do"
-
-
-def test_the_room_of_tf_distributes_loop_is_entered_by_the_strategy_alone() -> None:
-    room = "keras_ddl.strategy.distribute_loop"
-    inside = {name for name in MODULES if name == room or name.startswith(f"{room}.")}
-    assert inside > {room}
-    assert {name for name in INSIDE if name not in inside and imports_of(name) & inside} == {"keras_ddl.strategy"}
-
-
-def test_modules_beside_the_folders_are_what_users_import_by_name() -> None:
-    beside = {path.stem for path in (ROOT / "keras_ddl").glob("*.py")}
-    assert beside == {"__init__", "config", "errors", "model_state", "parts", "schedules"}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "home"),
-    [
-        # The launcher's wrapper asks the kernel (prctl) to outlive nobody, and is too light for the native library; the
-        # server asks the C library to give back memory.
-        (
-            r"^\s*(import|from) ctypes",
-            {
-                *("communicator.binding", "communicator.native_library", "communicator.native_signals"),
-                *("communicator.native_timeline", "communicator.requests", "communicator.started"),
-                *("communicator.host", "communicator.host_messages"),
-                *("launch.processes", "export.proof.clean_process", "serving.memory"),
-            },
-        ),
-        # Only two modules: what they import is in one list each, with the versions that have it.
-        (r"^\s*(import|from) tensorflow\.python|tf\.python\b", {"compat.tensorflow"}),
-        (r"^\s*(import|from) keras\.src", {"compat.keras"}),
-        # The names of the project's variables meet the environment in one place; others pass them on by name.
-        (r"environ(\.get\(|\[)(\w+\.)?(\"KERAS_DDL_|PREFIX|environment_name|variable)", {"config"}),
-    ],
+layers, native_layers, pages, private_reads, tests = (
+    structure(name) for name in ("layers", "native_layers", "pages", "private_reads", "tests")
 )
-def test_private_interfaces_have_one_home(pattern: str, home: set[str]) -> None:
-    users = {n for n, p in MODULES.items() if re.search(pattern, p.read_text(encoding="utf-8"), re.MULTILINE)}
-    assert users == {f"keras_ddl.{name}" for name in home}
+sources, program = structure("sources"), structure("__main__")
+CORE = "native/core/src"
+
+# Rule -> files; those under "bad" are added to the others, and are where the rule must find something.
+CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
+    "back along the line": (
+        layers.imports_point_one_way,
+        {"keras_ddl/ops/__init__.py": "", "keras_ddl/strategy/__init__.py": ""},
+        {"keras_ddl/ops/bad.py": "if 1:\n    from keras_ddl import strategy"},
+    ),
+    "beside on the line": (
+        layers.imports_point_one_way,
+        {"keras_ddl/ops/__init__.py": ""},
+        {"keras_ddl/device/bad.py": "def f():\n    from keras_ddl.ops import g"},
+    ),
+    "the package itself": (
+        layers.imports_point_one_way,
+        {"keras_ddl/__init__.py": ""},
+        {"keras_ddl/ops/bad.py": "import keras_ddl"},
+    ),
+    "no place": (layers.imports_point_one_way, {}, {"keras_ddl/new/bad.py": ""}),
+    "circle": (
+        layers.no_circle_of_imports,
+        {"keras_ddl/ops/__init__.py": "", "keras_ddl/ops/good.py": ""},
+        {"keras_ddl/ops/one.py": "from keras_ddl.ops import two", "keras_ddl/ops/two.py": "from . import one"},
+    ),
+    "the room": (
+        layers.distribute_loop_is_entered_by_the_strategy,
+        {
+            "keras_ddl/strategy/__init__.py": "from keras_ddl.strategy.distribute_loop import loop",
+            "keras_ddl/strategy/distribute_loop/__init__.py": "",
+            "keras_ddl/strategy/distribute_loop/loop.py": "",
+        },
+        {"keras_ddl/cut/bad.py": "from keras_ddl.strategy.distribute_loop.loop import run"},
+    ),
+    "beside the folders": (
+        layers.modules_beside_the_folders_are_what_users_import,
+        {f"keras_ddl/{name}.py": "" for name in layers.BESIDE},
+        {"keras_ddl/bad.py": ""},
+    ),
+    "ctypes": (layers.private_interfaces_have_one_home, {}, {"keras_ddl/ops/bad.py": "import ctypes"}),
+    "tf.python": (layers.private_interfaces_have_one_home, {}, {"keras_ddl/ops/bad.py": "tf.python.x"}),
+    "keras.src": (layers.private_interfaces_have_one_home, {}, {"keras_ddl/ops/bad.py": "from keras.src import x"}),
+    "environment": (
+        layers.private_interfaces_have_one_home,
+        {},
+        {"keras_ddl/ops/bad.py": 'os.environ.get("KERAS_DDL_MODE")'},
+    ),
+    "private": (
+        private_reads.private_parts_are_read_in_compat,
+        {"keras_ddl/compat/models.py": "model._flatten_layers()"},
+        {"keras_ddl/ops/bad.py": "\nmodel._flatten_layers()"},
+    ),
+    "unlisted folder": (
+        native_layers.sources_lie_in_listed_folders,
+        {f"{CORE}/{folder}/a.h": "" for folder in native_layers.FOLDERS},
+        {f"{CORE}/new/bad.h": ""},
+    ),
+    "short include": (
+        native_layers.sources_lie_in_listed_folders,
+        {f"{CORE}/{folder}/a.h": "" for folder in native_layers.FOLDERS},
+        {f"{CORE}/shm/bad.h": '#include "a.h"'},
+    ),
+    "later folder": (
+        native_layers.includes_point_up,
+        {f"{CORE}/shm/a.h": "", f"{CORE}/net/a.h": '#include "shm/a.h"'},
+        {f"{CORE}/shm/bad.cc": '#include "ddl.h"\n#include "net/a.h"'},
+    ),
+    "native circle": (
+        native_layers.includes_make_no_circle,
+        {f"{CORE}/shm/a.h": ""},
+        {f"{CORE}/shm/b.h": '#include "shm/c.h"', f"{CORE}/shm/c.h": '#include "shm/b.h"'},
+    ),
+    "foreign header": (
+        native_layers.layers_stay_apart,
+        {f"native/{folder}/a.h": "" for folder in native_layers.FORBIDDEN},
+        {"native/core/bad.h": "#include <mpi.h>", "native/tf/bad.h": "#include <Python.h>"},
+    ),
+    "catches by itself": (
+        native_layers.exceptions_are_caught_in_guard,
+        {f"{CORE}/base/guard.h": "try {} catch (const std::exception&) {}"},
+        {f"{CORE}/shm/bad.cc": "try {} catch (const std::bad_alloc&) {}"},
+    ),
+    "no such file": (
+        pages.pages_name_files_that_exist,
+        {"docs/a.md": "`docs/a.md`\n```\n`docs/none.md`\n```"},
+        {"README.md": "```sh\n```\nSee `python docs/none.md`."},
+    ),
+    "no such source": (
+        pages.pages_name_files_that_exist,
+        {"native/core/ring.cc": "", "docs/a.md": "`core/ring.cc`"},
+        {"README.md": "`net/ring.cc`"},
+    ),
+    "the map": (
+        pages.the_map_names_files_of_its_folders,
+        {"keras_ddl/ops/a.py": "", "keras_ddl/cut/b.py": "", "docs/development.md": "| `keras_ddl/ops/` | `a.py` |"},
+        {"docs/development.md": "| `keras_ddl/ops/` | `b.py` |"},
+    ),
+    "the picture": (
+        pages.the_picture_names_folders_that_exist,
+        {"docs/a.md": "", "docs/pictures/the_line.svg": '<text class="path">docs</text>\n' * 11},
+        {"docs/pictures/the_line.svg": '<text class="path">none</text>\n' * 11},
+    ),
+    "link to no file": (
+        pages.links_lead_somewhere,
+        {"docs/a.md": "# A b, c\n[to it](#a-b-c) [out](https://example.org/none)"},
+        {"README.md": "[a](docs/none.md)"},
+    ),
+    "link to no heading": (
+        pages.links_lead_somewhere,
+        {"docs/a.md": "# A"},
+        {"README.md": "[a](docs/a.md#b)"},
+    ),
+    "install by name": (
+        pages.nobody_is_told_to_install_by_name,
+        {"docs/a.md": "pip install '.[cpu]'\npip install 'keras_ddl-0.1.0-py3-none-any.whl[cpu]'\n"
+                      "pip install /wheels/keras_ddl/\n`pip install .` and `import keras_ddl`"},
+        {"README.md": "pip install keras_ddl", "b.md": "pip install 'keras_ddl[cpu]'",
+         "c.md": 'pip install -U "keras-ddl[cpu,dev]" numpy'},
+    ),
+    "benchmarks imported": (
+        tests.tests_import_nothing_of_benchmarks,
+        {"benchmarks/_part.py": "", "tests/benchmarks/test_a.py": "import _part"},
+        {"tests/ops/bad.py": "def f():\n    from _part import g",
+         "tests/harness/bad.py": 'ROOT / "benchmarks" / "x.py"'},
+    ),
+}  # fmt: skip
 
 
-def test_every_module_of_export_can_be_the_first_that_is_imported():
-    names = [name for name in MODULES if name.startswith("keras_ddl.export.")]
-    program = (
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    for known in [each for each in sys.modules if each.startswith('keras_ddl.export')]:\n"
-        "        del sys.modules[known]\n"
-        "    importlib.import_module(name)\n"
-    )
-    subprocess.run([sys.executable, "-c", program, *names], check=True, timeout=120)
+def lay(folder: Path, files: dict[str, str]) -> object:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return sources.Project(folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rule_finds_what_breaks_it(case: str, tmp_path: Path) -> None:
+    rule, good, bad = CASES[case]
+    before = set(rule(lay(tmp_path, good)))
+    blamed = {each.path for each in before if each.text != pages.TOO_FEW}
+    assert not blamed & {tmp_path / name for name in good}
+    found = set(rule(lay(tmp_path, bad))) - before
+    assert {str(each.path.relative_to(tmp_path)) for each in found if each.path.is_file()} >= set(bad)
+    for each in found:
+        words = bad.get(str(each.path.relative_to(tmp_path)), "").splitlines()
+        assert each.line == 1 or words[each.line - 1].strip()
+
+
+def test_every_rule_has_a_docstring_and_a_case() -> None:
+    assert all(rule.__doc__ for rule in program.RULES)
+    tried = {rule for rule, _, _ in CASES.values()} | {tests.name_tables_agree}
+    assert set(program.RULES) == tried
+
+
+def test_private_reads_are_seen() -> None:
+    project = sources.Project(ROOT)
+
+    def seen(text: str, module: str) -> list[object]:
+        tree = ast.parse(text)
+        return [*private_reads.private_reads(project, module, tree), *private_reads.internal_modules(tree)]
+
+    for text in (
+        "model._flatten_layers()",
+        "[each for each in optimizer._trainable_variables]",
+        "getattr(callback, '_should_save_model', None)",
+        "self._container_strategy()",
+        "layer._non_trainable_variables = []",
+        "from keras.src.trainers import trainer",
+        "import tensorflow.python.eager.context as context",
+        "tf.python.framework.ops.Graph",
+        "importlib.import_module('keras.src.utils')",
+    ):
+        assert seen(text, "keras_ddl.strategy.fits"), text
+    for text in ("self._of_one_rank()", "tape._ddl_reduction", "os._exit(1)", "model.__dict__"):
+        assert not seen(text, "keras_ddl.strategy.keras_patches.callbacks"), text
+
+
+def test_a_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -> None:
+    table = name_tables.TABLES[0]
+    assert list(tests.table_agrees(table)) == []
+    page = tmp_path / table.page.name
+    page.write_text(table.page.read_text(encoding="utf-8").replace("works", "fails", 1))
+    (found,) = tests.table_agrees(dataclasses.replace(table, page=page))
+    assert "is not what its rows give" in found.text
+    data = tmp_path / table.data.name
+    data.write_text(table.data.read_text().replace('"shutdown"', '"shut_down"', 1))
+    texts = " ".join(each.text for each in tests.table_agrees(dataclasses.replace(table, data=data)))
+    assert "shut_down has no check" in texts and "shutdown, which has a check, is no name" in texts
+
+
+def test_lint_names_file_line_and_rule_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(tmp_path, {"README.md": "\npip install keras_ddl"})
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setattr(program, "RULES", (pages.nobody_is_told_to_install_by_name,))
+    assert program.main() == 1
+    assert capsys.readouterr().out == "README.md:2: pip install keras_ddl: the project is in no index\n"
+    (tmp_path / "README.md").write_text("pip install .")
+    assert program.main() == 0

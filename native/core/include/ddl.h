@@ -29,7 +29,9 @@
 // and may run at a higher priority. A new thread inherits both from the thread that starts it: do not start threads in
 // a callback.
 //
-// No function throws; all of them may be called from any thread unless said otherwise.
+// No function throws; all of them may be called from any thread unless said otherwise. Where memory is short on the
+// calling thread, a function fails as it says it does (DDL_INTERNAL, "out of memory"). Where it is short on a
+// communication thread, the collective that runs fails; outside of one the process ends.
 #ifndef KERAS_DDL_DDL_H_
 #define KERAS_DDL_DDL_H_
 
@@ -281,7 +283,7 @@ DDL_EXPORT void* ddl_allocate_in_place(void* user, const uint64_t* rows_by_rank,
 
 // The same as ddl_submit for callers that wait: request->done must be NULL; `allocate` may be NULL (see ddl_work_data).
 // Free the work with ddl_work_free when returned 1 (freeing earlier is safe for the library, but the caller's buffers
-// must outlive the request).
+// must outlive the request). Returns NULL, and submits nothing, when there is no memory for the work itself.
 DDL_EXPORT ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request);
 // Waits up to `timeout_ms` (< 0: no limit); returns 1 when done, else 0.
 DDL_EXPORT int ddl_work_wait(ddl_work* work, int timeout_ms);
@@ -294,7 +296,7 @@ DDL_EXPORT const uint64_t* ddl_work_rows(const ddl_work* work);
 DDL_EXPORT void ddl_work_free(ddl_work* work);
 
 // The communicators that bindings use, by a number that is the same on all ranks of each. Published by whoever created
-// it; as NULL, which forgets the number, before ddl_close.
+// it; as NULL, which forgets the number, before ddl_close. Without memory for it, it is not published.
 #define DDL_WORLD 0  // the communicator of all ranks
 DDL_EXPORT void ddl_publish(int64_t id, ddl_comm* comm);
 // Returns it, or NULL when there is none. The caller ends its use with ddl_release.

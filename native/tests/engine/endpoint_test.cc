@@ -71,6 +71,32 @@ TEST(EndpointTest, WhenOneBreaksTheOthersLearnWhy) {
   }
 }
 
+// The others read the reason without a lock as soon as there is one. The thread sanitizer fails if it is written again:
+// the relaxed flags order nothing.
+TEST(EndpointTest, PublishesOnlyTheFirstReason) {
+  std::atomic<bool> seen{false};
+  std::atomic<bool> again{false};
+  RunEndpoints({0, 0}, [&](std::unique_ptr<ddl::Endpoint> endpoint, int rank) {
+    ddl::Endpoint::EnterCommunicationThread();
+    const auto wait_for = [&](const std::atomic<bool>& flag) {
+      Watch(*endpoint, [&] { return flag.load(std::memory_order_relaxed); });
+    };
+    if (rank == 1) {
+      endpoint->PublishBroken({DDL_ABORTED, "the first reason"});
+      wait_for(seen);
+      endpoint->PublishBroken({DDL_ABORTED, "another reason"});
+      again.store(true, std::memory_order_relaxed);
+    } else {
+      Watch(*endpoint, [&] { return !endpoint->Health().ok(); });
+      EXPECT_EQ(endpoint->Health().message(), "the first reason");
+      seen.store(true, std::memory_order_relaxed);
+      wait_for(again);
+      EXPECT_EQ(endpoint->Health().message(), "the first reason");
+    }
+    endpoint->Drain();
+  });
+}
+
 TEST(EndpointTest, TheOthersLearnThatARankLeaves) {
   for (const std::vector<int>& group : {std::vector<int>{0, 0}, {0, 1}}) {
     std::atomic<bool> seen{false};

@@ -8,10 +8,13 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <new>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "shm/cma_step.h"
 #include "shm/collectives.h"
 #include "shm/peer_group.h"
 #include "shm/tuned.h"
@@ -171,6 +174,23 @@ TEST(PeerMemoryTest, ARankThatGivesUpInTheMiddleIsWrittenToNoMore) {
   }
   EXPECT_EQ(static_cast<size_t>(std::count(out[0].begin(), out[0].end(), 2.0f)), written_before);
   EXPECT_LT(written_before, out[0].size());
+}
+
+// What the standard library throws where memory is short; the second for a size that no machine has.
+TEST(PeerMemoryTest, ARankThatThrowsIsWrittenToNoMore) {
+  for (const bool no_machine_has_it : {false, true}) {
+    RunGroup(2, [&](GroupMemory& memory, ShmPipeline& pipeline) {
+      float value = 1;
+      const View view(sizeof value, &value, 1);
+      bool fit = false;
+      const auto shortage = [&](ddl::CmaStep&) -> Status {
+        if (no_machine_has_it) throw std::length_error("no machine has it");
+        throw std::bad_alloc();
+      };
+      EXPECT_THROW((void)ddl::CmaStep::Run(pipeline, view, view, &fit, shortage), std::exception);
+      EXPECT_EQ(memory.own().access_revoked, 1u);
+    });
+  }
 }
 
 TEST(PeerMemoryTest, NoRankWritesAfterAccessWasRevoked) {

@@ -164,26 +164,6 @@ def test_docs_python_blocks_run(page: Path, size: int, tmp_path: Path) -> None:
     run_page(page, tmp_path, size)
 
 
-def anchors(page: Path) -> set[str]:
-    """The headings of a page as its links spell them: lower case, no punctuation, hyphens for spaces."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def test_docs_links_lead_somewhere() -> None:
-    """Also those of the README, which `make docs` does not see."""
-    broken = []
-    for page in [ROOT / "README.md", *PAGES]:
-        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
-            if target.startswith(("http://", "https://")):
-                continue
-            there = page.parent / target if target else page
-            if not there.exists() or (anchor and anchor not in anchors(there)):
-                broken.append(f"{page.name} -> {target}#{anchor}")
-    assert broken == []
-
-
 def test_docs_commands_exist() -> None:
     """Every `make` target and `keras-ddl` command that a page names is there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

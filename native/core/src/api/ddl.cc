@@ -1,4 +1,5 @@
-// The C ABI over Engine. It only translates.
+// The C ABI over Engine. It only translates, and keeps in what C cannot catch: every function that may allocate does so
+// in one of base/guard.h.
 #include "ddl.h"
 
 #include <pthread.h>
@@ -13,10 +14,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/guard.h"
 #include "base/trace.h"
 #include "common/wait.h"
 #include "engine/engine.h"
@@ -90,15 +93,15 @@ void* AllocateWork(void* user, const uint64_t* rows_by_rank, int size) {
   auto* work = static_cast<ddl_work*>(user);
   uint64_t rows = 0;
   for (int r = 0; r < size; ++r) rows += rows_by_rank[r];
-  try {
-    work->rows.assign(rows_by_rank, rows_by_rank + size);
-    if (work->allocate != nullptr) return work->allocate(work->allocate_user, rows_by_rank, size);
-    // One extra byte, so that an empty result has an address too.
-    work->data.resize(rows * work->row_count * work->element_bytes + 1);
-  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error for an impossible size
-    return nullptr;
-  }
-  return work->data.data();
+  return ddl::GuardMemory(
+      [&]() -> void* {
+        work->rows.assign(rows_by_rank, rows_by_rank + size);
+        if (work->allocate != nullptr) return work->allocate(work->allocate_user, rows_by_rank, size);
+        // One extra byte, so that an empty result has an address too.
+        work->data.resize(rows * work->row_count * work->element_bytes + 1);
+        return work->data.data();
+      },
+      [](const std::exception&) -> void* { return nullptr; });
 }
 
 void FinishWork(void* user, int code, const char* message) {
@@ -106,7 +109,8 @@ void FinishWork(void* user, int code, const char* message) {
   {
     const std::lock_guard<std::mutex> lock(work->mutex);
     work->code = code;
-    work->message = message != nullptr ? message : "";
+    // The code alone says what is needed, where memory is short.
+    (void)ddl::Completes([&] { work->message = message != nullptr ? message : ""; });
     work->done = true;
     work->changed.notify_all();
   }
@@ -116,6 +120,15 @@ void FinishWork(void* user, int code, const char* message) {
 int Report(const ddl::Status& status, char* error, size_t error_bytes) {
   std::snprintf(error, error_bytes, "%s", status.message().c_str());
   return status.code();
+}
+
+// Submits `request`, whose `done` is called exactly once whatever happens.
+void Submit(ddl_comm* comm, const ddl_request& request) {
+  const ddl::Status submitted = ddl::GuardedStatus([&] {
+    comm->engine->Submit(request);
+    return ddl::Status();
+  });
+  if (!submitted.ok()) request.done(request.user, submitted.code(), submitted.message().c_str());
 }
 
 }  // namespace
@@ -134,25 +147,31 @@ ddl_comm* ddl_create(const ddl_transport* transport, const ddl_options* options,
     if (used.destroy != nullptr) used.destroy(used.self);
     return nullptr;
   }
-  try {
-    auto comm = std::make_unique<ddl_comm>();
-    const ddl::Status status = ddl::Engine::Create(used, *options, &comm->engine);
-    if (status.ok()) return comm.release();
-    std::snprintf(error, error_bytes, "%s", status.message().c_str());
-  } catch (const std::exception& failure) {  // the transport leaks: its owner is not known here
-    std::snprintf(error, error_bytes, "no communicator could be made: %s", failure.what());
-  }
-  return nullptr;
+  return ddl::GuardMemory(
+      [&]() -> ddl_comm* {
+        auto comm = std::make_unique<ddl_comm>();
+        const ddl::Status status = ddl::Engine::Create(used, *options, &comm->engine);
+        if (status.ok()) return comm.release();
+        Report(status, error, error_bytes);
+        return nullptr;
+      },
+      [&](const std::exception& failure) -> ddl_comm* {  // the transport leaks: its owner is not known here
+        std::snprintf(error, error_bytes, "no communicator could be made: %s", failure.what());
+        return nullptr;
+      });
 }
 
 int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, const ddl_options* options, char* error,
                  size_t error_bytes) {
-  try {
-    const ddl::Status status = comm->engine->AddLane(*transport, *options);
-    return status.ok() ? static_cast<int>(DDL_OK) : Report(status, error, error_bytes);
-  } catch (const std::exception& failure) {  // the transport leaks: its owner is not known here
-    return Report({DDL_INTERNAL, std::string("no lane could be made: ") + failure.what()}, error, error_bytes);
-  }
+  return ddl::GuardMemory(
+      [&]() -> int {
+        const ddl::Status status = comm->engine->AddLane(*transport, *options);
+        return status.ok() ? static_cast<int>(DDL_OK) : Report(status, error, error_bytes);
+      },
+      [&](const std::exception& failure) -> int {  // the transport leaks: its owner is not known here
+        std::snprintf(error, error_bytes, "no lane could be made: %s", failure.what());
+        return DDL_INTERNAL;
+      });
 }
 
 void ddl_close(ddl_comm* comm) { comm->engine->Close(); }
@@ -174,8 +193,9 @@ void ddl_count(const ddl_comm* comm, ddl_counters* counters) { *counters = comm-
 
 int ddl_wait_for_position_query(ddl_comm* comm) { return comm->engine->stack_position().WaitForQuery() ? 1 : 0; }
 void ddl_reply_position(ddl_comm* comm, const char* text) {
-  std::string reply = text;
-  {
+  std::string reply;
+  // "": not known, where memory is short.
+  if (ddl::Completes([&] { reply = text; })) {
     // What waits in another communicator may let the program go on.
     const std::lock_guard<std::mutex> lock(published_mutex);
     const bool elsewhere = std::any_of(published.begin(), published.end(), [&](const auto& other) {
@@ -187,10 +207,12 @@ void ddl_reply_position(ddl_comm* comm, const char* text) {
   comm->engine->OnPositionKnown();
 }
 
-void ddl_submit(ddl_comm* comm, const ddl_request* request) { comm->engine->Submit(*request); }
+void ddl_submit(ddl_comm* comm, const ddl_request* request) { Submit(comm, *request); }
 
 int ddl_try_run(ddl_comm* comm, const ddl_request* request, uint32_t patience_us) {
-  return comm->engine->TryRun(*request, patience_us);
+  // It may throw before it has begun, and not afterwards.
+  return ddl::GuardMemory([&] { return comm->engine->TryRun(*request, patience_us); },
+                          [](const std::exception&) { return 0; });
 }
 
 void* ddl_allocate_in_place(void* user, const uint64_t* rows_by_rank, int size) {
@@ -201,7 +223,8 @@ void* ddl_allocate_in_place(void* user, const uint64_t* rows_by_rank, int size) 
 }
 
 ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request) {
-  auto* work = new ddl_work();
+  auto* work = new (std::nothrow) ddl_work();
+  if (work == nullptr) return nullptr;
   ddl_request own = *request;
   if (own.dtype < DDL_NUM_DTYPES) work->element_bytes = ddl::DtypeSize(static_cast<ddl_dtype>(own.dtype));
   work->row_count = own.row_count;
@@ -210,7 +233,7 @@ ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request) {
   own.allocate = AllocateWork;
   own.done = FinishWork;
   own.user = work;
-  comm->engine->Submit(own);
+  Submit(comm, own);
   return work;
 }
 
@@ -234,7 +257,8 @@ void ddl_publish(int64_t id, ddl_comm* comm) {
   KeepPublishedOverForks();
   const std::lock_guard<std::mutex> lock(published_mutex);
   if (comm != nullptr) {
-    published[id] = comm;
+    // Where memory is short it is not found, as before.
+    (void)ddl::Completes([&] { published[id] = comm; });
   } else {
     published.erase(id);
   }
@@ -248,9 +272,11 @@ ddl_comm* ddl_find(int64_t id) {
 }
 
 int ddl_trace_start(const char* path, int rank, const char* label, char* error, size_t error_bytes) {
-  return Report(ddl::Trace::Start(path, rank, label), error, error_bytes);
+  return Report(ddl::GuardedStatus([&] { return ddl::Trace::Start(path, rank, label); }), error, error_bytes);
 }
-int ddl_trace_stop(char* error, size_t error_bytes) { return Report(ddl::Trace::Stop(), error, error_bytes); }
+int ddl_trace_stop(char* error, size_t error_bytes) {
+  return Report(ddl::GuardedStatus(ddl::Trace::Stop), error, error_bytes);
+}
 void ddl_trace_span(const char* name, double begin_s, double end_s) { ddl::Trace::Span(name, begin_s, end_s); }
 void ddl_trace_keep(uint32_t capacity) { ddl::Trace::Keep(capacity); }
 uint32_t ddl_trace_take(ddl_traced* out, uint32_t count) { return ddl::Trace::Take(out, count); }

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <utility>
 
+#include "base/guard.h"
 #include "base/waiter.h"
 #include "ddl.h"
 
@@ -38,7 +40,7 @@ Writer& TheWriter() {
   return *writer;
 }
 
-std::string Quoted(const std::string& text) {
+std::string Quoted(std::string_view text) {
   std::string quoted = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -83,16 +85,17 @@ void Write(Writer& writer) {
 }
 
 // `rest`: the members after those that every event has.
-void Event(Writer& writer, char phase, int line, const std::string& name, const std::string& rest) {
-  writer.text += writer.text.empty() && std::ftell(writer.file) == 0 ? "[\n" : ",\n";
-  writer.text += "{\"ph\":\"";
-  writer.text += phase;
-  writer.text += "\",\"pid\":" + std::to_string(writer.rank) + ",\"tid\":" + std::to_string(line) +
-                 ",\"name\":" + Quoted(name) + rest + "}";
+void Event(Writer& writer, char phase, int line, std::string_view name, const std::string& rest) {
+  std::string event = writer.text.empty() && std::ftell(writer.file) == 0 ? "[\n" : ",\n";
+  event += "{\"ph\":\"";
+  event += phase;
+  event += "\",\"pid\":" + std::to_string(writer.rank) + ",\"tid\":" + std::to_string(line) +
+           ",\"name\":" + Quoted(name) + rest + "}";
+  writer.text += event;  // all of it or nothing
   if (writer.text.size() > kPieceBytes) Write(writer);
 }
 
-void Complete(Writer& writer, int line, const std::string& name, double begin, double end, const std::string& rest) {
+void Complete(Writer& writer, int line, std::string_view name, double begin, double end, const std::string& rest) {
   Event(
       writer, 'X', line, name,
       ",\"ts\":" + Microseconds(begin + writer.wall_minus_monotonic) + ",\"dur\":" + Microseconds(end - begin) + rest);
@@ -121,9 +124,16 @@ Status Trace::Start(const std::string& path, int rank, const std::string& label)
   const auto name = [&](const char* what, int line, const std::string& text) {
     Event(writer, 'M', line, what, ",\"args\":{\"name\":" + Quoted(text) + "}");
   };
-  name("process_name", 0, label);
-  name("thread_name", kStepLine, "steps");
-  name("thread_name", kCommunicationLine, "collectives");
+  const bool begun = Completes([&] {
+    name("process_name", 0, label);
+    name("thread_name", kStepLine, "steps");
+    name("thread_name", kCommunicationLine, "collectives");
+  });
+  if (!begun) {
+    writer.text.clear();
+    std::fclose(std::exchange(writer.file, nullptr));
+    return OutOfMemory();
+  }
   on_ = true;
   return {};
 }
@@ -133,8 +143,8 @@ Status Trace::Stop() {
   const std::lock_guard<std::mutex> lock(writer.mutex);
   on_ = writer.capacity > 0;
   if (writer.file == nullptr) return {};
-  writer.text += "\n]\n";
   Write(writer);
+  std::fputs("\n]\n", writer.file);
   const bool failed = std::ferror(writer.file) != 0;
   const bool unclosed = std::fclose(writer.file) != 0;
   writer.file = nullptr;
@@ -165,6 +175,10 @@ double Trace::Stamp() { return On() ? Now() : 0; }
 
 void Trace::Add(const Collective& c) {
   if (!On() || c.submitted == 0 || c.started == 0) return;
+  (void)Completes([&] { Record(c); });
+}
+
+void Trace::Record(const Collective& c) {
   Writer& writer = TheWriter();
   const std::lock_guard<std::mutex> lock(writer.mutex);
   const double agreed = c.agreed == 0 ? c.started : c.agreed;
@@ -180,11 +194,13 @@ void Trace::Add(const Collective& c) {
   Complete(writer, kCommunicationLine, c.name, c.started, c.finished, rest + "}");
 }
 
-void Trace::Span(const std::string& name, double begin, double end) {
+void Trace::Span(std::string_view name, double begin, double end) {
   if (!On()) return;
-  Writer& writer = TheWriter();
-  const std::lock_guard<std::mutex> lock(writer.mutex);
-  if (writer.file != nullptr) Complete(writer, kStepLine, name, begin, end, ",\"cat\":\"step\"");
+  (void)Completes([&] {
+    Writer& writer = TheWriter();
+    const std::lock_guard<std::mutex> lock(writer.mutex);
+    if (writer.file != nullptr) Complete(writer, kStepLine, name, begin, end, ",\"cat\":\"step\"");
+  });
 }
 
 }  // namespace ddl

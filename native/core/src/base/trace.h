@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "ddl.h"
@@ -35,17 +36,19 @@ class Trace {
 
   struct Collective {
     const char* kind;
-    const std::string& name;
+    std::string_view name;
     uint64_t bytes;                               // of this rank's input
     int code;                                     // ddl_code
     double submitted, agreed, started, finished;  // seconds of Now(); `agreed`: 0 when no coordination was needed
   };
-  // Does nothing when off, or when the collective began before Start (a stamp is 0).
+  // Does nothing when off, or when the collective began before Start (a stamp is 0). Where memory is short, this and
+  // Span record nothing: what they record has happened, and does not fail for that.
   static void Add(const Collective& collective);
   // A span of the program, such as a training step, on its own line. Seconds of Now().
-  static void Span(const std::string& name, double begin, double end);
+  static void Span(std::string_view name, double begin, double end);
 
  private:
+  static void Record(const Collective& collective);
   static std::atomic<bool> on_;
 };
 

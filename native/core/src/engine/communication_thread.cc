@@ -4,13 +4,16 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <future>
+#include <new>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "base/gather.h"
+#include "base/guard.h"
 #include "base/waiter.h"
 #include "engine/scheduling.h"
 #include "shm/doorbell.h"
@@ -33,10 +36,13 @@ Status CommunicationThread::Start() {
   std::promise<bool> go;
   try {
     thread_ = std::thread([this, start = go.get_future()]() mutable {
-      if (start.get()) Loop();
+      // A broken promise is a no: what follows here has thrown, for lack of memory.
+      if (GuardMemory([&] { return start.get(); }, [](const std::exception&) { return false; })) Loop();
     });
   } catch (const std::system_error& failure) {
     error = failure.code().value();
+  } catch (const std::bad_alloc&) {
+    error = ENOMEM;
   }
   std::vector<int32_t> errors;
   Status status = Gather(endpoint_.transport(), error, &errors);

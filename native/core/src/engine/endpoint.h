@@ -87,7 +87,8 @@ class Endpoint {
   // On this rank only, without calling OnBroken.
   void SetBroken(const Status& status) { broken_ = status; }
   void OnBroken(std::function<void(const Status&)> fail) { on_broken_ = std::move(fail); }
-  // Shows the ranks of the group that this one has broken, and why.
+  // Shows the ranks of the group, and a calling thread, that this one has broken, and why. Only the first time: they
+  // may read why at any time from then on.
   void PublishBroken(const Status& status);
   void PublishLeft();
 

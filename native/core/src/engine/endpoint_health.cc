@@ -69,6 +69,8 @@ void Endpoint::Break(const Status& status) {
 
 void Endpoint::PublishBroken(const Status& status) {
   RankBlock& own = memory_->own();
+  // Others read `reason` from then on.
+  if (own.state.load(std::memory_order_relaxed) == kBroken) return;
   const std::string reason = Truncate(EncodeReason(ForOthers(status)), sizeof own.reason - 1);
   std::memcpy(own.reason, reason.c_str(), reason.size() + 1);
   own.state.store(kBroken, std::memory_order_release);

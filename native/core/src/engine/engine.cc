@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/guard.h"
 #include "engine/engine_block.h"
 
 namespace ddl {
@@ -84,7 +85,8 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (lane != nullptr && lane->queue.HasSmall()) return 0;
   const int ran = coordinated_.inline_path.TryRun(request, patience_us);
   if (ran != 0 && lane != nullptr) {
-    lane->queue.Skip({request.plan, request.plan_run, request.plan_index, request.plan_size});
+    // It ran, whatever happens here. A run of the plan that lacks the marker falls back to the coordinator.
+    (void)Completes([&] { lane->queue.Skip({request.plan, request.plan_run, request.plan_index, request.plan_size}); });
   }
   return ran;
 }

@@ -29,6 +29,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Where it throws, for lack of memory, `done` was not called and is not going to be.
   void Submit(const ddl_request& request);
   // See ddl_try_run.
   int TryRun(const ddl_request& request, uint32_t patience_us);

@@ -1,9 +1,9 @@
 #include "engine/executor.h"
 
 #include <cstdio>
-#include <exception>
 #include <limits>
 
+#include "base/guard.h"
 #include "base/text.h"
 #include "base/waiter.h"
 #include "control/coordinator.h"
@@ -40,27 +40,25 @@ Status AllocateRows(const Request& request, const std::vector<uint64_t>& rows, c
                             Label(request.announcement)};
 }
 
-// After an exception: std::bad_alloc, or std::length_error for what no machine has.
-Status OutOfMemory(const Announcement& announcement) {
-  return {DDL_INTERNAL, "out of memory for the working buffers of " + Label(announcement)};
+// The status that `work` returns, or that memory was short for `announcement`.
+template <typename Work>
+Status WithinMemory(const Announcement& announcement, Work work) {
+  return GuardMemory(work, [&](const std::exception&) {
+    return GuardedStatus(
+        [&]() -> Status { return {DDL_INTERNAL, "out of memory for the working buffers of " + Label(announcement)}; });
+  });
 }
 
 }  // namespace
 
 Status Executor::Run(const Request& request, const Decision& decision) {
-  try {
-    return RunWithMemory(request, decision);
-  } catch (const std::exception&) {
-    return OutOfMemory(request.announcement);
-  }
+  return WithinMemory(request.announcement, [&] { return RunWithMemory(request, decision); });
 }
 
 Status Executor::RunJoined(const Decision& decision) {
-  try {
+  return WithinMemory(*decision.submitted, [&] {
     return RunWithMemory(neutral_.RequestFor(*decision.submitted, transport_.size), decision);
-  } catch (const std::exception&) {
-    return OutOfMemory(*decision.submitted);
-  }
+  });
 }
 
 Status Executor::RunWithMemory(const Request& request, const Decision& decision) {

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
+#include "base/guard.h"
 #include "base/text.h"
 #include "base/trace.h"
 #include "base/waiter.h"
@@ -87,8 +89,7 @@ int InlinePath::TryRun(const ddl_request& request, uint32_t patience_us) {
   if (!CanRun(request) || !submissions_.Enter()) return 0;
   const double submitted = Trace::Stamp();
   const bool eager = IsEager(request, endpoint_.size());
-  Publish(request, eager);
-  if (!Meet(patience_us)) {
+  if (!Completes([&] { Publish(request, eager); }) || !Meet(patience_us)) {
     submissions_.Leave({});
     return 0;
   }
@@ -97,7 +98,8 @@ int InlinePath::TryRun(const ddl_request& request, uint32_t patience_us) {
   running_ = &request;
   interrupt_checked_at_ = 0;
   interrupted_since_ = 0;
-  const Status status = agreed ? Run(request, eager) : Status();
+  // From here on the other ranks count on this one: what fails here fails the communicator, and is never just undone.
+  Status status = agreed ? GuardedStatus([&] { return Run(request, eager); }) : Status();
   rendezvous_.Close();
   if (agreed && started > 0) {
     const uint64_t bytes = request.kind == DDL_BARRIER ? 0 : BytesOf(request);
@@ -105,8 +107,9 @@ int InlinePath::TryRun(const ddl_request& request, uint32_t patience_us) {
                 started, Now()});
   }
   const bool interrupted = interrupted_since_ > 0;  // read while no other thread can enter
-  submissions_.Leave(status);
-  if (!agreed || !status.ok()) return 0;
+  const bool ran = agreed && status.ok();
+  submissions_.Leave(std::move(status));
+  if (!ran) return 0;
   num_run_.fetch_add(1, std::memory_order_relaxed);
   return interrupted ? 2 : 1;
 }

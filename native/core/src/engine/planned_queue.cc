@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/guard.h"
 #include "base/trace.h"
 #include "base/waiter.h"
 #include "control/coordinator.h"
@@ -31,8 +32,13 @@ PlannedQueue::PlannedQueue(Endpoint& endpoint, Submissions& fallback)
             [this](std::unique_ptr<Request> request) { FallBack(std::move(request)); }) {}
 
 void PlannedQueue::Submit(std::unique_ptr<Request> request) {
-  if (request->small) CountSmall(1);
-  submissions_.Submit(std::move(request));
+  const bool small = request->small;
+  if (small) CountSmall(1);
+  GuardMemory([&] { submissions_.Submit(std::move(request)); },
+              [&](const std::exception&) {
+                if (small) CountSmall(-1);
+                throw;
+              });
 }
 
 void PlannedQueue::Skip(const PlanPlace& place) {

@@ -15,7 +15,7 @@ void Request::TraceRun(double agreed, double started, int code) const {
   const uint64_t bytes =
       a.kind == DDL_BARRIER || a.kind == DDL_JOIN ? 0 : a.count * DtypeSize(static_cast<ddl_dtype>(a.dtype));
   const char* const kind = KindName(static_cast<ddl_kind>(a.kind));
-  Trace::Add({kind, a.name.empty() ? kind : a.name, bytes, code, submitted, agreed, started, Now()});
+  Trace::Add({kind, a.name.empty() ? std::string_view(kind) : a.name, bytes, code, submitted, agreed, started, Now()});
 }
 
 Terms TermsOf(const ddl_request& request) {

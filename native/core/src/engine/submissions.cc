@@ -49,15 +49,14 @@ bool Submissions::Enter() {
   return true;
 }
 
-void Submissions::Leave(const Status& failure) {
+void Submissions::Leave(Status failure) {
   // Rings under the lock: afterwards FreeMemory may run.
   const std::lock_guard<std::mutex> lock(mutex_);
   inside_ = false;
-  if (!failure.ok()) {
-    usable_ = false;
-    failure_ = failure;
-  }
   if (!failure.ok() || !submitted_.empty() || stop_) RingBell(memory_.own());
+  if (failure.ok()) return;
+  usable_ = false;
+  failure_ = std::move(failure);
 }
 
 bool Submissions::Take(std::vector<std::unique_ptr<Request>>* requests, Status* failure) {

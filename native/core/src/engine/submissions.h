@@ -38,7 +38,7 @@ class Submissions {
   // Begin and end a calling thread's use of the group's memory. Enter: false when it must not. Leave: `failure` other
   // than OK means that the ranks are out of step; the communication thread then breaks the communicator.
   bool Enter();
-  void Leave(const Status& failure);
+  void Leave(Status failure);
 
   // The communication thread. Takes what was submitted, in order, and the failure of a calling thread. False: a calling
   // thread is inside, which rings when it leaves.

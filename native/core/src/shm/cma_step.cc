@@ -3,7 +3,8 @@
 #include <time.h>
 
 #include <algorithm>
-#include <new>
+
+#include "base/guard.h"
 
 namespace ddl {
 namespace {
@@ -46,19 +47,18 @@ struct CmaStep::PieceTable {
 Status CmaStep::Run(ShmPipeline& pipeline, const View& in, const View& out, bool* fit,
                     const std::function<Status(CmaStep&)>& work) {
   CmaStep step(pipeline, in.element_bytes());
-  Status status;
-  try {
-    status = step.Begin(in, out, fit);
-    if (status.ok() && *fit) status = work(step);
-    if (status.ok()) {
-      // This rank no longer touches the others' memory.
-      pipeline.MarkDone(step.step_);
-      status = pipeline.WaitDone(step.step_);
-    }
-  } catch (const std::bad_alloc&) {
-    pipeline.peers().RevokeAccess();
-    throw;
-  }
+  const Status status = GuardMemory(
+      [&]() -> Status {
+        DDL_RETURN_IF_ERROR(step.Begin(in, out, fit));
+        if (*fit) DDL_RETURN_IF_ERROR(work(step));
+        // This rank no longer touches the others' memory.
+        pipeline.MarkDone(step.step_);
+        return pipeline.WaitDone(step.step_);
+      },
+      [&](const std::exception&) -> Status {
+        pipeline.peers().RevokeAccess();
+        throw;
+      });
   if (status.ok()) return {};
   pipeline.peers().RevokeAccess();
   return RootCause(pipeline, status);

@@ -42,7 +42,7 @@ struct RankBlock {
   std::atomic<uint32_t> sleeping;
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> state;  // RankState; set after `reason`
-  char reason[1024];            // why this rank gave up (kBroken), for error messages on the others
+  char reason[1024];            // why this rank gave up (kBroken), for error messages on the others; written once
   // Milliseconds of the monotonic clock: when this rank last checked on the others, as it does many times a second; and
   // when it last warned about a collective that makes no progress.
   std::atomic<int64_t> alive_ms;

@@ -12,44 +12,31 @@ import functools
 import re
 from collections.abc import Iterator
 
-import pytest
-
-from harness.source_modules import MODULES, imports_of
+from .sources import Finding, Project
 
 PRIVATE = re.compile(r"_(?!_)\w+")
 INTERNAL = re.compile(r"(keras\.src|tensorflow\.python)(\.|$)")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "attrgetter")
 # Python's own: of frames, threads, processes, ctypes and named tuples.
 OF_PYTHON = {
-    *(
-        "_current_frames",
-        "_getframe",
-        "_exit",
-        "_DummyThread",
-        "_inheriting",
-        "_name",
-        "_fields",
-        "_replace",
-        "_asdict",
-    ),
+    *("_current_frames", "_getframe", "_exit", "_DummyThread", "_inheriting"),
+    *("_name", "_fields", "_replace", "_asdict"),
 }
 OF_OTHERS = {
     ("keras_ddl.serving.connections", "_current_request"),  # aiohttp's
     ("keras_ddl.torch.rendezvous", "_rendezvous_handlers"),  # PyTorch's, in the room that knows PyTorch
 }
-OUTSIDE = [name for name in MODULES if not name.startswith("keras_ddl.compat")]
+
+
+def outside(project: Project) -> list[str]:
+    return [name for name in project.modules if not name.startswith("keras_ddl.compat")]
 
 
 @functools.cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
-
-
-@functools.cache
-def defined_in(module: str) -> frozenset[str]:
+def defined_in(project: Project, module: str) -> frozenset[str]:
     """Names in the bodies of a module's classes, and those that their methods set on `self`."""
     names = set()
-    for node in ast.walk(tree_of(module)):
+    for node in ast.walk(project.tree(project.modules[module])):
         if isinstance(node, ast.ClassDef):
             names |= defined_by(node.body)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
@@ -68,11 +55,17 @@ def defined_by(body: list[ast.stmt]) -> set[str]:
     return names
 
 
-def is_module_of_ours(module: str, owner: ast.expr) -> bool:
-    """Whether `owner` is a name that the module has imported from the project."""
-    return isinstance(owner, ast.Name) and any(
-        (alias.asname or alias.name) == owner.id
-        for node in ast.walk(tree_of(module))
+@functools.cache
+def defined_anywhere(project: Project) -> frozenset[str]:
+    return frozenset().union(*(defined_in(project, module) for module in outside(project)))
+
+
+@functools.cache
+def names_of_ours(project: Project, module: str) -> frozenset[str]:
+    """The names that a module has imported from the project."""
+    return frozenset(
+        alias.asname or alias.name
+        for node in ast.walk(project.tree(project.modules[module]))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_ddl")
         for alias in node.names
     )
@@ -80,11 +73,6 @@ def is_module_of_ours(module: str, owner: ast.expr) -> bool:
 
 def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
-
-
-@functools.cache
-def defined_anywhere() -> frozenset[str]:
-    return frozenset().union(*(defined_in(module) for module in OUTSIDE))
 
 
 def attributes(tree: ast.Module) -> Iterator[tuple[int, ast.expr, str]]:
@@ -99,23 +87,22 @@ def attributes(tree: ast.Module) -> Iterator[tuple[int, ast.expr, str]]:
                     yield node.lineno, node.args[0], each.value
 
 
-def private_reads(module: str, tree: ast.Module) -> list[str]:
-    near = defined_in(module).union(*(defined_in(each) for each in imports_of(module) if each in OUTSIDE))
-    return [
-        f"line {line}: {ast.unparse(owner)}.{name}"
-        for line, owner, name in attributes(tree)
-        if PRIVATE.fullmatch(name)
-        and "ddl" not in name  # ours, on an object of theirs
-        and name not in OF_PYTHON
-        and (module, name) not in OF_OTHERS
-        and name not in (defined_anywhere() if is_self(owner) else near)
-        and not is_module_of_ours(module, owner)
-    ]
+def private_reads(project: Project, module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    known = set(outside(project))
+    near = defined_in(project, module).union(
+        *(defined_in(project, each) for each in project.imports_of(module) if each in known)
+    )
+    for line, owner, name in attributes(tree):
+        if not PRIVATE.fullmatch(name) or "ddl" in name or name in OF_PYTHON or (module, name) in OF_OTHERS:
+            continue  # with "ddl": ours, on an object of theirs
+        if name in (defined_anywhere(project) if is_self(owner) else near):
+            continue
+        if not (isinstance(owner, ast.Name) and owner.id in names_of_ours(project, module)):
+            yield line, f"{ast.unparse(owner)}.{name}"
 
 
-def internal_modules(tree: ast.Module) -> list[str]:
+def internal_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Uses of keras.src and tensorflow.python: imports, `tf.python`, and names of modules in strings."""
-    found = []
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -126,36 +113,16 @@ def internal_modules(tree: ast.Module) -> list[str]:
             names = [re.sub(r"^tf\b", "tensorflow", ast.unparse(node))]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value]
-        found += [f"line {node.lineno}: {name}" for name in names if INTERNAL.match(name)]
-    return found
+        yield from ((node.lineno, name) for name in names if INTERNAL.match(name))
 
 
-@pytest.mark.parametrize("module", OUTSIDE)
-def test_private_parts_of_tensorflow_and_keras_are_read_in_compat(module: str) -> None:
-    tree = tree_of(module)
-    assert private_reads(module, tree) + internal_modules(tree) == [], "make it a function of keras_ddl/compat/"
+def private_parts_are_read_in_compat(project: Project) -> Iterator[Finding]:
+    """Private parts of TensorFlow and Keras are read in keras_ddl/compat/ only; others call a function of it."""
+    for module in outside(project):
+        path = project.modules[module]
+        tree = project.tree(path)
+        for line, what in [*private_reads(project, module, tree), *internal_modules(tree)]:
+            yield Finding(path, line, f"{what} is private: make it a function of keras_ddl/compat/")
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "model._flatten_layers()",
-        "[each for each in optimizer._trainable_variables]",
-        "getattr(callback, '_should_save_model', None)",
-        "self._container_strategy()",
-        "layer._non_trainable_variables = []",
-        "from keras.src.trainers import trainer",
-        "import tensorflow.python.eager.context as context",
-        "tf.python.framework.ops.Graph",
-        "importlib.import_module('keras.src.utils')",
-    ],
-)
-def test_private_reads_are_seen(program: str) -> None:
-    tree = ast.parse(program)
-    assert private_reads("keras_ddl.strategy.fits", tree) + internal_modules(tree) != []
-
-
-@pytest.mark.parametrize("program", ["self._of_one_rank()", "tape._ddl_reduction", "os._exit(1)", "model.__dict__"])
-def test_what_is_public_or_the_projects_own_is_no_private_read(program: str) -> None:
-    tree = ast.parse(program)
-    assert private_reads("keras_ddl.strategy.keras_patches.callbacks", tree) + internal_modules(tree) == []
+RULES = (private_parts_are_read_in_compat,)

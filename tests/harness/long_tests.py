@@ -1,0 +1,167 @@
+"""Which long tests have not passed since what they cover changed: printed where long tests run, as by `make test-all`.
+
+tests/long_tests.jsonl has a line for each test file with long tests: a digest of what the file covered when all of its
+long tests had last passed in one run. It is tracked, so that it tells the same on other machines. A file that ran in
+part, or with a failure or a skip, keeps its old line.
+
+What a file covers is more than it needs, so that nothing is missed: itself and whatever lies in its folder but other
+test files; tests/harness/ and conftest.py; native/ but its tests; the modules of the folder of keras_ddl with the
+same name, and all that these import. Where there is no such folder: all of keras_ddl/, parts, examples/, benchmarks/, notebooks/, docs/ and tools/.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.source_modules import ROOT, structure
+
+RECORD = ROOT / "tests" / "long_tests.jsonl"
+EVERYTHING = (
+    "keras_ddl",
+    "export",
+    "serving",
+    "integrations",
+    "observe",
+    "examples",
+    "benchmarks",
+    "notebooks",
+    "docs",
+    "tools",
+)
+
+
+class LongTests:
+    """A plug-in of pytest; with xdist, that of each worker tells that of the controller what was collected."""
+
+    def __init__(self, record: Path = RECORD, root: Path = ROOT) -> None:
+        self._record, self._root = record, root
+        self._collected: dict[str, list[str]] = {}  # test file -> its long tests
+        self._left_out: set[str] = set()  # test files of which not all long tests were chosen
+        self._passed: dict[str, set[str]] = defaultdict(set)
+        self._failed: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)  # before -k and -m leave out some
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        for item in items:
+            if item.get_closest_marker("long") is not None:
+                self._collected.setdefault(file_of(item.nodeid), []).append(item.nodeid)
+        self._left_out |= {file_of(each) for each in config.args if "::" in each}
+
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        self._left_out |= {file_of(item.nodeid) for item in items if item.get_closest_marker("long") is not None}
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["long_tests"] = [self._collected, sorted(self._left_out)]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        collected, left_out = getattr(node, "workeroutput", {}).get("long_tests", ({}, ()))
+        self._collected.update(collected)
+        self._left_out.update(left_out)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "long" not in report.keywords:
+            return
+        if report.outcome != "passed" and not hasattr(report, "wasxfail"):
+            self._failed.add(report.nodeid)
+        elif report.when == "call":
+            self._passed[file_of(report.nodeid)].add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        if hasattr(config, "workerinput") or "not long" in config.getoption("markexpr") or config.option.collectonly:
+            return
+        recorded = read(self._record)
+        whole = {file for file in self._collected if self._passed_whole(file)}
+        for file in whole:
+            recorded[file] = digest(self._root, file)
+        if whole:
+            write(self._record, recorded)
+        stale = [file for file in sorted(self._collected.keys() | recorded) if self._is_stale(file, recorded)]
+        if stale:
+            terminalreporter.section("long tests that have not passed since what they cover changed")
+            for file in stale:
+                terminalreporter.write_line(file)
+
+    def _passed_whole(self, file: str) -> bool:
+        tests = set(self._collected[file])
+        return file not in self._left_out and tests <= self._passed[file] and not tests & self._failed
+
+    def _is_stale(self, file: str, recorded: dict[str, str]) -> bool:
+        return (self._root / file).exists() and recorded.get(file) != digest(self._root, file)
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def read(record: Path) -> dict[str, str]:
+    """Test file -> digest."""
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    return {each["file"]: each["digest"] for each in map(json.loads, lines)}
+
+
+def write(record: Path, digests: dict[str, str]) -> None:
+    lines = [json.dumps({"file": file, "digest": digests[file]}) + "\n" for file in sorted(digests)]
+    record.write_text("".join(lines), encoding="utf-8")
+
+
+@functools.cache
+def digest(root: Path, file: str) -> str:
+    """A digest of all that a test file covers, by names and contents."""
+    total = hashlib.sha256()
+    for path in sorted(set(covered(root, root / file))):
+        total.update(f"{path.relative_to(root)} {_digest_of(path)}\n".encode())
+    return total.hexdigest()[:16]
+
+
+@functools.cache
+def _digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def covered(root: Path, file: Path) -> Iterator[Path]:
+    """The files that a test file covers; see above."""
+    folder = file.relative_to(root).parts[1]
+    yield file
+    yield from (path for path in _files(root, f"tests/{folder}") if not path.name.startswith("test_"))
+    yield from _files(root, "tests/harness")
+    yield from (path for path in (root / "conftest.py", root / "pyproject.toml") if path.exists())
+    yield from (path for path in _files(root, "native") if path.relative_to(root).parts[1] not in ("tests", "bench"))
+    modules = _modules_of(root, {"pytorch": "torch"}.get(folder, folder))
+    yield from modules or [path for name in EVERYTHING for path in _files(root, name)]
+
+
+@functools.cache
+def _modules_of(root: Path, folder: str) -> list[Path]:
+    """The modules of a folder of keras_ddl, and all that they import."""
+    project = _project(root)
+    start = f"keras_ddl.{folder}"
+    waiting = [name for name in project.modules if name == start or name.startswith(f"{start}.")]
+    found = set(waiting)
+    while waiting:
+        # A module's package runs before it.
+        name = waiting.pop()
+        parents = [name.rsplit(".", up)[0] for up in range(1, name.count(".") + 1)]
+        new = {each for each in (*project.imports_of(name), *parents) if each in project.modules} - found
+        found |= new
+        waiting += new
+    return [project.modules[name] for name in found]
+
+
+@functools.cache
+def _project(root: Path) -> Any:
+    return structure("sources").Project(root)
+
+
+@functools.cache
+def _files(root: Path, folder: str) -> list[Path]:
+    return [path for path in _project(root).tracked if path.is_relative_to(root / folder) and path.is_file()]

@@ -1,0 +1,119 @@
+"""What the README and the pages of docs/ name is there: files, folders, links. Nobody is sent to a package index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from .sources import Finding, Project
+
+FOLDERS = (
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "export",
+    "integrations",
+    "keras_ddl",
+    "native",
+    "notebooks",
+    "observe",
+)
+FOLDERS += ("serving", "tests", "tools")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
+SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # in native/, by the end of its path
+OTHERS = {"mpi.h"}
+TOO_FEW = "names so little that the rule no longer finds it"
+# The bare name, for which pip asks an index: not a path of a wheel, nor of a checkout.
+BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
+TEXTS = (".md", ".py", ".ipynb", ".toml", ".yaml", ".yml", ".sbatch", "Makefile", "Dockerfile", "run")
+
+
+def without_blocks(text: str) -> str:
+    """The text of a page with its blocks of code emptied, line by line."""
+    return re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+
+
+def in_backticks(text: str) -> Iterator[tuple[int, str]]:
+    """(line, word) of the code within the sentences of a page."""
+    prose = without_blocks(text)
+    for code in re.finditer(r"`([^`\n]+)`", prose):
+        line = prose.count("\n", 0, code.start()) + 1
+        yield from ((line, word) for word in code[1].split())
+
+
+def pages_name_files_that_exist(project: Project) -> Iterator[Finding]:
+    """A path in backticks on a page exists, and a native source is one by the end of its path."""
+    native = [path.relative_to(project.root) for path in project.tracked if "native" in path.parts]
+    for page in project.pages:
+        for line, word in in_backticks(project.text(page)):
+            if PATH.fullmatch(word) and not any(project.root.glob(word)):
+                yield Finding(page, line, f"{word} does not exist")
+            if SOURCE.fullmatch(word) and word not in OTHERS and not any(path.match(word) for path in native):
+                yield Finding(page, line, f"{word} is no source of native/")
+
+
+def the_map_names_files_of_its_folders(project: Project) -> Iterator[Finding]:
+    """In a row of a table of docs/development.md, `file.py` and `folder/` after a folder lie in it, or further in."""
+    page = project.root / "docs" / "development.md"
+    seen = 0
+    for number, line in enumerate(project.text(page).splitlines(), 1):
+        folders = [project.root / name for name in re.findall(r"`([\w/]+)/`", line.partition(" | ")[0])]
+        names = re.findall(r"`(\w+(?:\.py|/))`", line.partition(" | ")[2]) if line.startswith("| `") else []
+        inside = [name for name in names if folders and not (project.root / name).exists()]
+        seen += len(inside)
+        for name in inside:
+            if not any(any(folder.rglob(name.strip("/"))) for folder in folders):
+                yield Finding(page, number, f"{name} does not lie in the folder of this row")
+    if seen <= 15:
+        yield Finding(page, 1, TOO_FEW)
+    named = {word for _, word in in_backticks(project.text(page)) if PATH.fullmatch(word)}
+    if len(named) <= 60:
+        yield Finding(page, 1, TOO_FEW)
+
+
+def the_picture_names_folders_that_exist(project: Project) -> Iterator[Finding]:
+    """Every folder in docs/pictures/the_line.svg exists."""
+    picture = project.root / "docs" / "pictures" / "the_line.svg"
+    named = [(line, match[1]) for line, match in project.matches(picture, r'class="path"[^>]*>([^<]+)<')]
+    if len(named) <= 10:
+        yield Finding(picture, 1, TOO_FEW)
+    for line, word in named:
+        if not (project.root / word).is_dir():
+            yield Finding(picture, line, f"{word} does not exist")
+
+
+def anchors(text: str) -> set[str]:
+    """The headings of a page as its links spell them: lower case, no punctuation, hyphens for spaces."""
+    titles = re.findall(r"^#+ (.+)$", without_blocks(text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links_lead_somewhere(project: Project) -> Iterator[Finding]:
+    """A link of a page leads to a file that exists, and to a heading in it; `make docs` does not see the README's."""
+    for page in project.pages:
+        for line, match in project.matches(page, r"\]\(([^)#]*)#?([^)]*)\)"):
+            target, anchor = match.groups()
+            if target.startswith(("http://", "https://")):
+                continue
+            there: Path = page.parent / target if target else page
+            if not there.exists() or (anchor and anchor not in anchors(project.text(there))):
+                yield Finding(page, line, f"the link {target}#{anchor} leads nowhere")
+
+
+def nobody_is_told_to_install_by_name(project: Project) -> Iterator[Finding]:
+    """No text says `pip install` with the project's bare name: it is in no index; others could register it there."""
+    for path in project.tracked:
+        if path.name.endswith(TEXTS) and "tests/unit/test_structure.py" not in path.as_posix():
+            for line, match in project.matches(path, BY_NAME):
+                yield Finding(path, line, f"{match[0]}: the project is in no index")
+
+
+RULES = (
+    pages_name_files_that_exist,
+    the_map_names_files_of_its_folders,
+    the_picture_names_folders_that_exist,
+    links_lead_somewhere,
+    nobody_is_told_to_install_by_name,
+)
