@@ -1,17 +1,17 @@
-"""docs/appendix/*-names.md: every name has a check that tries it, and the page says what the checks say."""
+"""Pages *-names.md of Horovod and DDL: every name has a check that tries it, and the page says what the checks say."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.name_tables import TABLES, Table, uses
+from harness.name_tables import ROOT, TABLES, Table, uses
 
 EACH = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.page.stem)
 
 
 @EACH
 def test_name_tables_are_what_the_checks_say(table: Table) -> None:
-    page = table.page.relative_to(table.page.parents[2])
+    page = table.page.relative_to(ROOT)
     assert table.page.read_text(encoding="utf-8") == table.text(), (
         f"{page} is not what its rows give. Run `python tests/harness/name_tables.py`."
     )

@@ -1,4 +1,4 @@
-"""The certificate: what it says of runs that were recorded, and that its fields are those of docs/verify.md."""
+"""The certificate: what it says of runs that were recorded, and that its fields are those of the part's docs/verify.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_ddl.verify.recording import Event, Plan, Recording, Writer
 from keras_ddl.verify.runs import Program, Run
 from keras_ddl.verify.verification import Verification
 
-PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "observe" / "verify" / "docs" / "verify.md").read_text(encoding="utf-8")
 FACTS = {
     "dtypes": ["float64"],
     "compute_dtypes": ["float64"],

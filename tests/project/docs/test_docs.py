@@ -95,7 +95,7 @@ def test_serving_page_queries_the_readme_model(
     readme: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page's commands as they are written, but for the ports; and what it says of a wrong shape."""
-    page = ROOT / "docs" / "serving.md"
+    page = ROOT / "serving" / "docs" / "serving.md"
     text = page.read_text(encoding="utf-8").split("## Query it")[1].split("### Images")[0]
     (readme / "rows.py").write_text(blocks(page, "python")[0])
     client = re.search(r"^    import grpc, numpy.*?(?=^\S)", text, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""What `keras-ddl trace view` shows of a made-up job, drawn by Chromium: `python docs/pictures/trace_view.py`.
+"""What `keras-ddl trace view` shows of a made-up job, drawn by Chromium: `python observe/timeline/docs/trace_view.py`.
 
 Needs Chromium, so the picture is kept and not drawn again with the pages.
 """
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from harness.made_timelines import Job  # noqa: E402
