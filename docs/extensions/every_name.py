@@ -29,9 +29,7 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
         for name in public_names(importlib.import_module(module)):
             # What keras_ddl itself exports is shown there.
             if f"{module}.{name}" not in shown and f"keras_ddl.{name}" not in shown:
-                logging.getLogger(__name__).warning(
-                    "%s.%s is public, but no page of docs/api, or docs/api.md of a part, shows it", module, name
-                )
+                logging.getLogger(__name__).warning("%s.%s is public, but no page of the API shows it", module, name)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

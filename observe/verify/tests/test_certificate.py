@@ -1,4 +1,4 @@
-"""The certificate: what it says of runs that were recorded, and that its fields are those of the part's docs/verify.md."""
+"""The certificate: what it says of runs that were recorded, and that its fields are those of docs/verify.md."""
 
 from __future__ import annotations
 

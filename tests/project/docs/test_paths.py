@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.pages import PAGES, READMES, in_missing_part
+
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("benchmarks", "deploy", "docs", "examples", "export", "keras_ddl", "native", "notebooks", "tests", "tools")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("benchmarks", "deploy", "docs", "examples", "keras_ddl", "native", "notebooks", "tests", "tools")
+FOLDERS += ("export", "integrations", "observe", "serving")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # in native/, by the end of its path
 OTHERS = {"mpi.h"}
@@ -30,29 +32,28 @@ def in_backticks(page: Path) -> list[str]:
 def missing(words: list[str], sources: list[Path]) -> list[str]:
     found = []
     for word in words:
-        if PATH.fullmatch(word) and not any(ROOT.glob(word)):
+        if PATH.fullmatch(word) and not any(ROOT.glob(word)) and not in_missing_part(ROOT / word):
             found.append(word)
         if SOURCE.fullmatch(word) and word not in OTHERS and not any(path.match(word) for path in sources):
             found.append(word)
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES + READMES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_names_files_that_exist(page: Path, sources: list[Path]) -> None:
     assert missing(in_backticks(page), sources) == []
 
 
-def test_map_names_files_of_its_folders() -> None:
-    """In a row of the map, `file.py` and `folder/` after a folder lie in that folder, or further inside."""
-    lost, seen = [], 0
-    for line in (ROOT / "docs" / "development.md").read_text(encoding="utf-8").splitlines():
-        folders = [ROOT / name for name in re.findall(r"`([\w/]+)/`", line.partition(" | ")[0])]
-        names = re.findall(r"`(\w+(?:\.py|/))`", line.partition(" | ")[2]) if line.startswith("| `") else []
-        inside = [name for name in names if folders and not (ROOT / name).exists()]
-        seen += len(inside)
-        lost += [name for name in inside if not any(any(folder.rglob(name.strip("/"))) for folder in folders)]
-    assert lost == []
-    assert seen > 15
+@pytest.mark.parametrize("page", READMES[1:], ids=lambda page: str(page.relative_to(ROOT)))
+def test_readme_of_a_folder_lists_its_files(page: Path) -> None:
+    """Each module and folder once; `__init__.py` where it is more than a docstring or imports."""
+    listed = re.findall(r"^- \[?`(\S+)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    beside = {f"{path.name}/" if path.is_dir() else path.name for path in page.parent.iterdir()}
+    beside -= {"README.md", "part.toml", "py.typed", "conftest.py", "tests/", "docs/", "__pycache__/"}
+    beside = {name for name in beside if not name.endswith(".so") and not in_missing_part(page.parent / name)}
+    listed = [name for name in listed if not in_missing_part(page.parent / name)]
+    assert set(listed) - {"__init__.py"} == beside - {"__init__.py"}
 
 
 def test_walks_name_many_files() -> None:
