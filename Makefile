@@ -22,7 +22,7 @@ COMMA := ,
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Optional parts: each a package of keras_ddl with its tests (keras_ddl/parts.py).
-PARTS := export serving $(wildcard integrations/*) $(wildcard observe/*)
+PARTS := $(patsubst %/part.toml,%,$(wildcard */part.toml */*/part.toml))
 # What the libraries are built from, and the environment is made for: Python files are used where they are.
 SOURCES := pyproject.toml setup.cfg $(shell find native -type f \( -name '*.cc' -o -name '*.h' -o -name '*.txt' \
              -o -name '*.cmake' \) 2>/dev/null)
@@ -82,8 +82,8 @@ test-aarch64: ## build the native tests for 64-bit ARM and run them by qemu; ins
 
 docs: $(STAMP) ## one site of docs/ and the docstrings in build/site; a broken link is an error
 	TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m sphinx -q -W --keep-going -E \
-	  -d build/doctrees docs build/site
-	@echo "open build/site/index.html"
+	  -c docs -d build/doctrees . build/site
+	@echo "open build/site/docs/index.html"
 
 lint: $(STAMP) ## ruff, mypy, clang-format and the rules of tools/structure
 	$(BIN)/ruff check .

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+from missing_parts import FOLDERS  # noqa: E402
 
 project = "keras_ddl"
 author = "the authors of keras_ddl"
@@ -14,10 +16,18 @@ extensions = [
     "command_examples",
     "docstrings",
     "every_name",
+    "missing_parts",
     "self_contained",
     "settings_table",
 ]
-exclude_patterns = ["extensions"]
+# The sources are the repository, so that a link is the same in a checkout and on the site. Read are docs/, the pages of
+# each part in its own docs/, and the README of each folder of the code.
+root_doc = "docs/index"
+FIRST = {folder.partition("/")[0] for folder in FOLDERS}
+include_patterns = ["docs/**.md", *(f"{folder}/docs/**.md" for folder in FOLDERS)]
+include_patterns += [f"{folder}/**README.md" for folder in ("keras_ddl", *sorted(FIRST))]
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in FIRST | {"docs", "keras_ddl"}]
+exclude_patterns += ["docs/extensions", "**/tests", "**/__pycache__"]
 
 # Links to headings are checked, down to this level.
 myst_heading_anchors = 3

@@ -1,4 +1,4 @@
-"""Exporting for TensorFlow Serving without the training script: base graph, graft, proof (docs/export.md).
+"""Exporting for TensorFlow Serving without the training script: base graph, graft, proof (export/docs/export.md).
 
 `write_base_graph` runs in training, on rank 0; `export_saved_model` needs neither Keras nor the model's code.
 Importing this package imports no TensorFlow.

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's flags, and what each does in keras-ddl serve, which accepts all; docs/serving-flags.md.
+"""TensorFlow Serving's flags, and what each does in keras-ddl serve, which accepts all; serving/docs/serving-flags.md.
 
 Source: tensorflow_serving/model_servers/main.cc (2.19).
 """
@@ -90,7 +90,7 @@ FLAGS = (
 
 
 def markdown() -> str:
-    """Returns the table of docs/serving-flags.md."""
+    """Returns the table of serving/docs/serving-flags.md."""
     rows = ["| flag | here | |", "|---|---|---|"]
     for flag in FLAGS:
         rows.append(f"| `--{flag.name}` | {flag.support.value} | {flag.note} |")

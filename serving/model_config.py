@@ -52,7 +52,7 @@ def read_file(path: str) -> list[ModelConfig]:
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(
             "A model config file must be text. Error parsing text-format tensorflow.serving.ModelServerConfig: "
-            f"{path!r}: {str(error).rstrip('.')}. See docs/serving.md."
+            f"{path!r}: {str(error).rstrip('.')}. See serving/docs/serving.md."
         ) from None
 
 

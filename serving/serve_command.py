@@ -92,7 +92,7 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
     keras-ddl serve --model-config-file models.config
 
     It has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and takes its flags, too
-    (docs/serving-flags.md). It is for trying a model and for small services. To serve the same directory with
+    (serving/docs/serving-flags.md). It is for trying a model and for small services. To serve the same directory with
     TensorFlow Serving itself:
 
     \b
@@ -130,7 +130,7 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
         if not _is_loopback(settings.host):
             click.echo(
                 f"keras-ddl serve: {settings.host} can be reached from other machines. This server is for trying a "
-                "model; TensorFlow Serving is the server for production (docs/serving.md).",
+                "model; TensorFlow Serving is the server for production (serving/docs/serving.md).",
                 err=True,
             )
         sys.stdout.flush()

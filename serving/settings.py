@@ -17,7 +17,7 @@ METRICS_PATH = "/monitoring/prometheus/metrics"
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a server, described for users in docs/serving.md. Times are in seconds, sizes in bytes."""
+    """The options of a server, described for users in serving/docs/serving.md. Times are in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
     grpc_port: int = 8500

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
 from keras_ddl import errors
 
+ROOT = Path(__file__).resolve().parents[2]
+
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Cost):(?: (.+))?$")
 _ENTRY = re.compile(r"([*\w]+(?:, [*\w]+)*)(?: \([^)]*\))?: ")
 _ERRORS = errors.__all__
-_INLINE = re.compile(rf"`([^`]+)`|\b({'|'.join(_ERRORS)})\b|\bdocs/([\w/-]+)\.md|([*|_\\])")
+_INLINE = re.compile(rf"`([^`]+)`|\b({'|'.join(_ERRORS)})\b|\b((?:[\w/]+/)?docs/[\w/-]+)\.md|([*|_\\])")
 _NAME = re.compile(r"(keras_ddl(?:\.\w+)+)(?:\(\))?")
 
 
@@ -34,7 +37,8 @@ def inline(text: str) -> str:
         if error:
             return f":py:exc:`~keras_ddl.errors.{error}`"
         if page:
-            return f":doc:`docs/{page}.md </{page}>`"
+            # A page of a part that is not here is named without a link.
+            return f":doc:`{page}.md </{page}>`" if (ROOT / f"{page}.md").exists() else f"{page}.md"
         # Markup must end at a word's end: `LearningRateSchedule`s.
         end = "\\ " if text[match.end() : match.end() + 1].isalnum() else ""
         name = _NAME.fullmatch(code)

@@ -4,7 +4,7 @@ Where DDL_OPTIONS is set, as by `ddlrun`, importing this joins the process with 
 `ddl.init(options)` does. From then on a session of tf.compat.v1 sees its rank's device, trainable variables start from
 rank 0's values, and every optimizer, those of tf.compat.v1.train and of Keras, averages gradients over all ranks. A
 process that was started alone is rank 0 of size 1 and trains as without DDL; the collectives raise. See
-docs/from-ddl.md.
+integrations/ddl/docs/from-ddl.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It replaces `horovod.tensorflow`. With `install()`, or `keras-ddl run --as-horovod`, unchanged imports of Horovod find
 it. It works without a Strategy, as Horovod does. It only translates names: keras_ddl's own functions do the work.
-docs/from-horovod.md lists the differences from Horovod.
+integrations/horovod/docs/from-horovod.md lists the differences from Horovod.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def __getattr__(name: str) -> Any:
     if name in _ABSENT:
         raise AttributeError(f"keras_ddl.horovod has no {name}. {_ABSENT[name]}")
     raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}. What there is: docs/from-horovod.md and dir({__name__})."
+        f"module {__name__!r} has no attribute {name!r}. What there is: integrations/horovod/docs/from-horovod.md and "
+        f"dir({__name__})."
     )
 
 

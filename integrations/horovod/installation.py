@@ -38,7 +38,8 @@ _MODULES = {
 
 # Modules of Horovod that keras_ddl does not provide -> what to use instead.
 _ABSENT = {
-    "horovod.torch": "A program of PyTorch uses keras_ddl.torch, a backend of torch.distributed (docs/pytorch.md).",
+    "horovod.torch": "A program of PyTorch uses keras_ddl.torch, a backend of torch.distributed "
+    "(integrations/torch/docs/pytorch.md).",
     "horovod.tensorflow.data": "Use tf.data.experimental.service itself, with a dispatcher and workers of your own.",
     "horovod.mxnet": "There is nothing for MXNet.",
     **dict.fromkeys(
@@ -98,7 +99,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if home is None or importlib.util.find_spec(home) is None:
             instead = next((text for absent, text in _ABSENT.items() if f"{name}.".startswith(f"{absent}.")), "")
             raise ModuleNotFoundError(
-                f"keras_ddl does not replace {name}. {instead or 'There are alternatives.'} See docs/from-horovod.md. "
+                f"keras_ddl does not replace {name}. {instead or 'There are alternatives.'} "
+                "See integrations/horovod/docs/from-horovod.md. "
                 f"It replaces {', '.join(_available())}.",
                 name=name,
             )

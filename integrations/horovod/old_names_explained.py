@@ -46,7 +46,7 @@ def explain(error: BaseException) -> None:
         text = f"It is a name of Keras 2. Use {_INSTEAD[name]}"
     else:
         return
-    message = f"{error}. {text}; see docs/from-horovod.md."
+    message = f"{error}. {text}; see integrations/horovod/docs/from-horovod.md."
     error.args = (message,)
     if isinstance(error, ImportError):
         error.msg = message

@@ -73,7 +73,7 @@ _INSTEAD = {
     "torch": (
         " On PyTorch, instead of keras_ddl.Strategy: import keras_ddl.torch, "
         "torch.distributed.init_process_group('ddl'), and keras.distribution.DataParallel or "
-        "torch.nn.parallel.DistributedDataParallel (docs/pytorch.md)."
+        "torch.nn.parallel.DistributedDataParallel (integrations/torch/docs/pytorch.md)."
     ),
 }
 

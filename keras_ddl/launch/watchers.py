@@ -1,6 +1,6 @@
 """Reports what happens in a job to those who watch it from outside: an event log (events.py), metrics (metrics.py).
 
-docs/monitoring.md lists the events.
+observe/monitoring/docs/monitoring.md lists the events.
 """
 
 from __future__ import annotations

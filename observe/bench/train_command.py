@@ -70,7 +70,8 @@ def command(
 
     MODULE:FUNCTION is called on every rank with the rows of a global batch, and returns (model, data) or (model, data,
     validation): a compiled model and data for its fit. The command starts the ranks itself: in every round, a job for
-    each number of ranks. A legend says how each figure was obtained, and predictions are marked. See docs/bench.md.
+    each number of ranks. A legend says how each figure was obtained, and predictions are marked.
+    See observe/bench/docs/bench.md.
     """
     from keras_ddl.bench.training import prediction, report
     from keras_ddl.bench.training import rounds as turns

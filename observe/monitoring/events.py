@@ -1,6 +1,6 @@
 """The event log of a job (`keras-ddl run --events FILE`): a line of JSON for each event.
 
-docs/monitoring.md has the fields.
+observe/monitoring/docs/monitoring.md has the fields.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Figures:
         rows: of all ranks together, in loops. rows_of_fits: in fits, as last counted.
         logs: the newest of fit. epoch: of fit, from 0; None: no fit has begun.
 
-    Cost: 0.2 us in a step, and some 20 to 100 us in a second on the first rank (docs/monitoring.md).
+    Cost: 0.2 us in a step, and some 20 to 100 us in a second on the first rank (observe/monitoring/docs/monitoring.md).
     """
 
     def __init__(self, run_dir: str) -> None:

@@ -24,7 +24,7 @@ class StepMetrics(keras.callbacks.Callback):
     - `job/step_seconds`: from the beginning of a step to that of the next.
     - `job/rows_per_second`: of all ranks together.
     - `job/exposed_communication_seconds`: of a step, in which rank 0 waited for collectives and computed nothing; an
-      upper bound, see docs/timeline.md.
+      upper bound, see observe/timeline/docs/timeline.md.
     - `job/input_wait_seconds`: of a step, until rank 0 had its rows of the batch.
 
     The last two need a keras_ddl.Strategy on several ranks; without a Strategy, rows need a `train_step` that counts

@@ -56,7 +56,7 @@ def switch_while_clients_ask(versions, base, requests, published):
                 time.sleep(0.01)
             publish(versions / str((number - 1) % 3 + 1), base, number)
             server.wait_for(number)
-        # Back again: the bad version is moved away, as docs/serving.md says.
+        # Back again: the bad version is moved away, as serving/docs/serving.md says.
         (base / str(published + 1)).rename(base / f"bad-{published + 1}")
         server.wait_for(published)
         wanted = len(seen) + 20

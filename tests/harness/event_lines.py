@@ -1,4 +1,4 @@
-"""Reads event logs, and holds each line against the schema in docs/monitoring.md; reads metrics."""
+"""Reads event logs, holds each line against the schema in observe/monitoring/docs/monitoring.md; reads metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAGE = Path(__file__).parents[2] / "observe" / "monitoring" / "docs" / "monitoring.md"
 
 
 def schema() -> dict[str, Any]:

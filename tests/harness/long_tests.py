@@ -5,8 +5,9 @@ long tests had last passed in one run. It is tracked, so that it tells the same 
 part, or with a failure or a skip, keeps its old line.
 
 What a file covers is more than it needs, so that nothing is missed: itself and whatever lies in its folder but other
-test files; tests/harness/ and conftest.py; native/ but its tests; the modules of the folder of keras_ddl with the
-same name, and all that these import. Where there is no such folder: all of keras_ddl/, parts, examples/, benchmarks/, notebooks/, docs/ and tools/.
+test files; tests/harness/ and conftest.py; native/ but its tests; the modules of the part, or of the folder of keras_ddl
+with the same name, and all that these import. Where there is no such folder: all of keras_ddl/, the parts, examples/,
+benchmarks/, notebooks/, docs/ and tools/.
 """
 
 from __future__ import annotations
@@ -130,13 +131,14 @@ def _digest_of(path: Path) -> str:
 
 def covered(root: Path, file: Path) -> Iterator[Path]:
     """The files that a test file covers; see above."""
-    folder = file.relative_to(root).parts[1]
+    folder = file.relative_to(root).parent
+    name = folder.parent.name if folder.name == "tests" else folder.name  # of a part, or of a folder of the core
     yield file
-    yield from (path for path in _files(root, f"tests/{folder}") if not path.name.startswith("test_"))
+    yield from (path for path in _files(root, str(folder)) if not path.name.startswith("test_"))
     yield from _files(root, "tests/harness")
     yield from (path for path in (root / "conftest.py", root / "pyproject.toml") if path.exists())
     yield from (path for path in _files(root, "native") if path.relative_to(root).parts[1] not in ("tests", "bench"))
-    modules = _modules_of(root, {"pytorch": "torch"}.get(folder, folder))
+    modules = [] if "project" in folder.parts else _modules_of(root, name)
     yield from modules or [path for name in EVERYTHING for path in _files(root, name)]
 
 

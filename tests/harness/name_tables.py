@@ -153,7 +153,7 @@ def uses(row: Row) -> bool:
 
 
 HOROVOD = Table(
-    page=ROOT / "docs" / "appendix" / "horovod-names.md",
+    page=ROOT / "integrations" / "horovod" / "docs" / "horovod-names.md",
     data=ROOT / "integrations" / "horovod" / "tests" / "horovod_names.json",
     programs=(
         ROOT / "integrations" / "horovod" / "tests" / "name_checks.py",
@@ -167,10 +167,11 @@ HOROVOD = Table(
 
 Every public name of the TensorFlow and Keras modules of Horovod {version}. *Works*: as Horovod documents it. *Works
 better*: where Horovod has a restriction or a defect, what is here instead. *Refused*: an error says what to use. Each
-line is a check that tries the name on 2 ranks, and this page is made of these checks ([how](../development.md#tests)).
-Parameters are Horovod's, too, and in its order; those which must be named here are listed.
+line is a check that tries the name on 2 ranks, and this page is made of these checks
+([how](../../../docs/development.md#tests)). Parameters are Horovod's, too, and in its order; those which must be named
+here are listed.
 
-The guide for those who come from Horovod: [From Horovod](../from-horovod.md).
+The guide for those who come from Horovod: [From Horovod](from-horovod.md).
 """,
     sections={
         "horovod": Section("horovod", "horovod."),
@@ -193,7 +194,7 @@ The guide for those who come from Horovod: [From Horovod](../from-horovod.md).
 )
 
 DDL = Table(
-    page=ROOT / "docs" / "appendix" / "ddl-names.md",
+    page=ROOT / "integrations" / "ddl" / "docs" / "ddl-names.md",
     data=ROOT / "integrations" / "ddl" / "tests" / "ddl_names.json",
     programs=(
         ROOT / "integrations" / "ddl" / "tests" / "name_checks.py",
@@ -204,9 +205,9 @@ DDL = Table(
 
 Every name, option and variable of {version}. *Works*: as documented. *Works better*: what is gained is said. *Refused*:
 an error, and here what to use. Each line is a check that tries it, where there are ranks on 2 of them, and this page is
-made of these checks ([how](../development.md#tests)).
+made of these checks ([how](../../../docs/development.md#tests)).
 
-The guide for those who come from DDL: [From IBM DDL](../from-ddl.md).
+The guide for those who come from DDL: [From IBM DDL](from-ddl.md).
 """,
     sections={
         "ddl": Section("The module ddl", "ddl."),

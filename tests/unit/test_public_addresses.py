@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from harness.source_modules import ROOT
+from harness.source_modules import PARTS, ROOT
 from keras_ddl import parts
 
 # Shortcuts of `import keras_ddl`; front ends, which give others' names to what lies elsewhere; and keras_ddl.timeline,
@@ -17,7 +17,8 @@ ELSEWHERE = re.compile(r"keras_ddl(\.(horovod|ddl|torch)(\..*)?|\.timeline)?")
 
 def documented() -> list[tuple[str, str]]:
     pairs = []
-    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+    pages = sorted((ROOT / "docs" / "api").glob("*.md"))
+    for page in pages + [path for folder in PARTS.values() for path in folder.glob("docs/api.md")]:
         module = "keras_ddl"
         for line in page.read_text(encoding="utf-8").splitlines():
             if match := re.match(r"\.\. (current|auto)module:: (\S+)", line):

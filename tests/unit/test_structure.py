@@ -108,10 +108,15 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"native/core/ring.cc": "", "docs/a.md": "`core/ring.cc`"},
         {"README.md": "`net/ring.cc`"},
     ),
-    "the map": (
-        pages.the_map_names_files_of_its_folders,
-        {"keras_ddl/ops/a.py": "", "keras_ddl/cut/b.py": "", "docs/development.md": "| `keras_ddl/ops/` | `a.py` |"},
-        {"docs/development.md": "| `keras_ddl/ops/` | `b.py` |"},
+    "the README of a folder": (
+        pages.readmes_list_the_files_of_their_folders,
+        {"keras_ddl/ops/a.py": "", "keras_ddl/ops/README.md": "- `a.py`: sums"},
+        {"keras_ddl/ops/b.py": ""},
+    ),
+    "a file that the README of a folder lists": (
+        pages.readmes_list_the_files_of_their_folders,
+        {"keras_ddl/ops/a.py": "", "keras_ddl/ops/README.md": "- `a.py`: sums"},
+        {"keras_ddl/ops/README.md": "- `a.py`: sums\n- `b.py`: none"},
     ),
     "the picture": (
         pages.the_picture_names_folders_that_exist,

@@ -8,8 +8,8 @@ from keras_ddl.parts import FOLDERS
 
 from .sources import Finding, Project, circles
 
-# A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it; the last line is that
-# of the parts.
+# A folder (or a module of keras_ddl/ itself) may import from its own line and from those above it. The last line is
+# that of the parts.
 LINE = [
     ("errors",),
     ("parts",),

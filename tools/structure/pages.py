@@ -8,22 +8,12 @@ from pathlib import Path
 
 from .sources import Finding, Project
 
-FOLDERS = (
-    "benchmarks",
-    "deploy",
-    "docs",
-    "examples",
-    "export",
-    "integrations",
-    "keras_ddl",
-    "native",
-    "notebooks",
-    "observe",
-)
-FOLDERS += ("serving", "tests", "tools")
+FOLDERS = ("benchmarks", "deploy", "docs", "examples", "export", "integrations", "keras_ddl", "native", "notebooks")
+FOLDERS = (*FOLDERS, "observe", "serving", "tests", "tools")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 SOURCE = re.compile(r"[\w*/]+\.(?:cc|h)")  # in native/, by the end of its path
 OTHERS = {"mpi.h"}
+NOT_LISTED = {"README.md", "part.toml", "py.typed", "conftest.py", "tests/", "docs/", "__pycache__/"}
 TOO_FEW = "names so little that the rule no longer finds it"
 # The bare name, for which pip asks an index: not a path of a wheel, nor of a checkout.
 BY_NAME = re.compile(r"pip3? install\b[^\n`#]*?[ '\"]keras[_-]ddl(?![-\w./])")
@@ -48,29 +38,30 @@ def pages_name_files_that_exist(project: Project) -> Iterator[Finding]:
     native = [path.relative_to(project.root) for path in project.tracked if "native" in path.parts]
     for page in project.pages:
         for line, word in in_backticks(project.text(page)):
-            if PATH.fullmatch(word) and not any(project.root.glob(word)):
+            if (
+                PATH.fullmatch(word)
+                and not any(project.root.glob(word))
+                and not project.is_in_missing_part(project.root / word)
+            ):
                 yield Finding(page, line, f"{word} does not exist")
             if SOURCE.fullmatch(word) and word not in OTHERS and not any(path.match(word) for path in native):
                 yield Finding(page, line, f"{word} is no source of native/")
 
 
-def the_map_names_files_of_its_folders(project: Project) -> Iterator[Finding]:
-    """In a row of a table of docs/development.md, `file.py` and `folder/` after a folder lie in it, or further in."""
-    page = project.root / "docs" / "development.md"
-    seen = 0
-    for number, line in enumerate(project.text(page).splitlines(), 1):
-        folders = [project.root / name for name in re.findall(r"`([\w/]+)/`", line.partition(" | ")[0])]
-        names = re.findall(r"`(\w+(?:\.py|/))`", line.partition(" | ")[2]) if line.startswith("| `") else []
-        inside = [name for name in names if folders and not (project.root / name).exists()]
-        seen += len(inside)
-        for name in inside:
-            if not any(any(folder.rglob(name.strip("/"))) for folder in folders):
-                yield Finding(page, number, f"{name} does not lie in the folder of this row")
-    if seen <= 15:
-        yield Finding(page, 1, TOO_FEW)
-    named = {word for _, word in in_backticks(project.text(page)) if PATH.fullmatch(word)}
-    if len(named) <= 60:
-        yield Finding(page, 1, TOO_FEW)
+def readmes_list_the_files_of_their_folders(project: Project) -> Iterator[Finding]:
+    """The README.md of a folder of modules lists each module and folder in it once."""
+    readmes = [page for page in project.pages if page.name == "README.md" and page.parent != project.root]
+    for page in readmes:
+        listed = re.findall(r"^- \[?`(\S+)`", project.text(page), re.MULTILINE)
+        if len(listed) != len(set(listed)):
+            yield Finding(page, 1, "lists a file twice")
+        beside = {f"{path.name}/" if path.is_dir() else path.name for path in page.parent.iterdir()} - NOT_LISTED
+        beside = {
+            name for name in beside if not name.endswith(".so") and not project.is_in_missing_part(page.parent / name)
+        }
+        listed = [name for name in listed if not project.is_in_missing_part(page.parent / name)]
+        for name in sorted((set(listed) ^ beside) - {"__init__.py"}):
+            yield Finding(page, 1, f"lists {name}, which does not exist" if name in listed else f"does not list {name}")
 
 
 def the_picture_names_folders_that_exist(project: Project) -> Iterator[Finding]:
@@ -98,6 +89,8 @@ def links_lead_somewhere(project: Project) -> Iterator[Finding]:
             if target.startswith(("http://", "https://")):
                 continue
             there: Path = page.parent / target if target else page
+            if project.is_in_missing_part(there):
+                continue
             if not there.exists() or (anchor and anchor not in anchors(project.text(there))):
                 yield Finding(page, line, f"the link {target}#{anchor} leads nowhere")
 
@@ -112,7 +105,7 @@ def nobody_is_told_to_install_by_name(project: Project) -> Iterator[Finding]:
 
 RULES = (
     pages_name_files_that_exist,
-    the_map_names_files_of_its_folders,
+    readmes_list_the_files_of_their_folders,
     the_picture_names_folders_that_exist,
     links_lead_somewhere,
     nobody_is_told_to_install_by_name,

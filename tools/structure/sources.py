@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -43,10 +44,18 @@ class Project:
 
     @functools.cached_property
     def pages(self) -> list[Path]:
-        """The README and the pages of docs/."""
-        return [
-            path for path in (self.root / "README.md", *sorted((self.root / "docs").rglob("*.md"))) if path.exists()
-        ]
+        """The READMEs of the project and its folders, and the pages of docs/ and of parts."""
+        folders = ["keras_ddl", "integrations", "observe", *FOLDERS.values()]
+        readmes = {path for folder in folders for path in (self.root / folder).rglob("README.md")}
+        pages = [path for folder in FOLDERS.values() for path in (self.root / folder / "docs").glob("*.md")]
+        own = [self.root / "README.md", *sorted((self.root / "docs").rglob("*.md"))]
+        return [path for path in (*own, *sorted(pages), *sorted(readmes)) if path.exists()]
+
+    def is_in_missing_part(self, path: Path) -> bool:
+        """Whether a path lies in the folder of a part that this checkout does not have: pages may lead there."""
+        inside = os.path.normpath(path)
+        missing = [self.root / folder for folder in FOLDERS.values() if not (self.root / folder).is_dir()]
+        return any(inside.startswith(f"{folder}{os.sep}") for folder in missing)
 
     @functools.cached_property
     def tracked(self) -> list[Path]:

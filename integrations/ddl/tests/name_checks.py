@@ -1,6 +1,6 @@
 """Every name of IBM's DDL, option and variable, as its documentation uses it. Run by test_ddl.py.
 
-docs/appendix/ddl-names.md is made of these rows, and of those of the command in test_ddlrun.py
+integrations/ddl/docs/ddl-names.md is made of these rows, and of those of the command in test_ddlrun.py
 (tests/harness/name_tables.py).
 """
 

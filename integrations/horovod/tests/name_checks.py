@@ -1,6 +1,6 @@
 """Every public name of horovod.tensorflow, as Horovod's documentation uses it. Run by test_horovod.py.
 
-docs/appendix/horovod-names.md is made of these rows (tests/harness/name_tables.py); train_name_checks.py has those of
+docs/horovod-names.md of the part is made of these (tests/harness/name_tables.py); train_name_checks.py has those of
 optimizers, tapes, layers and Keras.
 """
 

@@ -37,7 +37,7 @@ for owner, name, instead in ((tf, "ConfigProto", "tf.compat.v1.ConfigProto"), (m
         getattr(owner, name)
     except AttributeError as error:
         old_names_explained.explain(error)
-        assert name in str(error) and instead in str(error) and "docs/from-horovod.md" in str(error), error
+        assert name in str(error) and instead in str(error) and "horovod/docs/from-horovod.md" in str(error), error
 if hvd.rank() == 0:
     print("total", total.numpy().tolist(), horovod.__version__)
 """
@@ -73,7 +73,7 @@ for name, instead in absent.items():
         __import__(name)
     except ModuleNotFoundError as error:
         assert str(error).startswith("keras_ddl does not replace horovod.") and instead in str(error), error
-        assert "horovod.tensorflow.keras" in str(error) and "docs/from-horovod.md" in str(error), error
+        assert "horovod.tensorflow.keras" in str(error) and "horovod/docs/from-horovod.md" in str(error), error
     else:
         raise AssertionError(name)
 from horovod.tensorflow.mpi_ops import Average, size

@@ -1,6 +1,6 @@
 """Every public name of Horovod for training, as its documentation uses it. Run by test_horovod_training.py.
 
-docs/appendix/horovod-names.md is made of these rows, as of those in name_checks.py.
+integrations/horovod/docs/horovod-names.md is made of these rows, as of those in name_checks.py.
 """
 
 import shutil

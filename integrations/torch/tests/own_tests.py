@@ -31,7 +31,7 @@ from torch.testing._internal.common_utils import set_rng_seed
 PATTERN = sys.argv[2] if len(sys.argv) > 2 else "test_*"
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 REASONS = {skip.exit_code: skip.message for skip in common.TEST_SKIPS.values()}
-# Not of this backend, by a part of the test's name: see docs/pytorch.md.
+# Not of this backend, by a part of the test's name: see integrations/torch/docs/pytorch.md.
 LEFT_OUT = {
     "cuda": "GPUs",
     "nccl": "GPUs",

@@ -13,7 +13,7 @@ from harness.examples import EXAMPLES, held_out_accuracy, run
 
 pytestmark = [TORCH, pytest.mark.parallel]
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "pytorch.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "pytorch.md"
 
 
 @pytest.mark.long

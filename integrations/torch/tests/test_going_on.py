@@ -1,4 +1,7 @@
-"""Training by backend "ddl" goes on when a rank is killed, as docs/pytorch.md says, with the weights of one process."""
+"""Training by backend "ddl" goes on when a rank is killed, with the weights of one process.
+
+integrations/torch/docs/pytorch.md promises it.
+"""
 
 import json
 import re

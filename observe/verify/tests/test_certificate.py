@@ -18,7 +18,7 @@ from keras_ddl.verify.recording import Event, Plan, Recording, Writer
 from keras_ddl.verify.runs import Program, Run
 from keras_ddl.verify.verification import Verification
 
-PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "observe" / "verify" / "docs" / "verify.md").read_text(encoding="utf-8")
 FACTS = {
     "dtypes": ["float64"],
     "compute_dtypes": ["float64"],

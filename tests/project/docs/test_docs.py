@@ -1,4 +1,4 @@
-"""Nothing shown goes unrun: the README's script and commands, and the Python blocks of every page of docs/."""
+"""Nothing shown goes unrun: the README's script and commands, and the Python blocks of every page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.pages import PAGES
 from harness.serving import serving
 from harness.without_mpi import environment as rank_environment
 
@@ -36,7 +37,6 @@ sys.argv = ["page.py"]
 runpy.run_path("page.py", run_name="__main__")
 atexit._run_exitfuncs()  # which multiprocessing leaves out, and with which a rank leaves the job
 """
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
 ABOUT_RANKS = ("strategy", "from-ddl", "collectives")  # run on two ranks by `make test`, the others on one
 ONE_PROCESS = ("notebooks", "serving")  # not on ranks: one starts its own, the other is not about them
 
@@ -95,7 +95,7 @@ def test_serving_page_queries_the_readme_model(
     readme: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page's commands as they are written, but for the ports; and what it says of a wrong shape."""
-    page = ROOT / "docs" / "serving.md"
+    page = ROOT / "serving" / "docs" / "serving.md"
     text = page.read_text(encoding="utf-8").split("## Query it")[1].split("### Images")[0]
     (readme / "rows.py").write_text(blocks(page, "python")[0])
     client = re.search(r"^    import grpc, numpy.*?(?=^\S)", text, re.MULTILINE | re.DOTALL)
@@ -134,7 +134,7 @@ def launches() -> list[Any]:
         for size in (1, 2):
             if blocks(page, "python") and not (size == 2 and page.stem in ONE_PROCESS):
                 quick = size == (2 if page.stem in ABOUT_RANKS else 1)
-                name = str(page.relative_to(ROOT / "docs").with_suffix("")) + f"-np{size}"
+                name = str(page.relative_to(ROOT).with_suffix("")) + f"-np{size}"
                 parameters.append(pytest.param(page, size, marks=[] if quick else pytest.mark.long, id=name))
     return parameters
 

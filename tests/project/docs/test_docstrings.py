@@ -24,7 +24,7 @@ def docstrings() -> ModuleType:
     [
         ("`op` of `keras_ddl.init()`s", r"``op`` of :py:obj:`keras_ddl.init() <keras_ddl.init>`\ s"),
         ("a RankLostError: see docs/errors.md", "a :py:exc:`~keras_ddl.errors.RankLostError`: see "
-         ":doc:`docs/errors.md </errors>`"),
+         ":doc:`docs/errors.md </docs/errors>`"),
         ("2 * |a_b|", r"2 \* \|a\_b\|"),
         ("`|a| * b_`", "``|a| * b_``"),
     ],

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.pages import PAGES, READMES
+from harness.source_modules import MODULES
+from keras_ddl import parts
+
 ROOT = Path(__file__).resolve().parents[3]
 NAME = re.compile(r"(?<![\w./-])(keras_ddl(?>(?:\.[A-Za-z_]\w*)+))(?!\w|/)")
 # What is named to be imported, by a program or by Sphinx, whose strict build tries it.
@@ -39,15 +43,15 @@ def strings(path: Path) -> list[str]:
 
 
 def written_names() -> set[str]:
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-    texts = [page.read_text(encoding="utf-8") for page in pages]
-    for folder in ("ddl", "export", "keras_ddl"):
-        texts += [text for path in (ROOT / folder).rglob("*.py") for text in strings(path)]
+    texts = [page.read_text(encoding="utf-8") for page in [ROOT / "CHANGELOG.md", *PAGES, *READMES]]
+    texts += [text for path in MODULES.values() for text in strings(path)]
     return {
         match[1]
         for text in texts
         for match in NAME.finditer(text)
-        if not IMPORTED.search(text[: match.start()]) and not match[1].startswith(BY_IMPORT_ONLY)
+        if not IMPORTED.search(text[: match.start()])
+        and not match[1].startswith(BY_IMPORT_ONLY)
+        and not parts.is_missing(match[1].split(".")[1])
     }
 
 

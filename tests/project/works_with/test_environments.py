@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from works_with import environments
 
+from harness.pages import PAGES
+
 UNREACHABLE = "ERROR: Could not find a version that satisfies the requirement grain==0.2.18 (from versions: none)"
 NO_SUCH_VERSION = "ERROR: No matching distribution found for grain==99 (from versions: 0.2.17, 0.2.18)"
 
@@ -22,7 +24,7 @@ def test_only_a_registry_out_of_reach_skips_a_test(tmp_path: Path, text: str, ou
 
 
 def test_one_command_installs_keras_hub_with_all_that_it_imports() -> None:
-    pages = {path.name: path.read_text(encoding="utf-8") for path in (environments.ROOT / "docs").rglob("*.md")}
+    pages = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
     assert [name for name, text in pages.items() if "pip install --no-deps" in text and "keras-hub==" in text] == [
         "install.md"
     ]

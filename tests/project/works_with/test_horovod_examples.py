@@ -1,4 +1,6 @@
-"""Horovod 0.28.1's own examples, unmodified, on two ranks: those that need no GPU. docs/from-horovod.md has the table.
+"""Horovod 0.28.1's own examples, unmodified, on two ranks: those that need no GPU.
+
+integrations/horovod/docs/from-horovod.md has the table.
 
 Their source is no package: HOROVOD_EXAMPLES names the folder `examples` of it, or git fetches it.
 """
@@ -91,10 +93,10 @@ def test_example_ends_with_what_to_use(programs: Path, examples: Path, tmp_path:
     # The launcher shortens the line of its own in which it repeats a long one.
     assert done.returncode and reasons, done.stdout[-3000:]
     if "cannot import name" not in REFUSED[command]:  # Keras's own words
-        assert any("docs/from-horovod.md" in line for line in reasons), done.stdout[-3000:]
+        assert any("integrations/horovod/docs/from-horovod.md" in line for line in reasons), done.stdout[-3000:]
 
 
 def test_table_in_the_docs_has_every_example() -> None:
-    page = (ROOT / "docs" / "from-horovod.md").read_text(encoding="utf-8")
+    page = (ROOT / "integrations" / "horovod" / "docs" / "from-horovod.md").read_text(encoding="utf-8")
     for command in (*RUNS, *REFUSED):
         assert f"{Path(command.split()[0]).name}`" in page, command

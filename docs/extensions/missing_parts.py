@@ -1,0 +1,49 @@
+"""Lets the site be built without some of the parts: what leads into the folder of a missing part is left out.
+
+A link to one of its pages becomes its text, and a line of a toctree is dropped. All other broken links stay errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from keras_ddl.parts import FOLDERS as FOLDERS_OF_PARTS
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = tuple(FOLDERS_OF_PARTS.values())
+_LINK = re.compile(r"\[([^\[\]]*)\]\(([^()#\s]+)[^()]*\)")
+_ENTRY = re.compile(r"^/(\S+)\n", re.MULTILINE)
+
+
+def without(text: str, folder: str, missing: tuple[str, ...]) -> str:
+    """Returns a page without links into missing parts.
+
+    Args:
+        folder: where the page lies, relative to the repository.
+        missing: folders of parts.
+    """
+
+    def lost(path: str) -> bool:
+        return any(path.startswith(f"{each}/") for each in missing)
+
+    def link(match: re.Match[str]) -> str:
+        return match[1] if lost(os.path.normpath(Path(folder, match[2]))) else match[0]
+
+    def entry(match: re.Match[str]) -> str:
+        return "" if lost(match[1]) else match[0]
+
+    return _ENTRY.sub(entry, _LINK.sub(link, text))
+
+
+def read(app: Sphinx, page: str, source: list[str]) -> None:
+    missing = tuple(folder for folder in FOLDERS if not (ROOT / folder).is_dir())
+    source[0] = without(source[0], str(Path(page).parent), missing)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True}
