@@ -5,6 +5,7 @@ import importlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from harness import side_by_side
-from harness.launching import TESTS
+from harness.launching import MODULE_FOLDERS, TESTS
 from harness.leftovers import leaked_shared_memory, shared_memory
+
+sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
 
 # Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
 START = str(TESTS / "harness" / "start")

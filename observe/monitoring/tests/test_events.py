@@ -13,7 +13,6 @@ import pytest
 
 from harness.event_lines import read_events, schema
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch import events as events_module
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch import restarts
 from keras_ddl.launch.job import JobResult
@@ -21,6 +20,7 @@ from keras_ddl.launch.outcome import RankOutcome
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.sinks import FileDescriptorSink
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.monitoring import events as events_module
 from keras_ddl.monitoring.events import EventLog
 
 

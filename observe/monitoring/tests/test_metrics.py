@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.event_lines import PAGE, schema
 from keras_ddl.errors import ConfigError, LaunchError
-from keras_ddl.launch import metrics_server
+from keras_ddl.monitoring import metrics_server
 from keras_ddl.monitoring.metrics import Metrics
 from keras_ddl.monitoring.metrics_server import MetricsServer
 

@@ -10,11 +10,11 @@ import pytest
 
 from harness.source_modules import load_program
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 versions = load_program(ROOT / "tools" / "versions.py")
-checks = load_program(ROOT / "tests" / "versions" / "checks.py")
+checks = load_program(Path(__file__).with_name("checks.py"))
 Row, BEGIN, END = versions.Row, versions.BEGIN, versions.END
 EMPTY = f"# Page\n\n{BEGIN}\n{END}\n\n## Next | part\n"
 FIRST, SECOND, LAST = versions.PAIRS[0], versions.PAIRS[1], versions.PAIRS[-1]
