@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from harness.launching import MODULE_FOLDERS, TESTS
 from harness.leftovers import leaked_shared_memory, shared_memory
 
 sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
+
+# pytest imports the packages that a test file lies in by their folders. Without these, export/__init__.py would be the
+# module `export`, too, a second time beside keras_ddl.export.
+for _folder in MODULE_FOLDERS:
+    if (_folder.parent / "__init__.py").exists():
+        _name = ".".join(_folder.parent.relative_to(TESTS.parent).parts)
+        sys.modules.setdefault(_name, types.ModuleType(_name)).__path__ = [str(_folder.parent)]
 
 # Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
 START = str(TESTS / "harness" / "start")

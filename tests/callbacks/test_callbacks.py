@@ -14,9 +14,7 @@ from launch.launching import environment, run
 HERE = Path(__file__).parent
 PROGRAM = HERE / "killed_training.py"
 
-CHECKS = [
-    HERE / name for name in ("callbacks_checks.py", "resume_checks.py", "part_checks.py", "step_metrics_checks.py")
-]
+CHECKS = [HERE / name for name in ("callbacks_checks.py", "resume_checks.py", "progress_checks.py")]
 
 test_callbacks = rank_tests(CHECKS, [2])
 test_callbacks_of_three = pytest.mark.long(rank_tests(CHECKS, [3]))
@@ -85,25 +83,3 @@ def test_killed_training_goes_on_with_another_number_of_ranks(tmp_path):
         assert mine.keys() == one.keys()
         for name in one:
             np.testing.assert_allclose(mine[name], one[name], rtol=2e-5, err_msg=name)
-
-
-def test_step_metrics_of_a_process_without_ranks(tmp_path):
-    def train(folder):
-        import keras
-        import numpy as np
-
-        import keras_ddl
-
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        metrics = keras_ddl.callbacks.StepMetrics(folder, every=4)
-        model.fit(np.ones((64, 3)), np.ones((64, 1)), batch_size=8, verbose=0, callbacks=[metrics])
-        from callbacks.step_metrics_checks import written
-
-        return written(folder)
-
-    found = run_ranks(train, 1, args=(os.fspath(tmp_path),)).check().ranks[0].result
-    assert [step for step, _ in found["job/step_seconds"]] == [5, 8]
-    rates = zip(found["job/rows_per_second"], found["job/step_seconds"])
-    assert all(abs(rate * seconds - 8) < 0.1 for (_, rate), (_, seconds) in rates)
-    assert len(found) == 2, "nothing is said of communication that there is not"

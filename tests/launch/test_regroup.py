@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.event_lines import read_events
+from harness.needed_parts import needs_part
+from keras_ddl import parts
 from launch.launching import Ended, run, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
@@ -54,10 +56,13 @@ print(json.dumps([ME, keras_ddl.rank(), total, sizes]), flush=True)
 """
 
 
+EVENTS = [] if parts.is_missing("--events") else ["--events", "events.jsonl"]
+
+
 def job(tmp_path: Path, ranks: int, least: int, plan: dict[int, tuple[int | str, str]], **env: str) -> Ended:
     program = write_program(tmp_path, PROGRAM)
     options = [word for name, value in env.items() for word in ("-x", f"{name}={value}")]
-    numbers = ["-np", str(ranks), "--min-np", str(least), "--events", "events.jsonl"]
+    numbers = ["-np", str(ranks), "--min-np", str(least), *EVENTS]
     arguments = ["run", *numbers, *options, "python", program, json.dumps(plan)]
     return run(arguments, tmp_path)
 
@@ -80,7 +85,8 @@ def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
     assert [each for each in prefixes if each != "1, was 2"] == (["1"] if rank == 2 else []), ended
     assert len(prefixes) == 1, ended
     assert "Traceback" not in ended.err, ended
-    check_events(tmp_path / "events.jsonl", rank, others)
+    if EVENTS:
+        check_events(tmp_path / "events.jsonl", rank, others)
 
 
 def check_events(path: Path, lost: int, others: list[int]) -> None:
@@ -171,6 +177,7 @@ keras_ddl.barrier()
 """
 
 
+@needs_part("--events")
 def test_no_spare_starts_for_the_last_rank(tmp_path: Path) -> None:
     """It is killed when the others have ended, so there is nobody whom a spare could join."""
     program = write_program(tmp_path, LAST)

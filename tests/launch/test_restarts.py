@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.event_lines import read_events
+from harness.needed_parts import needs_part
 from keras_ddl.errors import ConfigError, LaunchError
 from keras_ddl.launch.mpirun import Host, parse_hosts
 from keras_ddl.launch.placement import Discovery, Placement, host_of_rank
@@ -26,6 +27,7 @@ if N < 2:
 """
 
 
+@needs_part("--events")
 def test_restarts_go_on_until_an_attempt_succeeds(tmp_path: Path):
     program = write_program(tmp_path, KILLED)
     options = ["--restarts", "2", "--output-dir", "out", "--events", "events.jsonl"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.needed_parts import needs_part
 from harness.rank_tests import run_ranks
-from harness.serving import COMMAND, serving
 
 PROGRAM = Path(__file__).with_name("mesh_program.py")
 STEPS = 6
@@ -25,8 +25,12 @@ def arrays_of(folder, ranks):
         return [arrays[each] for each in arrays.files]
 
 
+@needs_part("export")
+@needs_part("serving")
 @pytest.mark.parametrize(("network", "relative"), [("gpt2", 1e-9), ("llama", 1e-9), ("resnet50", 1e-7), ("dlrm", 1e-4)])
 def test_network_is_killed_on_one_mesh_resumed_on_another_and_served(network, relative, tmp_path):
+    from harness.serving import COMMAND, serving
+
     train(network, tmp_path / "one", 1, 1).check()
     expected = arrays_of(tmp_path / "one", 1)
     folder = tmp_path / "mesh"

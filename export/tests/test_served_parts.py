@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from callbacks.parts import Net
 
+from harness.rank_tests import rank_tests
 from keras_ddl import callbacks, export, model_state
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
@@ -267,3 +268,6 @@ def test_options_of_several_parts_are_by_name(tmp_path):
             checkpointing(tmp_path, serve=["critic", "generator"], sample=sample)
     with pytest.raises(ConfigError, match="publish_to and serve need the base graph.*export_base=False"):
         checkpointing(tmp_path, serve="critic", export_base=False)
+
+
+test_parts_on_ranks = pytest.mark.long(rank_tests(Path(__file__).with_name("part_checks.py"), [2, 3]))

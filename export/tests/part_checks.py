@@ -1,10 +1,9 @@
-"""What of a model is served that is never called itself, on real ranks. Run by test_callbacks.py."""
+"""What of a model is served that is never called itself, on real ranks. Run by test_served_parts.py."""
 
 import numpy as np
 from callbacks.common import shared_folder
 from callbacks.parts import Net
 
-from harness.rank_program import long
 from keras_ddl import callbacks, export
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ExportError
@@ -31,7 +30,6 @@ class Gan(keras.Model):
         return {"g_loss": loss}
 
 
-@long
 def check_parts_of_a_gan_are_served_and_all_of_it_resumes():
     set_precision("float32")
     keras.utils.set_random_seed(5)

@@ -1,28 +1,20 @@
-"""What a training says of its speed while it runs: StepMetrics, and rank 0's bar. Run by test_callbacks.py."""
+"""StepMetrics on ranks. Run by test_step_metrics.py."""
 
-import contextlib
-import functools
-import io
 import os
-import re
 import subprocess
 import time
 import warnings
-from unittest import mock
 
 import numpy as np
 from callbacks.common import shared_folder
-from keras.src.callbacks import progbar_logger
 
 import keras_ddl
 from keras_ddl import timeline
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.keras_patches import progress
 from strategy.common import RANK, SIZE, X, Y, keras, linear_model
 
-ROWS, BATCH = len(X), 10  # the last batch has fewer
-STEPS = -(-ROWS // BATCH)
+BATCH = 10  # the last batch has fewer rows
 LATE = 0.05
 
 
@@ -107,46 +99,3 @@ def check_step_metrics_refuse_what_is_no_number_of_steps():
             assert "number of steps, 1 or more" in str(error) and repr(wrong) in str(error)
         else:
             raise AssertionError(wrong)
-
-
-def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
-    model = linear_model(metrics=["mae"])
-    one_process = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-    one_process.compile("sgd", "mse", metrics=["mae"])
-    one_process.set_weights(model.get_weights())
-
-    def shown(model, verbose, sleep):
-        out = io.StringIO()
-        every_step = mock.patch.object(progbar_logger, "Progbar", functools.partial(keras.utils.Progbar, interval=0))
-        with contextlib.redirect_stdout(out), every_step:  # a bar leaves out the states of steps of less than 50 ms
-            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=verbose, callbacks=[sleep])
-        return out.getvalue()
-
-    def values(text, key):  # every state of the bar
-        return re.findall(rf" {key}: ([\d.e,-]+)", text)
-
-    progress._said.clear()
-    for verbose in ("auto", 1, 2):
-        began = time.monotonic()
-        text = shown(model, verbose, Sleep())
-        took = time.monotonic() - began
-        expected = shown(one_process, verbose, Sleep(0.06)) if RANK == 0 else ""
-        if RANK != 0:
-            assert text == "", text
-        elif SIZE == 1:
-            assert "rows/s" not in text
-        else:
-            said = f"keras_ddl: {SIZE} ranks on 1 host train together, each on its part of every batch.\n"
-            assert text.startswith(said) if verbose == "auto" else "keras_ddl" not in text, text
-            states = STEPS + 1 if verbose != 2 else 1
-            assert len(values(text, "rows/s")) == states, text
-            # Of all ranks, without the first step; rank 0 itself sleeps in each.
-            speed = float(values(text, "rows/s")[-1].replace(",", ""))
-            assert (ROWS - BATCH) / took < speed < (ROWS - BATCH) / ((STEPS - 1) * 0.02), (speed, took)
-            for key in ("loss", "mae"):
-                assert len(values(text, key)) == states and values(text, key) == values(expected, key), (text, expected)
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):  # a bar that the program passes itself
-        model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[keras.callbacks.ProgbarLogger()])
-    assert RANK == 0 or out.getvalue() == ""
