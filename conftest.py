@@ -5,16 +5,27 @@ import importlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import side_by_side
-from harness.launching import TESTS
+from harness.launching import MODULE_FOLDERS, TESTS
 from harness.leftovers import leaked_shared_memory, shared_memory
 from harness.long_tests import LongTests
+
+sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
+
+# pytest imports the packages that a test file lies in by their folders. Without these, export/__init__.py would be the
+# module `export`, too, a second time beside keras_ddl.export.
+for _folder in MODULE_FOLDERS:
+    if (_folder.parent / "__init__.py").exists():
+        _name = ".".join(_folder.parent.relative_to(TESTS.parent).parts)
+        sys.modules.setdefault(_name, types.ModuleType(_name)).__path__ = [str(_folder.parent)]
 
 # Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
 START = str(TESTS / "harness" / "start")

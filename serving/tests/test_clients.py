@@ -1,8 +1,10 @@
 """`keras-ddl predict` and the client to copy, over both interfaces; what `keras-ddl serve` refuses to start with."""
 
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from harness.commands import keras_ddl
 from harness.serving import COMMAND
+from launch.launching import run as run_command
 
 CLIENT = Path(__file__).resolve().parents[2] / "examples" / "predict_client.py"
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -135,3 +138,28 @@ def test_serve_says_that_a_port_is_taken(server, versions):
     ):
         taken = run(COMMAND, "serve", "--host", "127.0.0.1", versions, option, port, other, 0, status=1)
         assert str(port) in taken and f"Give another {option}" in taken and "Traceback" not in taken, taken
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Answers as a model server that has no such model, or that refuses the rows."""
+
+    def do_POST(self) -> None:
+        missing = "/models/absent" in self.path
+        self.send_response(404 if missing else 400)
+        self.end_headers()
+        self.wfile.write(b'{"error": "%s"}' % (b"Servable not found." if missing else b"bad rows"))
+
+
+def test_predict_says_whether_there_is_a_server_a_model_or_another_mistake(tmp_path: Path):
+    (tmp_path / "rows.json").write_text('{"x": [[1.0]]}')
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        absent = run_command(["predict", url, "rows.json", "--model", "absent"], tmp_path)
+        refused = run_command(["predict", url, "rows.json"], tmp_path)
+        server.shutdown()
+    nobody = run_command(["predict", url, "rows.json"], tmp_path)
+    assert "still loading it: try again" in absent.err and "404: Servable not found. It has" in absent.err, absent
+    assert f"must accept the request. Received from {url}: 400: bad rows" in refused.err, refused
+    assert f"no answer at {url} (" in nobody.err and "Start one" in nobody.err, nobody
+    assert not any("outputs" in each.err for each in (absent, refused, nobody))

@@ -49,23 +49,6 @@ def with_examples(request, *examples, context=None, signature=""):
     return request
 
 
-def test_predict_answers_all_outputs_or_those_that_are_asked_for(server):
-    answer = server.predictions.Predict(predict_request({"x": X}))
-    assert sorted(answer.outputs) == ["total", "y"]
-    np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), 3 * np.float32(X))
-    assert (answer.model_spec.name, answer.model_spec.version.value) == ("model", 3)
-    assert answer.model_spec.signature_name == "serving_default"
-    answer = server.predictions.Predict(predict_request({"x": X}, version=3, outputs=["total"]))
-    assert list(answer.outputs) == ["total"]
-    texts = {"number": np.array([7, 8]), "text": np.array([b"a", b"\xff"], object)}
-    answer = server.predictions.Predict(predict_request(texts, signature="pair"))
-    assert tf.make_ndarray(answer.outputs["text"]).tolist() == [b"a7", b"\xff8"]
-    assert tf.make_ndarray(server.predictions.Predict(predict_request({"x": np.zeros([0, 3])})).outputs["y"]).shape == (
-        0,
-        3,
-    )
-
-
 def test_requests_that_no_model_could_answer_have_their_codes(server):
     predict = server.predictions.Predict
     bad_shape, unknown, reference, bomb, short = (predict_request({"x": X}) for _ in range(5))

@@ -13,17 +13,6 @@ X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 PREDICT = "/v1/models/model:predict"
 
 
-def test_rows_and_columns(server):
-    status, answer = server.rest("POST", PREDICT, {"instances": X})
-    assert status == 200
-    assert answer == {"predictions": [{"y": [3, 6, 9], "total": 6}, {"y": [12, 15, 18], "total": 15}]}
-    assert server.rest("POST", PREDICT, {"instances": [{"x": row} for row in X]}) == (200, answer)
-    columns = {"outputs": {"y": [[3, 6, 9], [12, 15, 18]], "total": [6, 15]}}
-    for inputs in (X, {"x": X}):
-        assert server.rest("POST", "/v1/models/model/versions/3:predict", {"inputs": inputs}) == (200, columns)
-    assert server.rest("POST", PREDICT, '{"inputs": [[NaN, Infinity, 1]]}')[1]["outputs"]["y"][0][1] == float("inf")
-
-
 def test_text_and_bytes(server):
     encoded = base64.b64encode(b"\xff\x00").decode()
     rows = [{"number": 1, "text": "a"}, {"number": 2, "text": {"b64": encoded}}]

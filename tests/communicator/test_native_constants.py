@@ -8,7 +8,6 @@ import pytest
 from keras_ddl import errors
 from keras_ddl.communicator import native_library, requests
 from keras_ddl.communicator.dtypes import DTYPES
-from keras_ddl.cost_model import all_reduce
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 CONTRACT = "core/include/ddl.h"
@@ -77,12 +76,3 @@ def test_structs_have_the_fields_of_the_contract(name):
         fields += [field for field, _ in native_library.TransportFunctions._fields_]
     renamed = {"input": "in", "output": "out"}  # `in` is a keyword of Python
     assert [renamed.get(field, field) for field in fields] == [each[1] or each[2] for each in declared]
-
-
-def test_the_cost_model_cuts_messages_as_the_engine_does():
-    (message,) = matches("core/src/net/wire.h", r"kWireMessageBytes = uint64_t\{(\d+)\} \* 1024;")
-    header = "core/src/hierarchy/hierarchical_collectives.h"
-    (shard,) = matches(header, r"kLargestShardBytes = (\d+) \* 1024 \* 1024;")
-    (blocks,) = matches(header, r"kBlocks = (\d+);")
-    engine = [int(message) << 10, int(shard) << 20, int(blocks)]
-    assert engine == [all_reduce.MESSAGE_BYTES, all_reduce.LARGEST_SHARD_BYTES, all_reduce.BLOCKS_AHEAD]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from harness.examples import EXAMPLES
-from keras_ddl.bench.training import networks
+from keras_ddl import parts
 
 sys.path[:0] = [str(EXAMPLES)]  # not for longer than this: see tests/project/examples/translation_parts.py
 contrastive, digits, losses, lstm, transformer = map(
@@ -57,6 +57,8 @@ def application(name: str, size: int = 32, **options: Any) -> Program:
 
 
 def benchmark(name: str) -> Program:
+    from keras_ddl.bench.training import networks
+
     network = networks.NETWORKS[name]
     return compiled(network.make(), *network.rows(ROWS), optimizer="sgd")
 
@@ -168,12 +170,12 @@ APPLICATIONS = {
     "MobileNetV3Small": {"alpha": 0.35},
     "EfficientNetV2B0": {},
 }
+BENCHMARKED = [] if parts.is_missing("bench") else ["cnn", "lstm", "mlp", "resnet"]
 QUICK: dict[str, Callable[[], Program]] = {
     "rnn_gru_dropout": lambda: recurrent(CELLS["gru_dropout"]),
     **{f"attention_{name}": lambda make=make: attention(make) for name, make in ATTENTIONS.items()},
     "detector": detector,
-    "benchmark_cnn": lambda: benchmark("cnn"),
-    "benchmark_lstm": lambda: benchmark("lstm"),
+    **{f"benchmark_{name}": lambda name=name: benchmark(name) for name in BENCHMARKED[:2]},
     "example_digits": example_of_digits,
     "example_contrastive": example_of_codes,
     "example_transformer": lambda: translator(transformer.Transformer(50, width=8, layers=1, heads=2, inner=16)),
@@ -181,7 +183,6 @@ QUICK: dict[str, Callable[[], Program]] = {
 LONG: dict[str, Callable[[], Program]] = {
     **{f"rnn_{name}": lambda make=make: recurrent(make) for name, make in CELLS.items() if name != "gru_dropout"},
     **{name: lambda name=name, options=options: application(name, **options) for name, options in APPLICATIONS.items()},
-    "benchmark_mlp": lambda: benchmark("mlp"),
-    "benchmark_resnet": lambda: benchmark("resnet"),
+    **{f"benchmark_{name}": lambda name=name: benchmark(name) for name in BENCHMARKED[2:]},
     "example_lstm": lambda: translator(lstm.LSTMTranslator(50, units=8, layers=1)),
 }

@@ -19,6 +19,15 @@ from harness import leftovers
 
 TESTS = Path(__file__).resolve().parents[1]
 
+# Where modules of tests are imported from: conftest.py and the ranks of a launch look there.
+MODULE_FOLDERS = [
+    TESTS,
+    TESTS / "project",
+    *(TESTS.parent / name / "tests" for name in ("export", "serving")),
+    *sorted(TESTS.parent.glob("integrations/*/tests")),
+    *sorted(TESTS.parent.glob("observe/*/tests")),
+]
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -120,7 +129,7 @@ def _environment(mode: str | None, env: Mapping[str, str | None] | None, mark: s
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "KERAS_DDL_DEADLINE_SECONDS": "150",
-            "PYTHONPATH": python_path(TESTS),
+            "PYTHONPATH": python_path(*MODULE_FOLDERS),
             "PYTHONSAFEPATH": "1",  # the ranks import the installed package, wherever pytest was started
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "",  # else every rank compiles TensorFlow's modules anew

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from harness.launching import python_path
+from harness.needed_parts import needs_part
 from harness.rank_tests import rank_tests, run_ranks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.checkpoint.snapshot import Snapshot
-from keras_ddl.export import export_saved_model
 from keras_ddl.files import durable
 
 HERE = Path(__file__).parent
@@ -41,7 +41,10 @@ def assert_close(mine, expected):
 
 @pytest.mark.long
 @pytest.mark.parallel
+@needs_part("export")
 def test_checkpoints_of_a_mesh_resume_on_others_and_are_exported_as_those_of_one_process(tmp_path):
+    from keras_ddl.export import export_saved_model
+
     trained(tmp_path, 2, 2, 1)
     for each in ckpt.list_checkpoints(tmp_path / "saved"):
         ckpt.validate(each)

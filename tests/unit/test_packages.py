@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from keras_ddl import packages
-from keras_ddl.doctor import host
 
 
 @pytest.fixture
@@ -56,9 +55,6 @@ def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command
     for name in installed:
         site(name)
     assert packages.install_tensorflow() == command
-    if len([name for name in installed if name in packages.TENSORFLOWS]) > 1:
-        (remedy,) = (each.remedy for each in host._software() if each.subject == "TensorFlow")
-        assert remedy == f"They overwrite each other's files: {command}"
     assert shlex.split(command)[0] == "pip"  # a shell reads it
 
 

@@ -70,15 +70,6 @@ def check_local_and_global_gradients_come_apart():
         np.testing.assert_allclose(reduced[0][1], MEAN)
 
 
-def check_an_optimizer_leaves_registered_variables_to_each_rank():
-    for wrap in (lambda x: x, lambda x: keras.optimizers.LossScaleOptimizer(x, initial_scale=1.0)):
-        own = keras.Variable(0.0)
-        optimizer = DistributedOptimizer(wrap(keras.optimizers.SGD(1.0)))
-        optimizer.register_local_var(own)
-        optimizer.apply([tf.constant(RANK + 1.0, tf.float64)] * 2, [own, keras.Variable(0.0)])
-        np.testing.assert_allclose(float(own.numpy()), -(RANK + 1) / SIZE)
-
-
 def check_a_rank_outside_of_the_process_set_keeps_its_gradients():
     first = hvd.add_process_set([0])
     own, x = keras.Variable(0.0), keras.Variable(0.0)

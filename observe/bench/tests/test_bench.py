@@ -50,11 +50,6 @@ def test_bench_inside_a_job_starts_no_ranks_of_its_own(tmp_path: Path) -> None:
     assert ended.status == 2 and "start ranks, and this is one already" in ended.err, ended
 
 
-def test_bench_alone_says_so(tmp_path: Path) -> None:
-    ended = run(["bench", "-e", "1K", *QUICK], tmp_path)
-    assert ended.status == 0 and "-np 2 starts two" in ended.out, ended
-
-
 def test_bench_fails_when_a_result_is_wrong(tmp_path: Path) -> None:
     code = """
 import keras_ddl.cli, keras_ddl.bench.all_reduce as bench

@@ -43,17 +43,6 @@ def seconds_of(cluster: Cluster, nbytes: float, depth: int) -> list[float]:
     return [stage.seconds for stage in stages(cluster, nbytes, depth)]
 
 
-def test_ring_matches_the_textbook_on_equal_links() -> None:
-    one = Cluster((Dimension(1, FAST), Dimension(8, NETWORK, 1e-5)), reduction=2e9)
-    # 14 steps of 10 us and of 1 MB at 1 GB/s, 7 additions of 1 MB at 2 GB/s.
-    assert ring(one, 8 * MB) == pytest.approx(14 * (10e-6 + 1e-3) + 7 * 0.5e-3)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 8, 1000])
-def test_ring_bandwidth_term_is_the_lower_bound(ranks: int) -> None:
-    assert ring(Cluster((Dimension(ranks, 1e9),)), 100 * MB) == pytest.approx(2 * (ranks - 1) / ranks * 0.1)
-
-
 def test_ring_sends_per_host_what_was_measured() -> None:
     # 4 hosts x 2 ranks: 1.75 N per host in host order, 3.5 N in turn over the hosts, 1.5 N for the box.
     cluster = Cluster((Dimension(2, math.inf), Dimension(4, NETWORK)))

@@ -8,57 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_hosts import NFS_MOUNT, ROOT_MOUNT, found, other_host
 
+from keras_ddl import packages
 from keras_ddl.doctor import checkpoint_directory, control_groups, host, ranks
 from keras_ddl.launch import host_facts
 from keras_ddl.launch.finding import Finding, Severity, merged, worst
 
-ROOT_MOUNT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro\n"
 # As a client of Linux 6.1 shows it.
-NFS_MOUNT = (
-    "613 29 0:52 / /mnt/ck\\040pt rw,relatime shared:331 - nfs4 filer:/export rw,vers=4.2,rsize=1048576,"
-    "wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.0.0.5,local_lock=none,"
-    "addr=10.0.0.9\n"
-)
 DOCTOR = [sys.executable, "-m", "keras_ddl.cli", "doctor"]
-
-
-def other_host(tmp_path, **files):
-    """A root with /proc and /sys of another host; `files`: contents by path, with _ for /."""
-    contents = {
-        "proc/cpuinfo": "flags : fpu avx2 avx512_vnni\n",
-        "proc/self/mountinfo": ROOT_MOUNT,
-        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-        **files,
-    }
-    for name, text in contents.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "dev/shm").mkdir(parents=True)
-    return tmp_path
-
-
-def found(findings, subject):
-    return [each for each in findings if each.subject == subject and each.severity > Severity.OK]
-
-
-@pytest.mark.parametrize(
-    "file, text, subject",
-    [
-        ("proc/cpuinfo", "flags : fpu avx2\n", "oneDNN"),
-        ("sys/fs/cgroup/cpu.max", "50000 100000\n", "CPU"),
-        ("sys/fs/cgroup/memory.max", str(1 << 30), "memory"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", str(1 << 30), "memory"),
-        ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n", "huge pages"),
-        ("proc/self/mountinfo", ROOT_MOUNT + NFS_MOUNT.replace("/mnt/ck\\040pt", "/"), "directory"),
-    ],
-)
-def test_doctor_finds_what_the_host_lacks(tmp_path, file, text, subject):
-    well = host.check(tmp_path, {}, other_host(tmp_path / "well"))
-    assert found(well, subject) == []
-    ill = found(host.check(tmp_path, {}, other_host(tmp_path / "ill", **{file: text})), subject)
-    assert len(ill) == 1 and ill[0].remedy
 
 
 @pytest.mark.parametrize(
@@ -184,3 +142,13 @@ def test_doctor_finds_that_a_host_does_not_answer(tmp_path):
     assert shown.returncode == 1, shown.stderr
     (found,) = [each for each in json.loads(shown.stdout) if each["subject"] == "ranks"]
     assert found["severity"] == "error" and "no-such-host.invalid" in found["found"]
+
+
+def test_two_tensorflows_overwrite_each_other(tmp_path, monkeypatch):
+    for name in ("tensorflow-cpu", "tensorflow"):
+        info = tmp_path / f"{name.replace('-', '_')}-2.21.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.21.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (remedy,) = (each.remedy for each in host._software() if each.subject == "TensorFlow")
+    assert remedy == f"They overwrite each other's files: {packages.install_tensorflow()}"

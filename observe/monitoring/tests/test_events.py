@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -13,7 +12,6 @@ import pytest
 
 from harness.event_lines import read_events, schema
 from keras_ddl.errors import ConfigError
-from keras_ddl.launch import events as events_module
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch import restarts
 from keras_ddl.launch.job import JobResult
@@ -21,6 +19,7 @@ from keras_ddl.launch.outcome import RankOutcome
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.sinks import FileDescriptorSink
 from keras_ddl.launch.watchers import Watchers
+from keras_ddl.monitoring import events as events_module
 from keras_ddl.monitoring.events import EventLog
 
 
@@ -53,14 +52,6 @@ def test_event_log_appends_whole_lines_beside_others(tmp_path: Path, monkeypatch
     assert len(lines) == 200, "one write for each"
     by_job = {each["job"]: [other["pid"] for other in events if other["job"] == each["job"]] for each in events}
     assert list(by_job.values()) == [list(range(1, 51))] * 4
-
-
-def test_event_log_begins_a_line_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"half of a line')
-    EventLog(path, fail).event("end", {"status": 0})
-    half, line = path.read_text().splitlines()
-    assert half == '{"half of a line' and json.loads(line)["status"] == 0
 
 
 def test_event_log_on_a_full_disk_ends_with_a_line_and_one_message(

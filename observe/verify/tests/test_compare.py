@@ -8,58 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_recordings import EPSILON, Made, training
 
 from keras_ddl.verify import compare
 from keras_ddl.verify.recording import FULL_ENTRIES, SKETCH_ENTRIES, Event, Plan, Recording, Writer, sketch
-
-EPSILON = 2.0**-52
-Arrays = dict[str, np.ndarray]
-KINDS = {"returned accuracy": "counts", "log f1": "logs"}
-
-
-class Made:
-    """A recording in memory: `steps` are the arrays after each training step."""
-
-    def __init__(self, steps: list[Arrays], labels: list[str] | None = None) -> None:
-        self.events, self._arrays = [], steps
-        for number, arrays in enumerate(steps):
-            kinds = {name: "weights" if name.startswith("w") else KINDS.get(name, name) for name in arrays}
-            scales = {name: float(np.max(np.abs(each), initial=0.0)) for name, each in arrays.items()}
-            of = "model" if labels is None else labels[number]
-            self.events.append(Event(number, "step", of, number + 1, kinds, scales, dict.fromkeys(arrays, 1)))
-
-    def arrays(self, event: Event) -> Arrays:
-        return self._arrays[event.number]
-
-
-def training(count: int = 4, change: float = 0.0, at: int = 0, name: str = "w1") -> list[Arrays]:
-    """Weights after some steps; from step `at` on, entry 2 of one of them is changed by `change`."""
-    draw = np.random.default_rng(0)
-    steps = []
-    for number in range(count):
-        arrays = {"w1": draw.normal(size=(5, 3)), "w2": draw.normal(size=7), "iterations": np.int64(number)}
-        if number >= at:
-            arrays[name] = arrays[name].copy()
-            arrays[name].reshape(-1)[2] += change
-        steps.append(arrays)
-    return steps
-
-
-def test_judge_equal_up_to_rounding() -> None:
-    ranks, drift = Made(training(change=3e-15)), Made(training(change=1e-15))
-    found = compare.judge(Made(training()), ranks, drift, EPSILON)
-    assert (found.verdict, found.steps, found.first_beyond) == ("equal", 4, None)
-    assert found.nearest.nearest == "w1"
-    assert 0 < found.nearest.drift < found.nearest.far < found.nearest.allowed
-
-
-def test_judge_names_the_first_step_and_the_variable_that_differs() -> None:
-    ranks = Made(training(change=1e-6, at=2, name="w2"))
-    found = compare.judge(Made(training()), ranks, Made(training(change=1e-15)), EPSILON)
-    assert found.verdict == "different"
-    assert found.first_beyond.event.step == 3
-    assert [name for name, _ in found.first_beyond.beyond] == ["w2"]
-    assert len(found.rows) == 3  # what follows differs because of it
 
 
 def test_judge_allows_what_one_process_differs_from_itself() -> None:

@@ -1,0 +1,15 @@
+"""A small model is exported, proved to answer as it did in training, and asked."""
+
+from pathlib import Path
+
+import numpy as np
+from asking import ask, exported
+from export_zoo import ZOO
+
+
+def test_a_model_is_exported_proved_and_answers_as_it_did(tmp_path: Path) -> None:
+    model, sample = ZOO["sequential_cnn"]()
+    result = exported(model, tmp_path, sample)
+    assert "as the trained model did" in result.proof
+    answer = ask(result.path, inputs=np.asarray(sample))["output_0"]
+    np.testing.assert_allclose(answer, model(sample, training=False), rtol=1e-5, atol=1e-6)

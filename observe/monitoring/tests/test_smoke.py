@@ -1,0 +1,14 @@
+"""An event log, without ranks."""
+
+import json
+from pathlib import Path
+
+from keras_ddl.monitoring.events import EventLog
+
+
+def test_event_log_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"half of a line')
+    EventLog(path, print).event("end", {"status": 0})
+    half, line = path.read_text().splitlines()
+    assert half == '{"half of a line' and json.loads(line)["status"] == 0
