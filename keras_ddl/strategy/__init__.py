@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_ddl import communicator, config, ops
@@ -349,7 +350,7 @@ class Strategy(tf.distribute.Strategy):
 
         Args:
             owner: a model, for all its optimizers; or an optimizer.
-        Raises: ConfigError: `owner` is neither.
+        Raises: ConfigError: `owner` is neither. DriftError: some were assigned on some ranks only.
         Cost: one all_gather of each variable in shards, and memory for all of them inside.
         """
         if not isinstance(owner, (keras.Model, keras.optimizers.Optimizer)):
@@ -357,7 +358,7 @@ class Strategy(tf.distribute.Strategy):
                 "whole_optimizer needs a model, or an optimizer. Received: "
                 f"{owner!r} ({type(owner).__name__}) on rank {self.rank}. Pass the model that trains."
             )
-        return gathered_slots.gathered(gathered_slots.slots_of(owner))
+        return self._whole(owner)
 
     def whole_model(self, model: keras.Model) -> Any:
         """Returns a context in which all variables of a model and of its optimizers can be read and saved, complete, on
@@ -366,7 +367,7 @@ class Strategy(tf.distribute.Strategy):
             with strategy.whole_model(model):
                 model.save("model.keras")
 
-        Raises: ConfigError: `model` is none.
+        Raises: ConfigError: `model` is none. DriftError: some were assigned on some ranks only.
         Cost: one all_gather of each variable that is cut or in shards, and memory for all of them inside.
         """
         if not isinstance(model, keras.Model):
@@ -374,7 +375,14 @@ class Strategy(tf.distribute.Strategy):
                 f"whole_model needs a model. Received: {model!r} ({type(model).__name__}) on rank {self.rank}. Pass "
                 "the model that trains; for an optimizer there is whole_optimizer."
             )
-        return gathered_slots.gathered(gathered_slots.slots_of(model))
+        return self._whole(model)
+
+    @contextlib.contextmanager
+    def _whole(self, owner: Any) -> Iterator[None]:
+        slots = gathered_slots.slots_of(owner)
+        gathered_slots.require_same_assignments(slots)
+        with gathered_slots.gathered(slots):
+            yield
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Reduces this rank's `value` with those of the other ranks. COLLECTIVE over all ranks.

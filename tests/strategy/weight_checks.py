@@ -92,6 +92,9 @@ def check_parts_of_weights_that_one_rank_changes_are_a_drift_error():
     }.items():
         with pytest.raises(DriftError, match=f"where {name} begins: assignments to them on some ranks only"):
             call()
+    received = "before they are gathered: assignments to .*kernel.* on rank 1"
+    with pytest.raises(DriftError, match=received), STRATEGY.whole_model(model):
+        pass  # rank 0's chunk of new values, and the others' of old ones
     if RANK != 0:
         kernel.assign(value + 1)
     np.testing.assert_array_less(before, model.evaluate(X, Y, verbose=0))

@@ -14,7 +14,7 @@ from keras_ddl.compat import models
 from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
+from keras_ddl.errors import ConfigError, DriftError
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
@@ -63,6 +63,26 @@ def gathered(slots: Sequence[ShardedVariable], *, on_rank: int | None = None) ->
         for each, values in zip(slots, before):
             if values is None:  # else what was assigned meanwhile can be read in the outer context, too
                 each.gathered = None
+
+
+def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
+    """Checks that slots were assigned the same on all ranks outside of steps, before they are gathered: otherwise each
+    rank's chunk would be of other values. COLLECTIVE, where there are slots.
+
+    Raises: DriftError, on every rank.
+    Cost: one exchange of some bytes for each of them.
+    """
+    if not slots:
+        return
+    gathered = communicator.all_gather_object([each.assignments for each in slots], name="keras_ddl/slots/compared")
+    other = other_rank(gathered)
+    if other is not None:
+        first = next(slot for slot, one, theirs in zip(slots, gathered[0], gathered[other]) if one != theirs)
+        raise DriftError(
+            "Variables of which each rank has a part must be changed the same way on every rank, outside of steps. "
+            f"Received, before they are gathered: assignments to {models.plain_name(first.name)} on rank {other} that "
+            f"differ from rank 0's (rank {communicator.rank()}). Do what sets weights on all ranks."
+        )
 
 
 def are_readable_everywhere(slots: Iterable[ShardedVariable]) -> bool:
