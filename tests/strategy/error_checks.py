@@ -214,6 +214,19 @@ def check_generator_that_ends_early_on_one_rank_is_a_mismatch():
     )
 
 
+@long
+def check_a_callback_of_rank_0_alone_that_evaluates_is_a_mismatch():
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.evaluate(*MANY, verbose=0)
+
+    refuses(
+        keras_ddl.errors.RankMismatchError,
+        "the ranks run different collectives",
+        lambda: model().fit(*MANY, verbose=0, callbacks=[Evaluates()] if RANK == 0 else []),
+    )
+
+
 def crossed(slow):
     """Runs two collectives at once, of which `slow` holds back another one on each rank."""
 
