@@ -6,8 +6,8 @@ part, or with a failure or a skip, keeps its old line.
 
 What a file covers is more than it needs, so that nothing is missed: itself and whatever lies in its folder but other
 test files; tests/harness/ and conftest.py; native/ but its tests; the modules of the part, or of the folder of
-keras_ddl with the same name, and all that these import. Where there is no such folder: all of keras_ddl/, the parts, examples/,
-benchmarks/, notebooks/, docs/ and tools/.
+keras_ddl with the same name, and all that these import. Where there is no such folder: all of keras_ddl/, the parts,
+examples/, benchmarks/, notebooks/, docs/ and tools/.
 """
 
 from __future__ import annotations
