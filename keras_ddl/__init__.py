@@ -205,7 +205,7 @@ class _MissingParts:
 
 
 _extend_path()
-sys.meta_path.append(_MissingParts)  # type: ignore[arg-type]
+sys.meta_path.append(_MissingParts)
 _processes = sys.modules.get("multiprocessing.process")
 if _processes is not None and getattr(_processes.current_process(), "_inheriting", False):
     # A child process imports the script of its parent.
