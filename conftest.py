@@ -37,6 +37,8 @@ if START not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 # that: nothing could be interrupted, and what a test says about Ctrl-C would be about the shell.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

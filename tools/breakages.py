@@ -268,7 +268,7 @@ def _libraries() -> list[Path]:
 def _link_tree(source: Path, goal: Path) -> None:
     for folder, _, files in os.walk(source):
         to = goal / Path(folder).relative_to(source)
-        to.mkdir(parents=True)
+        to.mkdir(parents=True, exist_ok=True)  # a folder may be left of what has moved to a part
         for name in files:
             (to / name).symlink_to(Path(folder, name))
 

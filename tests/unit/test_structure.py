@@ -111,7 +111,7 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
     "the README of a folder": (
         pages.readmes_list_the_files_of_their_folders,
         {"keras_ddl/ops/a.py": "", "keras_ddl/ops/README.md": "- `a.py`: sums"},
-        {"keras_ddl/ops/b.py": ""},
+        {"keras_ddl/ops/b.py": "", "keras_ddl/ops/README.md": "- `a.py`: sums\n- `a.py`: again"},
     ),
     "a file that the README of a folder lists": (
         pages.readmes_list_the_files_of_their_folders,
@@ -142,7 +142,7 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
     ),
     "benchmarks imported": (
         tests.tests_import_nothing_of_benchmarks,
-        {"benchmarks/_part.py": "", "tests/benchmarks/test_a.py": "import _part"},
+        {"benchmarks/_part.py": "", "tests/project/benchmarks/test_a.py": "import _part"},
         {"tests/ops/bad.py": "def f():\n    from _part import g",
          "tests/harness/bad.py": 'ROOT / "benchmarks" / "x.py"'},
     ),
