@@ -126,13 +126,13 @@ def check_name_disable_broadcast():
 @row(
     "ddl.DDLCallback",
     WORKS,
-    "logs are averaged at the end of each epoch ([`AverageLogs`](../callbacks.md#averagelogs))",
+    "logs are averaged at the end of each epoch ([`AverageLogs`](../../../docs/callbacks.md#averagelogs))",
 )
 @row(
     "ddl.DDLGlobalVariablesCallback",
     WORKS,
     "rank 0's variables, the optimizer's too, when training begins "
-    "([`BroadcastVariables`](../callbacks.md#broadcastvariables))",
+    "([`BroadcastVariables`](../../../docs/callbacks.md#broadcastvariables))",
 )
 def check_name_DDLCallback():
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
@@ -253,7 +253,7 @@ def check_name_MonitoredTrainingSession():
     "tf.train.export_meta_graph",
     WORKS,
     "of the base graph: none of DDL's operations in it, then training on top, and [a "
-    "SavedModelBuilder](../from-ddl.md#to-a-savedmodel)",
+    "SavedModelBuilder](from-ddl.md#to-a-savedmodel)",
 )
 def check_name_export_meta_graph():
     with tf.Graph().as_default():

@@ -168,7 +168,11 @@ def check_name_gloo_built():
     assert hvd.nccl_built() == 0
 
 
-@row("start_timeline", BETTER, "[a file for each rank](../timeline.md); `HOROVOD_TIMELINE=DYNAMIC` is not needed")
+@row(
+    "start_timeline",
+    BETTER,
+    "[a file for each rank](../../../observe/timeline/docs/timeline.md); `HOROVOD_TIMELINE=DYNAMIC` is not needed",
+)
 @row("start_timeline(mark_cycles)", REFUSED, "there are no cycles")
 @row("stop_timeline", WORKS)
 def check_name_start_timeline():
@@ -192,7 +196,7 @@ def check_name_start_timeline():
 @row(
     "Adasum",
     BETTER,
-    "[any number of ranks](../collectives.md#adaptive-sums-opadasum), and in process sets; not for the optimizer",
+    "[any number of ranks](../../../docs/collectives.md#adaptive-sums-opadasum), and in process sets; not for the optimizer",
 )
 def check_name_Average():
     x = tf.constant([RANK + 1.0, 2.0])
