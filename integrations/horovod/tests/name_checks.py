@@ -196,7 +196,8 @@ def check_name_start_timeline():
 @row(
     "Adasum",
     BETTER,
-    "[any number of ranks](../../../docs/collectives.md#adaptive-sums-opadasum), and in process sets; not for the optimizer",
+    "[any number of ranks](../../../docs/collectives.md#adaptive-sums-opadasum), "
+    "and in process sets; not for the optimizer",
 )
 def check_name_Average():
     x = tf.constant([RANK + 1.0, 2.0])

@@ -65,7 +65,11 @@ def stepped(make, gradient=None, steps=1, slices=False, **arguments):
 @row("DistributedOptimizer(op)", WORKS, "Average or Sum, as in Horovod with Keras; others with the tape")
 @row("DistributedOptimizer(compression)", WORKS)
 @row("DistributedOptimizer(gradient_predivide_factor)", WORKS, "with Average")
-@row("DistributedOptimizer(groups)", WORKS, "so many buckets, or these; without it [buckets](strategy.md#buckets)")
+@row(
+    "DistributedOptimizer(groups)",
+    WORKS,
+    "so many buckets, or these; without it [buckets](../../../docs/appendix/strategy.md#buckets)",
+)
 @row("DistributedOptimizer(num_groups)", WORKS, "the old name of `groups`")
 @row("DistributedOptimizer(process_set)", WORKS)
 @row("DistributedOptimizer(sparse_as_dense)", WORKS, "whole tables instead of the rows of all ranks")

@@ -42,9 +42,10 @@ def strings(path: Path) -> list[str]:
     return [text for text in texts if not NAME.fullmatch(text)]
 
 
-def by_import_only(name: str) -> bool:
-    """Whether `keras_ddl.name` is a part that is no attribute of keras_ddl, or stands for any name."""
-    return name == "NAME" or (name in parts.FOLDERS and name not in parts.public())
+def by_import_only(written: str) -> bool:
+    """Whether this is in a part that is no attribute of keras_ddl, or stands for any name."""
+    name = written.split(".")[1]
+    return written.endswith(".NAME") or (name in parts.FOLDERS and name not in parts.public())
 
 
 def written_names() -> set[str]:
@@ -56,7 +57,7 @@ def written_names() -> set[str]:
         for match in NAME.finditer(text)
         if not IMPORTED.search(text[: match.start()])
         and not match[1].startswith(BY_IMPORT_ONLY)
-        and not by_import_only(match[1].split(".")[1])
+        and not by_import_only(match[1])
     }
 
 
