@@ -69,7 +69,7 @@ def test_figures_are_written_once_a_second_by_the_first_rank(
     tmp_path: Path, of_job: Figures, two_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted, "_EVERY_SECONDS", 1.0)
-    monkeypatch.setattr(figures.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(counted.time, "monotonic", lambda: clock[0])
     clock, due = [50.0], []
     for _ in range(25):
         clock[0] += 0.125
@@ -165,7 +165,7 @@ def test_exposed_communication_is_that_of_all_steps(
         def end(self) -> float:
             return 0.25
 
-    monkeypatch.setattr(figures, "StepSample", Sample)
+    monkeypatch.setattr(counted, "_sample", Sample)
     before = random.getstate()
     for number in range(1, 1001):
         of_job.begin_step()
