@@ -25,6 +25,12 @@ import tensorflow as tf  # noqa: F401
 FOREIGN = ("keras_tuner", "horovod")  # may not be installed
 
 
+def finds_keras_ddl(finder: object) -> bool:
+    """Whether a finder is that of an editable installation, or of keras_ddl itself."""
+    home = getattr(finder, "__module__", "")
+    return home.startswith("_editable_") or home == "keras_ddl"
+
+
 def without(part: str, wheel: Path, folder: Path) -> Path:
     """Returns a folder with links to all of the wheel but a part."""
     (folder / "keras_ddl").mkdir(parents=True)
@@ -89,7 +95,7 @@ def main(folder: Path) -> None:
         if os.fork() == 0:
             for name in [each for each in sys.modules if each.partition(".")[0] == "keras_ddl"]:
                 del sys.modules[name]
-            sys.meta_path[:] = [each for each in sys.meta_path if getattr(each, "__name__", "") != "_MissingParts"]
+            sys.meta_path[:] = [each for each in sys.meta_path if not finds_keras_ddl(each)]
             sys.path[:] = [str(without(part, folder, folder / f"without-{part}"))] + [
                 each for each in sys.path if Path(each or ".").resolve() != home
             ]
