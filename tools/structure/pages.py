@@ -55,7 +55,9 @@ def readmes_list_the_files_of_their_folders(project: Project) -> Iterator[Findin
         listed = re.findall(r"^- \[?`(\S+)`", project.text(page), re.MULTILINE)
         if len(listed) != len(set(listed)):
             yield Finding(page, 1, "lists a file twice")
-        beside = {f"{path.name}/" if path.is_dir() else path.name for path in page.parent.iterdir()} - NOT_LISTED
+        # A folder without files is what is left of one that has moved.
+        here = [path for path in page.parent.iterdir() if not path.is_dir() or any(path.rglob("*.py"))]
+        beside = {f"{path.name}/" if path.is_dir() else path.name for path in here} - NOT_LISTED
         beside = {
             name for name in beside if not name.endswith(".so") and not project.is_in_missing_part(page.parent / name)
         }
