@@ -14,6 +14,7 @@ import re
 import textwrap
 from pathlib import Path
 
+from missing_parts import is_missing
 from sphinx.application import Sphinx
 
 from keras_ddl import errors
@@ -42,7 +43,7 @@ def inline(text: str) -> str:
         # Markup must end at a word's end: `LearningRateSchedule`s.
         end = "\\ " if text[match.end() : match.end() + 1].isalnum() else ""
         name = _NAME.fullmatch(code)
-        return (f":py:obj:`{code} <{name[1]}>`" if name else f"``{code}``") + end
+        return (f":py:obj:`{code} <{name[1]}>`" if name and not is_missing(name[1]) else f"``{code}``") + end
 
     return _INLINE.sub(translated, text)
 

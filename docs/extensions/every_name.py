@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from missing_parts import is_missing
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
-
-from keras_ddl import parts
 
 MODULES = ("keras_ddl", "keras_ddl.callbacks", "keras_ddl.errors", "keras_ddl.export", "keras_ddl.ops")
 MODULES += ("keras_ddl.horovod", "keras_ddl.schedules", "keras_ddl.timeline", "keras_ddl.topology")
@@ -24,7 +23,7 @@ def public_names(module: ModuleType) -> list[str]:
 def check(app: Sphinx, env: BuildEnvironment) -> None:
     shown = env.get_domain("py").objects
     for module in MODULES:
-        if parts.is_missing(module):
+        if is_missing(module):
             continue
         for name in public_names(importlib.import_module(module)):
             # What keras_ddl itself exports is shown there.

@@ -15,8 +15,19 @@ from keras_ddl.parts import FOLDERS as FOLDERS_OF_PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = tuple(FOLDERS_OF_PARTS.values())
+# Also integrations/ and observe/ as a whole.
+MISSING = tuple(
+    folder
+    for folder in sorted({*FOLDERS, *(each.partition("/")[0] for each in FOLDERS)})
+    if not (ROOT / folder).is_dir()
+)
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()#\s]+)[^()]*\)")
 _ENTRY = re.compile(r"^/(\S+)\n", re.MULTILINE)
+
+
+def is_missing(name: str) -> bool:
+    """Whether `keras_ddl.x.y` lies in a part whose folder is missing."""
+    return FOLDERS_OF_PARTS.get(f"{name}.".split(".")[1]) in MISSING
 
 
 def without(text: str, folder: str, missing: tuple[str, ...]) -> str:
@@ -40,8 +51,7 @@ def without(text: str, folder: str, missing: tuple[str, ...]) -> str:
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
-    missing = tuple(folder for folder in FOLDERS if not (ROOT / folder).is_dir())
-    source[0] = without(source[0], str(Path(page).parent), missing)
+    source[0] = without(source[0], str(Path(page).parent), MISSING)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

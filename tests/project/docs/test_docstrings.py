@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,11 +14,13 @@ FILE = Path(__file__).resolve().parents[3] / "docs" / "extensions" / "docstrings
 
 
 @pytest.fixture(scope="module")
-def docstrings() -> ModuleType:
+def docstrings() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FILE.parent))  # it imports a file beside it
     spec = importlib.util.spec_from_file_location("docstrings", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(FILE.parent))
 
 
 @pytest.mark.parametrize(
