@@ -12,6 +12,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from keras_ddl.parts import FOLDERS as FOLDERS_OF_PARTS
+from keras_ddl.parts import part_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = tuple(FOLDERS_OF_PARTS.values())
@@ -27,7 +28,8 @@ _ENTRY = re.compile(r"^/(\S+)\n", re.MULTILINE)
 
 def is_missing(name: str) -> bool:
     """Whether `keras_ddl.x.y` lies in a part whose folder is missing."""
-    return FOLDERS_OF_PARTS.get(f"{name}.".split(".")[1]) in MISSING
+    part = part_of(name) or f"{name}.".split(".")[1]  # a callback of a part has its name in keras_ddl.callbacks
+    return FOLDERS_OF_PARTS.get(part) in MISSING
 
 
 def without(text: str, folder: str, missing: tuple[str, ...]) -> str:
