@@ -65,7 +65,7 @@ _ALSO_CALLED = {
 
 @dataclass(frozen=True)
 class Part:
-    """What the part.toml of an installed part says."""
+    """Holds what the part.toml of an installed part declares."""
 
     name: str
     folder: Path
@@ -83,9 +83,9 @@ def installed() -> tuple[Part, ...]:
         for root in sys.modules["keras_ddl"].__path__:
             file = Path(root, name, "part.toml")
             if file.exists():
-                told = tomllib.loads(file.read_text(encoding="utf-8"))
-                sections = (told.get(each, {}) for each in ("commands", "settings", "provides"))
-                found.append(Part(name, file.parent, told.get("public", False), *sections))
+                declared = tomllib.loads(file.read_text(encoding="utf-8"))
+                sections = (declared.get(each, {}) for each in ("commands", "settings", "provides"))
+                found.append(Part(name, file.parent, declared.get("public", False), *sections))
                 break
     return tuple(found)
 

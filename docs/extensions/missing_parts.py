@@ -27,7 +27,7 @@ _ENTRY = re.compile(r"^/(\S+)\n", re.MULTILINE)
 
 
 def is_missing(name: str) -> bool:
-    """Whether `keras_ddl.x.y` lies in a part whose folder is missing."""
+    """Returns whether `keras_ddl.x.y` lies in a part whose folder is missing."""
     part = part_of(name) or f"{name}.".split(".")[1]  # a callback of a part has its name in keras_ddl.callbacks
     return FOLDERS_OF_PARTS.get(part) in MISSING
 

@@ -1,1 +1,1 @@
-"""What a Checkpoint writes for exports while it trains: base graphs, answers of ranks, published versions."""
+"""Writes what exports need while a Checkpoint trains: base graphs, answers of ranks, published versions."""

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.launching import cpu_seconds_of_children
 from keras_ddl.errors import ConfigError
 from keras_ddl.export import EncodedImages
 from keras_ddl.export.command import describe, parse_tensors, parse_version, parse_which
 from keras_ddl.export.graft import ExportResult
 from keras_ddl.export.signature_options import parse_signatures
+from launch.launching import run
 
 
 def test_parse_tensors():
@@ -91,3 +93,11 @@ def test_describe_tells_what_was_exported_and_how_to_serve_it(tmp_path: Path):
     usual = describe(result, "model")  # in the spelling of `keras-ddl serve --help`
     assert f"keras-ddl serve {tmp_path}\n" in usual
     assert f"docker run --rm -p 8500:8500 -p 8501:8501 -v {tmp_path}:/models/model tensorflow/serving\n" in usual
+
+
+def test_cli_export_of_a_missing_directory_is_one_clear_message(tmp_path: Path):
+    before = cpu_seconds_of_children()
+    ended = run(["export", "no-checkpoints", "out"], tmp_path)
+    assert ended.status == 1, ended
+    assert ended.err.startswith("keras-ddl: CheckpointError: CHECKPOINTS must be a directory"), ended
+    assert cpu_seconds_of_children() - before < 10

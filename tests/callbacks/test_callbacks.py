@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.needed_parts import needs_part
 from harness.rank_tests import run_ranks
 from launch.launching import environment, run
 
@@ -34,6 +35,7 @@ def test_training_killed_twenty_times_ends_as_one_that_was_not(tmp_path):
 
 
 @pytest.mark.long
+@needs_part("callbacks.StepMetrics")
 def test_step_metrics_of_a_process_without_ranks(tmp_path):
     def train(folder):
         import keras

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_ddl import callbacks, export, model_state
+from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
-from keras_ddl.export.checkpoints.publisher import Publisher
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
@@ -279,26 +278,6 @@ def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
     loaded = tf.saved_model.load(str(served / "9"))  # kept: its signatures do not keep the variables alive
     answer = loaded.signatures["serving_default"](inputs=tf.constant(X))
     np.testing.assert_allclose(next(iter(answer.values())), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.long
-def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
-    model = make()
-    base = export.write_base_graph(model, tmp_path, sample=X)
-    saved = model_state.save_checkpoint(model, tmp_path, 1, base=base)
-    (tmp_path / "served" / "7").mkdir(parents=True)
-    publisher = Publisher(tmp_path, {None: tmp_path / "served"}, 5)
-    with pytest.warns(UserWarning, match="version 7, higher than step 1: a server keeps serving that"):
-        publisher.offer(saved)
-        while publisher.is_busy(0.05) and not list((tmp_path / "served").glob(".tmp-*")):
-            pass  # until it has begun
-        model_state.save_checkpoint(model, tmp_path, 2, base=base)
-        ckpt.prune(tmp_path, 1)
-        assert steps(tmp_path) == [1, 2]
-        while publisher.is_busy(1.0):
-            pass
-    assert published(tmp_path / "served") == [1, 7]
-    assert ckpt.prune(tmp_path, 1) == [1]
 
 
 def test_publishing_needs_the_base_graph_and_room_for_a_version(tmp_path):

@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from harness.needed_parts import needs_part
 from keras_ddl.cli.run import command
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch import mpirun
@@ -101,6 +102,7 @@ def test_secrets_are_not_shown() -> None:
     assert "-x 'PASSWORD=***'" in line and "\n  MY_KEY=***" in comments
 
 
+@needs_part("--metrics-address")
 def test_metrics_address_needs_a_port() -> None:
     message = "--metrics-address needs --metrics-port. Received: --metrics-address 0.0.0.0"
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -217,6 +219,7 @@ def test_dry_run_by_mpirun_and_in_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch
     assert "  as the resource manager says (SLURM_JOB_NODELIST=n[1-2]): ranks 0 to 1\n" in comments
 
 
+@needs_part("--events")
 def test_dry_run_starts_nothing(folder: Path) -> None:
     words = ["-np", "2", "--events", "events", "--metrics-port", "1", "--output-dir", "logs"]
     comments, _ = dry_run(*words, "-x", "A=a\nb", "--", "touch", "made it")

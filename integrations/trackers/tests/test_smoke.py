@@ -1,4 +1,4 @@
-"""What MLflow starts on ranks other than 0."""
+"""Tests that MLflow keeps nothing of ranks other than 0."""
 
 import os
 from pathlib import Path

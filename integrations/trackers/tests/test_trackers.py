@@ -1,4 +1,4 @@
-"""What a script starts of Weights & Biases and MLflow on ranks other than 0.
+"""Tests that ranks other than 0 log nothing to Weights & Biases and MLflow.
 
 tests/project/works_with has the real packages.
 """
