@@ -118,6 +118,7 @@ def test_lines_that_cannot_be_written_are_lost_and_nobody_waits() -> None:
     assert time.monotonic() - begin < 30 and len(lost) == 1 and "wait to be written" in lost[0]
     assert os.read(read, 100) == b"0" * 99 + b"\n"
     os.close(read)
+    lines.close()  # before its descriptor, which would be the next file's
     os.close(write)
 
 
