@@ -60,7 +60,9 @@ def check_a_chosen_layout_equals_one_process_and_is_shown_as_a_script_makes_it()
 
 
 def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
-    make = lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])  # noqa: E731
+    # Named: a layout is chosen by names, and rank 0 has made more layers than the others.
+    layers = lambda: [keras.layers.Dense(3, name="first"), keras.layers.Dense(1, name="last")]  # noqa: E731
+    make = lambda: keras.Sequential([keras.Input((5,)), *layers()], name="small")  # noqa: E731
     model, one = compiled(CHOOSES, lambda: make()), alone(make)
     x, y = X[:, :5], Y[:, :1]
     with warnings.catch_warnings(record=True) as caught:
