@@ -20,12 +20,18 @@ from harness.long_tests import LongTests
 
 sys.path.extend(str(folder) for folder in MODULE_FOLDERS if str(folder) not in sys.path)
 
-# pytest imports the packages that a test file lies in by their folders. Without these, export/__init__.py would be the
-# module `export`, too, a second time beside keras_ddl.export.
+# pytest imports the folders above a test file as packages. Without these, export/__init__.py would be the module `export`,
+# too, a second time beside keras_ddl.export.
 for _folder in MODULE_FOLDERS:
     if (_folder.parent / "__init__.py").exists():
         _name = ".".join(_folder.parent.relative_to(TESTS.parent).parts)
         sys.modules.setdefault(_name, types.ModuleType(_name)).__path__ = [str(_folder.parent)]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Dir:
+    """Every folder is a folder: as a package, integrations/torch/__init__.py would be imported as `torch`."""
+    return pytest.Dir.from_parent(parent, path=path)
+
 
 # Every Python that tests start finds its sitecustomize.py there; so do xdist's workers, but pytest was started before.
 START = str(TESTS / "harness" / "start")
