@@ -28,17 +28,10 @@ from keras_ddl.launch.control import Kind
 from keras_ddl.launch.membership_socket import MembershipSocket
 from launch.launching import AS_NOBODY, LIMIT_SECONDS, STARTERS, Started, environment, processes, run, write_program
 from launch.test_connection import waiting_wrapper
-from launch.test_run_hosts import can_make_hosts
+from launch.test_run_hosts import can_make_hosts, write_agent
 
 pytestmark = pytest.mark.parallel
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-
-# In place of ssh: hosts of their own names and directories for temporary files.
-AGENT = """#!/bin/bash
-host=$1; shift
-export TMPDIR="${TMPDIR%/*}/$host"
-exec unshare --uts bash -c 'hostname "$0"; exec bash -c "$*"' "$host" "$@"
-"""
 
 
 @contextlib.contextmanager
@@ -119,14 +112,12 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_for_all(starter: str, tmp_p
     secrets = tmp_path / "secrets"
     secrets.touch(mode=0o600)
     secrets.write_text(f"BY_FILE={given['BY_FILE']}\n")
-    agent = tmp_path / "agent"
-    agent.write_text(AGENT)
-    agent.chmod(0o755)
+    agent = write_agent(tmp_path, 'export TMPDIR="${TMPDIR%/*}/$host"')
     hosts = [shared(tmp_path / name) for name in ("tmp", "h0", "h1")]
     options = ["--min-np", "2"] if starter == "remote_ranks" else ["--mpi-arg", f"--prtemca plm_ssh_agent {agent}"]
     options += ["--env", "BY_NAME", "--env-file", str(secrets)]
     command = ["run", "--hosts", "h0:1,h1:1", *options, "python", write_program(tmp_path, TELLS)]
-    env = {"KERAS_DDL_SSH": str(agent)} | {name: given[name] for name in ("BY_NAME", "INHERITED")}
+    env = {"KERAS_DDL_SSH": agent} | {name: given[name] for name in ("BY_NAME", "INHERITED")}
     seen = shared(tmp_path / "seen") / "texts"
     with as_stranger(READER, seen, *hosts):
         ended = run(command, tmp_path, env=env)

@@ -59,7 +59,7 @@ def test_the_others_go_on_when_a_host_is_gone(agent: str, tmp_path: Path) -> Non
     started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
     started.may_leave = ("keras_ddl-",)  # nobody is left on that host to remove it
-    kill_host(started.mark, tmp_path, "h1")
+    kill_host(started.mark, "h1")
     ended = started.finish()
     assert left(ended) == [[0, 0, TOTAL, [4, 2]], [1, 1, TOTAL, [4, 2]]], ended
     assert "keras-ddl: rank 3 was lost (lost without a report); 2 go on." in ended.err, ended
