@@ -139,6 +139,13 @@ def write_program(folder: Path, source: str) -> str:
     return path.name
 
 
+def write_script(path: Path, text: str) -> str:
+    """Writes a script of the shell; returns its path."""
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def run_program(
     folder: Path, source: str, *options: str, np: int = 2, words: Sequence[str] = (), **rest: object
 ) -> Ended:

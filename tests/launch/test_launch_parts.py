@@ -20,14 +20,11 @@ from keras_ddl.launch.mpirun import HYDRA, OPEN_MPI, Host, Mpirun
 from keras_ddl.launch.outcome import RESTART_STATUS, RankOutcome, explain, first_failure
 from keras_ddl.launch.rank_environment import merge, rank_and_size, tune_malloc
 from keras_ddl.launch.stdin import StdinForwarder
-from launch.launching import LIMIT_SECONDS
+from launch.launching import LIMIT_SECONDS, write_script
 
 
 def fake_mpirun(folder: Path, says: str) -> str:
-    path = folder / "mpirun"
-    path.write_text(f"#!/bin/sh\necho '{says}'\n")
-    path.chmod(0o755)
-    return str(path)
+    return write_script(folder / "mpirun", f"echo '{says}'")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 
 from harness.launching import python_path
 from keras_ddl.launch.supervisor import START_SECONDS
-from launch.launching import Started, kill, processes, run, write_program
+from launch.launching import Started, kill, processes, run, write_program, write_script
 
-AGENT = """#!/bin/bash
+AGENT = """
 # In place of ssh: [options] HOST COMMAND...
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
@@ -24,10 +24,7 @@ exec unshare --uts bash -c 'hostname "$0"; exec bash -c "$*"' "$host" "$@"
 
 def write_agent(folder: Path, more: str = "") -> str:
     """Writes what takes ssh's place, and does `more` before the command; returns its path."""
-    path = folder / "agent"
-    path.write_text(AGENT.replace("MORE", more))
-    path.chmod(0o755)
-    return str(path)
+    return write_script(folder / "agent", AGENT.replace("MORE", more))
 
 
 def can_make_hosts() -> bool:
@@ -175,7 +172,7 @@ print(RANK, "ahead by", round(host_facts.measured_clock(os.environ["KERAS_DDL_RU
     assert "s behind that of h1 (expected: within 1 s)" in warning and "chrony" in warning, ended
 
 
-SSH = """#!/bin/bash
+SSH = """
 # ssh -G HOST says where ssh would connect to.
 if [[ $1 == -G ]]; then echo "hostname 127.0.0.1"; echo "port PORT"; exit; fi
 sleep 600
@@ -187,8 +184,7 @@ def test_run_host_that_does_not_answer_ends_the_job_in_seconds(tmp_path: Path):
         sock.bind(("127.0.0.1", 0))  # and nobody listens
         ssh = tmp_path / "bin" / "ssh"
         ssh.parent.mkdir()
-        ssh.write_text(SSH.replace("PORT", str(sock.getsockname()[1])))
-        ssh.chmod(0o755)
+        write_script(ssh, SSH.replace("PORT", str(sock.getsockname()[1])))
         env = {"PATH": f"{ssh.parent}:{os.environ['PATH']}"}
         ended = run(["run", "--hosts", "h1:2", "python", write_program(tmp_path, "")], tmp_path, env=env)
     assert ended.status == 1 and ended.seconds < START_SECONDS, ended

@@ -14,6 +14,7 @@ from keras_ddl.launch import regrouping, supervisor
 from keras_ddl.launch.control import Kind
 from keras_ddl.launch.outcome import RESTART_STATUS
 from keras_ddl.launch.placement import Discovery, Placement
+from launch.launching import write_script
 from launch.played import Event, Stage, asks, dies, exits, fails, gets, misses, says, stubborn, until, vanishes
 
 KILLED = -signal.SIGKILL
@@ -253,20 +254,13 @@ def test_restarts_share_one_timeout(stage: Stage) -> None:
     assert played.status == 124 and "restart 1 of 5" in played.err and "did not end within 1 s" in played.err
 
 
-def script(folder: Path, text: str) -> Discovery:
-    path = folder / "hosts"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return Discovery(str(path))
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_restarts_end_with_a_signal_while_the_launcher_waits_for_hosts(
     signum: signal.Signals, stage: Stage, tmp_path: Path
 ) -> None:
     # The script shows none after the first attempt, and then sends the signal.
     text = f"cd {tmp_path}; [ -e asked ] && kill -{signum.value} $PPID; [ -e first ] && touch asked || echo localhost:1"
-    discovery = script(tmp_path, f"{text}; touch first")
+    discovery = Discovery(write_script(tmp_path / "hosts", f"{text}; touch first"))
     placement = Placement(1, (), discovery)
     played = stage.play([exits(0, 3)], ranks=1, loop={"limit": 5, "placement": placement})
     assert played.status == 128 + signum and "restart 1" not in played.err
@@ -274,7 +268,8 @@ def test_restarts_end_with_a_signal_while_the_launcher_waits_for_hosts(
 
 
 def test_restarts_take_hosts_and_number_of_ranks_from_a_script(stage: Stage, tmp_path: Path) -> None:
-    discovery = script(tmp_path, f"cd {tmp_path}; [ -e first ] && echo localhost:1 || echo localhost:3; touch first")
+    text = f"cd {tmp_path}; [ -e first ] && echo localhost:1 || echo localhost:3; touch first"
+    discovery = Discovery(write_script(tmp_path / "hosts", text))
     placement = Placement(2, (), discovery, min_ranks=1)
     played = stage.play(DIES, [exits(0, 0)], loop={"limit": 3, "placement": placement})
     assert played.status == 0 and "restart 1 of 3, with 1 rank on localhost:1" in played.err
