@@ -28,7 +28,7 @@ from keras_ddl.launch.control import Kind
 from keras_ddl.launch.membership_socket import MembershipSocket
 from launch.launching import AS_NOBODY, LIMIT_SECONDS, STARTERS, Started, environment, processes, run, write_program
 from launch.test_connection import waiting_wrapper
-from launch.test_run_hosts import can_make_hosts, write_agent
+from launch.test_run_hosts import can_make_hosts, needs_hosts, write_agent
 
 pytestmark = pytest.mark.parallel
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -105,7 +105,7 @@ time.sleep(0.3)
 
 
 @needs_root
-@pytest.mark.skipif(not can_make_hosts(), reason="needs namespaces")
+@needs_hosts
 @pytest.mark.parametrize("starter", ["remote_ranks", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_no_secret_is_on_a_command_line_or_in_a_file_for_all(starter: str, tmp_path: Path) -> None:
     given = {"BY_NAME": "secret-1b7c", "BY_FILE": "secret-88fe", "INHERITED": "secret-d00d"}

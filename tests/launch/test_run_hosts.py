@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.emulated_hosts import can_make_namespaces
 from harness.launching import python_path
 from keras_ddl.launch.supervisor import START_SECONDS
 from launch.launching import Started, kill, processes, run, write_program, write_script
@@ -28,14 +29,11 @@ def write_agent(folder: Path, more: str = "") -> str:
 
 
 def can_make_hosts() -> bool:
-    return shutil.which("unshare") is not None and subprocess.run(["unshare", "--uts", "true"]).returncode == 0
+    return can_make_namespaces("--uts")
 
 
-pytestmark = [
-    pytest.mark.parallel,
-    pytest.mark.quiet,
-    pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root"),
-]
+needs_hosts = pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root")
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, needs_hosts]
 
 
 @pytest.fixture

@@ -18,13 +18,9 @@ from harness.emulated_hosts import Hosts, emulated_hosts
 from keras_ddl.launch.regrouping import doors
 from launch.launching import Ended, Started, eventually, kill, processes, run, write_program
 from launch.test_regroup import PROGRAM, left
-from launch.test_run_hosts import can_make_hosts, kill_host, write_agent
+from launch.test_run_hosts import kill_host, needs_hosts, write_agent
 
-pytestmark = [
-    pytest.mark.parallel,
-    pytest.mark.quiet,
-    pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root"),
-]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, needs_hosts]
 TOTAL = 300 * 299 / 2
 SLOW = PROGRAM.replace("end(step)\n", "end(step); time.sleep(0.02); step == 5 and here('up')\n")
 
