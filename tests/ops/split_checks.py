@@ -111,5 +111,3 @@ def check_a_function_of_a_closed_communicator_says_so():
     with pytest.raises(errors.NotInitializedError, match="'short' is closed"):
         ops.all_reduce(tf.ones([2]), comm=comm)
     np.testing.assert_array_equal(ops.all_reduce(tf.ones([3])), np.full(3, SIZE))
-
-
