@@ -153,6 +153,14 @@ def run_program(
     return run(["run", "-np", str(np), *options, "python", write_program(folder, source), *words], folder, **rest)
 
 
+def start_program(folder: Path, source: str, *options: str, words: Sequence[str] = (), **rest: object) -> Started:
+    """Starts such a job of two ranks, and waits until both have called here("up")."""
+    program = write_program(folder, source)
+    started = Started(["run", "-np", "2", *options, "python", program, *words], folder, **rest)
+    started.wait_for(folder / "up-0", folder / "up-1")
+    return started
+
+
 HEADER = """\
 import os, sys, time
 from pathlib import Path

@@ -16,7 +16,7 @@ from keras_ddl.launch import acceptor as acceptor_module
 from keras_ddl.launch import control
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.control import Address, Channel, Kind
-from launch.launching import LIMIT_SECONDS, Started, environment, eventually, processes, write_program
+from launch.launching import LIMIT_SECONDS, environment, eventually, processes, start_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
@@ -83,9 +83,8 @@ def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Accepto
 
 @pytest.mark.parallel
 def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
-    program = write_program(tmp_path, "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')")
-    started = Started(["run", "-np", "2", "python", program], tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    source = "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')"
+    started = start_program(tmp_path, source)
     with pytest.raises(LaunchError, match="refused"):
         stranger(address_of(started.mark))
     (tmp_path / "go").touch()

@@ -26,7 +26,16 @@ from keras_ddl.files import private
 from keras_ddl.launch import control, host_ranks, job_folder
 from keras_ddl.launch.control import Kind
 from keras_ddl.launch.membership_socket import MembershipSocket
-from launch.launching import AS_NOBODY, LIMIT_SECONDS, STARTERS, Started, environment, processes, run, write_program
+from launch.launching import (
+    AS_NOBODY,
+    LIMIT_SECONDS,
+    STARTERS,
+    environment,
+    processes,
+    run,
+    start_program,
+    write_program,
+)
 from launch.test_connection import waiting_wrapper
 from launch.test_run_hosts import can_make_hosts, needs_hosts, write_agent
 
@@ -334,8 +343,7 @@ def test_a_job_on_one_host_listens_on_no_port_and_another_user_cannot_hold_it_up
     # Open for others as /tmp is, but for what the job itself protects.
     for folder in (tmp_path, *list(tmp_path.parents)[:3]):
         folder.chmod(folder.stat().st_mode | 0o055)
-    job = Started(["run", "-np", "2", "python", write_program(tmp_path, MEETS)], tmp_path, env=env)
-    job.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    job = start_program(tmp_path, MEETS, env=env)
     ours = [pid for pid, line in processes(job.mark).items() if not re.search(r"prterun|^\S*mpirun", line)]
     with as_stranger(CALLER, job.tmp, *listened_to(ours)) as line:
         (tmp_path / "go").touch()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import STARTERS, Started, run, run_program, starter, write_program
+from launch.launching import STARTERS, run, run_program, start_program, starter, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -134,9 +134,8 @@ time.sleep(600)
 
 
 def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):
-    program = write_program(tmp_path, "Path(f'ppid-{RANK}').write_text(str(os.getppid())); here('up')\ntime.sleep(600)")
-    started = Started(["run", "-np", "2", "python", program], tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    source = "Path(f'ppid-{RANK}').write_text(str(os.getppid())); here('up')\ntime.sleep(600)"
+    started = start_program(tmp_path, source)
     os.kill(int((tmp_path / "ppid-1").read_text()), signal.SIGKILL)
     ended = started.finish()
     assert ended.status != 0
@@ -192,9 +191,7 @@ def test_run_program_that_cannot_be_executed_is_a_clear_error(tmp_path: Path):
 
 @pytest.mark.parametrize("env", STARTERS)
 def test_run_mpirun_that_dies_is_no_success(env: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path):
-    program = write_program(tmp_path, "here('up')\ntime.sleep(600)")
-    started = Started(["run", "-np", "2", "python", program], tmp_path, env=env)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    started = start_program(tmp_path, "here('up')\ntime.sleep(600)", env=env)
     os.kill(starter(started.mark), signal.SIGKILL)
     ended = started.finish()
     assert ended.status != 0 and f"{request.node.callspec.id} ended" in ended.err, ended
