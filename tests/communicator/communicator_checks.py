@@ -78,6 +78,31 @@ def check_all_reduce_array_takes_scalars_lists_and_strides():
     assert communicator.all_reduce_array(np.zeros((0, 3))).shape == (0, 3)
 
 
+def check_arrays_that_are_not_aligned_and_in_place():
+    for dtype, count in itertools.product((np.dtype(np.float32), np.dtype(np.int64)), (1, 70_001)):
+        memory = np.zeros(count * dtype.itemsize + 16, np.uint8)
+        array = memory[1 : 1 + count * dtype.itemsize].view(dtype)
+        array[:] = (np.arange(count) % 7 + RANK).astype(dtype)
+        expected = sum(np.arange(count) % 7 + rank for rank in range(SIZE)).astype(dtype)
+        np.testing.assert_array_equal(communicator.all_reduce_array(array), expected)
+        assert communicator.broadcast_array(array, SIZE - 1)[0] == SIZE - 1
+        assert communicator.all_reduce_array(array, out=array).ctypes.data == array.ctypes.data, "in place, not copied"
+        np.testing.assert_array_equal(array, expected)
+        assert memory[0] == 0 and not memory[1 + count * dtype.itemsize :].any(), "written beyond the ends"
+
+
+def check_threads_that_wait_long_for_one_another_are_no_mismatch():
+    """Each rank's thread waits in a collective that the others reach only after 1.5 s: nothing is wrong with that."""
+
+    def late(number: int) -> np.ndarray:
+        time.sleep(0 if number % SIZE == RANK else 1.5)
+        return communicator.all_reduce_array(np.ones(3), name=f"late {number}")
+
+    with ThreadPoolExecutor(SIZE) as threads:
+        for result in threads.map(late, range(SIZE)):
+            np.testing.assert_array_equal(result, np.full(3, SIZE))
+
+
 def check_all_reduce_init_reads_its_array_at_every_call():
     for count in COUNTS:
         array = np.zeros(count, np.float32)
