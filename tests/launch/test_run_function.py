@@ -15,7 +15,7 @@ import pytest
 
 import keras_ddl
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
-from launch.launching import LIMIT_SECONDS, Started, write_program
+from launch.launching import Started, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -32,13 +32,24 @@ def number() -> int:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's: the ranks cannot import this module
 
 
-def test_run_function_returns_results_by_rank_and_shows_output_outside_the_main_thread():
-    closed_over, blob = {"offset": 100}, os.urandom(5_000_000)
-    out, err = io.StringIO(), io.StringIO()
+def test_run_function_returns_results_by_rank_and_shows_output_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    closed_over, blob, shown = {"offset": 100}, os.urandom(5_000_000), tmp_path / "shown"
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            shown.touch()
+            return super().write(text)
+
+    out, err = Stream(), io.StringIO()
 
     def work(base, data, *, scale):
         rank = number()
-        print("hello from", rank)
+        print("hello from", rank)  # not flushed: to a pipe, Python alone would keep it until the end
+        while not shown.exists():
+            time.sleep(0.01)
         print("error of", rank, file=sys.stderr)
         os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
         return {"value": (base + rank) * scale + closed_over["offset"], "data": data}
@@ -49,27 +60,6 @@ def test_run_function_returns_results_by_rank_and_shows_output_outside_the_main_
     assert all(result["data"] == blob for result in results)
     assert sorted(out.getvalue().splitlines()) == ["[1] hello from 1", "[2] hello from 2", "hello from 0"]
     assert sorted(err.getvalue().splitlines()) == ["[1] error of 1", "[2] error of 2", "error of 0"]
-
-
-@pytest.mark.long
-def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    shown = tmp_path / "shown"
-
-    class Stream(io.StringIO):
-        def write(self, text):
-            shown.touch()
-            return super().write(text)
-
-    def work():
-        print("first")  # not flushed: to a pipe, Python alone would keep it until the end
-        while not shown.exists():
-            time.sleep(0.01)
-        print("second")
-
-    with redirect_stdout(Stream()) as stream:
-        keras_ddl.run(work, np=1, timeout=LIMIT_SECONDS)
-    assert stream.getvalue() == "first\nsecond\n"
 
 
 def test_run_function_raises_the_exception_of_the_rank():
