@@ -42,9 +42,9 @@ def other_tests(tmp_path, monkeypatch):
                 if may_end is not None:
                     may_end.wait(60)
 
-        threads.extend(threading.Thread(target=other_test) for _ in range(number))
-        for thread in threads:
-            thread.start()
+        for _ in range(number):
+            threads.append(threading.Thread(target=other_test))
+            threads[-1].start()
         return entered
 
     yield start
