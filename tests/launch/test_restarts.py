@@ -40,6 +40,7 @@ def test_placement_leaves_out_lost_hosts_while_enough_ranks_remain():
     placement.lost.add("h2")  # two ranks would be too few: all are tried again
     assert placement.later(hosts) == (6, hosts)
     unbounded = Placement(6, hosts)
+    assert unbounded.first(hosts) == (6, hosts)
     unbounded.lost.add("h1")
     assert unbounded.later(hosts) == (6, hosts)
 
