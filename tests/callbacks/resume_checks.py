@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import signal
 import threading
 import time
 import warnings
@@ -10,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from callbacks.common import shared_folder
 
 import keras_ddl
 from harness.rank_program import long
@@ -18,9 +16,8 @@ from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
-from keras_ddl.files import last_checkpoint
 from keras_ddl.strategy import one_per_job
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
+from strategy.common import RANK, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision, shared_folder
 
 SEED = 5
 STEPS = 5  # batches of 10 in 43 rows
@@ -178,20 +175,6 @@ def exact_for(kinds):
                 raise AssertionError(f"{kind}: {error}") from error
 
 
-class SignalInStep(keras.callbacks.Callback):
-    """One rank gets a signal while the ranks take a step."""
-
-    never_stops_within_epoch = True
-
-    def __init__(self, number, step, rank):
-        super().__init__()
-        self.number, self.step, self.rank = number, step, rank
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.model.optimizer.iterations == self.step and self.rank == RANK:
-            signal.raise_signal(self.number)
-
-
 @long
 def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
     strategy = keras_ddl.Strategy(data="rank0")
@@ -202,25 +185,6 @@ def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
             exact_for(["arrays", "shuffled", "on and on", "unknown length", "PyDataset", "generator"])
     finally:
         model_and_beginning.cache_clear()
-
-
-@long
-def check_notice_to_one_rank_saves_after_the_same_step_and_the_run_goes_on_from_there():
-    data, before = DATA["shuffled"], signal.getsignal(signal.SIGUSR1)
-    whole = train(data)
-    for rank, step, saved in ((SIZE - 1, 6, 7), (0, 4, 5)):  # in the second epoch; in the last step of the first one
-        with shared_folder() as folder:
-            notice = checkpointing(folder, save_freq=100, on_signal=("SIGTERM", "SIGUSR1"))
-            with pytest.raises(SystemExit) as caught:
-                train(data, SignalInStep(signal.SIGUSR1, step, rank), notice)
-            assert caught.value.code == 75
-            assert signal.getsignal(signal.SIGUSR1) is before
-            found = ckpt.list_checkpoints(folder)  # on disk, whole, and the only one
-            assert [(each.step, each.extra["in_epoch"], each.problem) for each in found] == [
-                (saved, saved % STEPS, None)
-            ]
-            assert last_checkpoint.known()["path"] == str(found[0].path.resolve())
-            assert_same_end(train(data, checkpointing(folder, resume=True, on_signal="SIGUSR1")), whole)
 
 
 @long

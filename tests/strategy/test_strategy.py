@@ -9,7 +9,6 @@ import pytest
 
 import keras_ddl
 from harness.rank_tests import rank_tests, run_ranks
-from keras_ddl import parts
 
 HERE = Path(__file__).parent
 
@@ -23,10 +22,21 @@ def checks(*names: str, folder: Path = HERE) -> list[Path]:
 OF_TWO = (
     "trace",  # begins with what only the first step of a process shows
     *("exact", "loop", "random", "whole_batch", "batch_loop", "callback", "saving", "outside", "error", "failing"),
-    *("plan", "data", "rank_0_data", "row", "tf_distribute", "one_per_job", "state", "same_step", "step", "weight"),
+    *(
+        "plan",
+        "data",
+        "rank_0_data",
+        "row",
+        "tf_distribute",
+        "one_per_job",
+        "state",
+        "same_step",
+        "step",
+        "weight",
+        "bar",
+    ),
 )
-OF_PARTS = () if parts.is_missing("timeline") else ("step_metrics",)
-CALLBACKS = checks("callbacks", "resume", *OF_PARTS, folder=HERE.parent / "callbacks")
+CALLBACKS = checks("callbacks", "resume", folder=HERE.parent / "callbacks")
 # Programs whose checks are long, all of them.
 PROGRAMS = ("metric_state", "table")  # as Keras's guides write them
 FURTHER = ("metric", "guard", "fine_tuning", *PROGRAMS)
