@@ -145,63 +145,13 @@ def check_early_stopping_and_plateau_decide_as_in_one_process():
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
         ]
 
-    alone = compiled(contextlib.nullcontext())
-    weights = [keras_ddl.broadcast_object(w) for w in alone.get_weights()]
-    alone.set_weights(weights)
-    shared = compiled()
-    shared.set_weights(weights)
-    expected = fit(alone, callbacks(), epochs=30)
-    history = fit(shared, callbacks(), epochs=30)
-    assert 3 <= len(history["loss"]) < 30
-    assert history.keys() == expected.keys()
-    for key in expected:
-        np.testing.assert_allclose(history[key], expected[key], rtol=1e-5, err_msg=key)
-    for one, mine in zip(alone.get_weights(), shared.get_weights()):
-        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
-    check_equal_on_all_ranks(shared, history)
+    def program(scope):
+        model = compiled(scope)
+        history = fit(model, callbacks(), epochs=30)
+        assert 3 <= len(history["loss"]) < 30
+        return Trained(model, history)
 
-
-@long
-def check_backup_is_restored_on_all_ranks():
-    with own_folder() as folder:  # another one on each rank: only rank 0 finds a backup
-
-        class Interrupt(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                if epoch == 1:
-                    raise KeyboardInterrupt
-
-        backup = keras.callbacks.BackupAndRestore(folder / "backup")
-        with contextlib.suppress(KeyboardInterrupt):
-            fit(compiled(), [backup, Interrupt()], epochs=4)
-        model = compiled(learning_rate=0.9)
-        history = fit(model, [keras.callbacks.BackupAndRestore(folder / "backup")], epochs=4)
-        assert len(history["loss"]) == 2, "two of four epochs were left"
-        assert int(model.optimizer.iterations.numpy()) == 4 * 3
-        assert abs(float(model.optimizer.learning_rate.numpy()) - 0.05) < 1e-7
-        check_equal_on_all_ranks(model, history)
-
-
-class Count(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.batches = self.epochs = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches += 1
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.epochs += 1
-
-
-@long
-def check_terminate_on_nan_of_one_rank():
-    x = X.astype("float32")
-    x[19] = np.nan  # the last row of the second batch: on the last rank
-    model, count = compiled(), Count()
-    model.fit(
-        x, Y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN(), count]
-    )
-    assert (count.batches, count.epochs) == (2, 1)
+    assert_as_one_process(program)
 
 
 @long
@@ -213,9 +163,8 @@ def check_one_rank_that_wants_to_stop_stops_all():
 
     # Given to one rank only, as scripts do: the others have to be told that there is something to agree on.
     for everywhere in (True, False):
-        model, count = compiled(), Count()
-        callbacks = [StopAt(), count] if everywhere or RANK == LAST else []
-        history = fit(model, callbacks, epochs=5)
+        model = compiled()
+        history = fit(model, [StopAt()] if everywhere or RANK == LAST else [], epochs=5)
         assert len(history["loss"]) == 1
         assert int(model.optimizer.iterations.numpy()) == 2
         check_equal_on_all_ranks(model, history)

@@ -12,7 +12,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError
 from strategy.common import FEW, RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, linear_model, raises, set_precision
-from strategy.oracle import Trained, case, differences
+from strategy.oracle import Trained, differences
 
 layers = keras.layers
 
@@ -107,17 +107,6 @@ def check_own_data_in_a_tf_function():
         for number, _ in enumerate(dataset):
             if number == 1:
                 break
-
-
-@long
-@case()
-def check_sparse_inputs_of_tf_data(scope):
-    with scope:
-        inputs = keras.Input((6,), sparse=True)
-        model = keras.Model(inputs, layers.Dense(2)(inputs))
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    dataset = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X * (X > 0.5)), Y)).batch(10)
-    return Trained(model, model.fit(dataset, epochs=2, verbose=0).history)
 
 
 @long

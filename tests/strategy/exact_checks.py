@@ -72,20 +72,6 @@ def check_gradient_accumulation():
 
 
 @long
-def check_loss_scale_optimizer():
-    check_equal_to_one_process(
-        lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.05), initial_scale=1024.0, dynamic_growth_steps=4
-        )
-    )
-
-
-@long
-def check_steps_per_execution():
-    check_equal_to_one_process(sgd(), compiled={"steps_per_execution": 3})
-
-
-@long
 def check_run_eagerly():
     class Eager(keras.Sequential):
         pass
@@ -112,27 +98,9 @@ def check_embedding_gradients_keep_duplicate_rows_apart():
 
 
 @long
-def check_synchronized_batch_normalization():
-    def build():
-        return keras.Sequential(
-            [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True, momentum=0.8), keras.layers.Dense(2)]
-        )
-
-    check_equal_to_one_process(sgd(), build=build, tolerance=1e-13)
-
-
-@long
 def check_shuffling_under_the_scripts_seed_is_that_of_one_process():
     # The oracle sets the seed, as a script would, and Keras's order depends on it alone.
     check_equal_to_one_process(sgd(), fit={"shuffle": True})
-
-
-@long
-def check_tf_data_and_validation_data():
-    def dataset():
-        return tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(9)
-
-    check_equal_to_one_process(sgd(), fit={"x": dataset, "validation_data": dataset})
 
 
 @long
@@ -207,23 +175,13 @@ def check_tensorflow_has_this_ranks_share_of_the_cores():
     assert tf.config.threading.get_inter_op_parallelism_threads() == max(2, share)
 
 
-@long
-def check_sgd_20_steps_float64():
-    check_equal_to_one_process(sgd(), fit={"epochs": 4})
-
-
-def check_adam_20_steps_float64():
-    check_equal_to_one_process(adam(), fit={"epochs": 4})
+def check_20_steps_of_adam_three_in_an_execution():
+    check_equal_to_one_process(adam(), compiled={"steps_per_execution": 3}, fit={"epochs": 4})
 
 
 def check_uneven_batches_and_ranks_without_rows():
     # 43 = 4 * 10 + 3: the last batch has fewer rows than four ranks
     check_equal_to_one_process(sgd(), fit={"batch_size": max(SIZE, 5), "epochs": 1})
-
-
-@long
-def check_batch_as_small_as_the_number_of_ranks():
-    check_equal_to_one_process(adam(), fit={"batch_size": SIZE, "x": X[:9], "y": Y[:9]})
 
 
 @long

@@ -87,24 +87,17 @@ def check_a_feature_extractor_and_its_parent_are_trained_in_turns(scope):
 
 
 @case()
-def check_optimizers_of_configurations(scope):
+def check_optimizers_of_configurations_and_one_that_was_built_outside(scope):
     _, model = with_head(scope)
     fits = []
-    for chosen in ("nadam", {"class_name": "Adam", "config": {"learning_rate": 1e-3}}, optimizers.get("adamax")):
+    built = optimizers.Adam(1e-2)  # outside of the scope
+    built.build(model.trainable_variables)
+    for chosen in ("nadam", {"class_name": "Adam", "config": {"learning_rate": 1e-3}}, built):
         model.compile(chosen, "mse")
         fits.append(fit(model, epochs=1))
     model.optimizer = optimizers.SGD.from_config(optimizers.SGD(0.02, momentum=0.5).get_config())
     model.train_function = None
     return several(*fits, fit(model, epochs=1))
-
-
-@case()
-def check_an_optimizer_that_was_built_outside(scope):
-    _, model = with_head(scope)
-    optimizer = optimizers.Adam(1e-2)
-    optimizer.build(model.trainable_variables)
-    model.compile(optimizer, "mse")
-    return fit(model)
 
 
 @case()

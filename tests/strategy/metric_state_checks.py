@@ -8,49 +8,25 @@ from strategy.oracle import Trained, case, fit
 layers, ops = keras.layers, keras.ops
 
 
-class Stateful(keras.metrics.Metric):
-    """Sets its state to what `update` makes of it, the labels and the predictions."""
-
-    def __init__(self, update, dtype=None, **arguments):
-        super().__init__(name="state", dtype=dtype)
-        self.update = update
-        self.value = self.add_variable((), initializer="zeros", name="value", dtype=dtype, **arguments)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.update(self.value, y_true, y_pred)
-
-    def result(self):
-        return ops.cast(self.value, "float64") + 0.0
-
-
-def train_with_metric(scope, *arguments, **named):
-    with scope:
-        model = small_model()
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Stateful(*arguments, **named)])
-    return fit(model, validation_data=(X[:7], Y[:7]))
-
-
-@case()
-def check_metric_that_holds_a_maximum(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign(ops.maximum(value, ops.max(ops.abs(y - p)))))
-
-
-@case()
-def check_metric_that_counts_rows(scope):
-    return train_with_metric(scope, lambda value, y, p: value.assign(value + ops.shape(y)[0]), "int32")
-
-
 @case()
 def check_metric_that_says_how_its_state_combines(scope):
-    class Declared(Stateful):
+    class Largest(keras.metrics.Metric):
         ddl_reduction = {"value": "max"}
 
-    def largest(value, y, p):
-        return value.assign(ops.where(ops.max(y) > value, ops.max(y), value))
+        def __init__(self):
+            super().__init__(name="largest")
+            self.value = self.add_variable((), initializer="zeros", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            largest = ops.cast(ops.max(y_true), self.value.dtype)
+            self.value.assign(ops.where(largest > self.value, largest, self.value))
+
+        def result(self):
+            return self.value + 0.0
 
     with scope:
         model = small_model()
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Declared(largest)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Largest()])
     return fit(model)
 
 

@@ -5,48 +5,33 @@ import numpy as np
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, RNG, SIZE, STRATEGY, X, Y, keras, set_precision, shared_folder
-from strategy.oracle import Trained, case
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras, set_precision, shared_folder
+from strategy.oracle import case, fit
 
 layers, ops, random = keras.layers, keras.ops, keras.random
-IMAGES = np.random.default_rng(5).uniform(size=(11, 6, 6, 3))
 SERIES = np.random.default_rng(6).normal(size=(11, 4, 3))
 
 
-def train(scope, inner, x=X, y=Y, *, wrap=None, run_eagerly=False, **arguments):
+def train(scope, inner, x=X, **arguments):
     """fit of `inner()` and a Dense layer; the last batch leaves ranks without rows."""
     with scope:
         inputs = keras.Input(x.shape[1:])
-        outputs = layers.Dense(2)(layers.Flatten()(inner()(inputs)))
-        model = (wrap or keras.Model)(inputs, outputs)
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], run_eagerly=run_eagerly)
-    defaults = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
-    return Trained(model, model.fit(x, y[: len(x)], **{**defaults, **arguments}).history)
-
-
-def noisy_layers():
-    return keras.Sequential(
-        [
-            layers.Dense(7, activation="tanh"),
-            layers.Dropout(0.3),
-            layers.GaussianNoise(0.1),
-            layers.GaussianDropout(0.2, seed=3),
-            layers.AlphaDropout(0.2),
-            layers.Reshape((7, 1)),
-            layers.Dense(3),
-            layers.SpatialDropout1D(0.3),
-            layers.Dropout(0.3, noise_shape=(None, 1, None)),
-        ]
-    )
+        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(inner()(inputs))))
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return fit(model, x, Y[: len(x)], **arguments)
 
 
 @long
 @case()
 def check_layers_that_drop_and_add_noise(scope):
-    def with_one_mask_for_all():
-        return keras.Sequential([noisy_layers(), layers.Dropout(0.3, noise_shape=(1, 7, 3))])
+    def noisy():
+        of_numbers = [layers.Dropout(0.3), layers.GaussianNoise(0.1), layers.GaussianDropout(0.2, seed=3)]
+        of_rows = [layers.SpatialDropout1D(0.3), layers.Dropout(0.3, noise_shape=(None, 1, None))]
+        of_all = layers.Dropout(0.3, noise_shape=(1, 7, 3))
+        first = [layers.Dense(7, activation="tanh"), *of_numbers, layers.AlphaDropout(0.2)]
+        return keras.Sequential([*first, layers.Reshape((7, 1)), layers.Dense(3), *of_rows, of_all])
 
-    return train(scope, with_one_mask_for_all)
+    return train(scope, noisy)
 
 
 @long
@@ -64,17 +49,13 @@ def check_attention_that_drops(scope):
 
 DRAWS = {
     "normal": lambda rows, seed: random.normal((rows, 5), 1.0, 2.0, seed=seed),
-    "normal of one number": lambda rows, seed: random.normal((rows,), seed=seed),
     "normal in float16": lambda rows, seed: random.normal((rows, 3, 3), dtype="float16", seed=seed),
-    "normal in float64": lambda rows, seed: random.normal((rows, 3), dtype="float64", seed=seed),
     "uniform": lambda rows, seed: random.uniform((rows, 4, 8), -1, 1, seed=seed),
     "uniform in bfloat16": lambda rows, seed: random.uniform((rows, 3), dtype="bfloat16", seed=seed),
-    "randint": lambda rows, seed: random.randint((rows, 3), -5, 900, seed=seed),
     "randint in int64": lambda rows, seed: random.randint((rows, 3), 0, 2**40, dtype="int64", seed=seed),
     "dropout in float16": lambda rows, seed: random.dropout(tf.ones([rows, 5], tf.float16), 0.4, seed=seed),
     "folded": lambda rows, seed: random.normal((rows * 3, 5), seed=seed),
     "truncated_normal": lambda rows, seed: random.truncated_normal((rows, 5), seed=seed),
-    "gamma": lambda rows, seed: random.gamma((rows, 5), 2.0, seed=seed),
     "gamma by row": lambda rows, seed: random.gamma((rows, 2), by_row(rows, 2), seed=seed),
     "beta": lambda rows, seed: random.beta((rows, 2), 2.0, by_row(rows, 2), seed=seed),
     "binomial": lambda rows, seed: random.binomial((rows, 2), 9.0, by_row(rows, 2) / 20, seed=seed),
@@ -126,9 +107,6 @@ def check_seeds_are_equal_after_loading_and_training():
     mine = (seeds.numpy().tolist(), keras_compat.global_seed_generator().state.numpy().tolist())
     states = keras_ddl.all_gather_object(mine, name="seeds")
     assert states[0][0] == [4711, 10] and all(state == states[0] for state in states), states
-
-
-TOKENS = RNG.integers(0, 9, size=(9, 7)).astype("int32")
 
 
 def check_functions_of_the_host_run_once_on_the_whole_batch():

@@ -56,23 +56,6 @@ def check_data_of_each_rank_with_unequal_lengths():
     assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
 
 
-@long
-def check_moving_statistics_are_those_of_one_process_also_of_ranks_without_rows():
-    with STRATEGY.scope():
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(2)]
-        )
-        model.compile("sgd", "mse")
-    rows = SIZE * 2 + 1  # the last batch is one row: the other ranks have none
-    model.fit(X[:rows], Y[:rows], batch_size=SIZE, epochs=1, shuffle=False, verbose=0)
-    assert all(np.isfinite(w).all() for w in model.get_weights())
-    check_equal_on_all_ranks(model)
-    expected = np.zeros(6)
-    for first in range(0, rows, SIZE):
-        expected = 0.5 * expected + 0.5 * X[first : min(first + SIZE, rows)].mean(axis=0)
-    np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), expected, rtol=1e-12)
-
-
 def check_variables_are_rank_0s_from_the_start():
     with STRATEGY.scope():
         model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
@@ -82,18 +65,6 @@ def check_variables_are_rank_0s_from_the_start():
         words = tf.Variable(f"rank {RANK}")
     check_equal_on_all_ranks(model)
     assert float(plain) == 0.0 and bool(flags[0]) and words.numpy() == b"rank 0"
-
-
-@long
-def check_weights_loaded_on_rank_0_reach_all():
-    alone, shared = pair()
-    shared.optimizer.build(shared.trainable_variables)
-    if RANK == 0:
-        shared.set_weights([w + 1 for w in alone.get_weights()])
-        shared.optimizer.learning_rate.assign(0.01)
-    shared.fit(X, Y, batch_size=10, epochs=1, verbose=0)
-    check_equal_on_all_ranks(shared)
-    assert float(shared.optimizer.learning_rate.numpy()) == 0.01
 
 
 @long

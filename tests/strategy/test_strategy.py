@@ -52,7 +52,6 @@ test_shards = pytest.mark.long(rank_tests(checks("shard", "weight"), [3], env=IN
 test_callbacks_of_three = pytest.mark.long(rank_tests(CALLBACKS, [3]))
 test_without_a_seed = pytest.mark.long(rank_tests(checks("seed"), [2]))
 test_of_four = pytest.mark.long(rank_tests(checks("exact", "step", *PROGRAMS), [4]))
-test_programs = pytest.mark.long(rank_tests(checks("program"), [3]))
 test_random_and_variables = pytest.mark.long(rank_tests(checks("random", "variable"), [2, 4]))
 test_plans_over_mpi = pytest.mark.long(rank_tests(checks("plan"), [(2, "x:1x2")]))
 

@@ -178,8 +178,3 @@ def check_state_of_layers_in_tensorflows_variables(scope):
         layer.mean.assign(0.9 * layer.mean + 0.1 * tf.reduce_mean(x, axis=0))
 
     return train(scope, update)
-
-
-@case()
-def check_state_that_is_a_product_of_all_rows(scope):
-    return train(scope, lambda layer, x: layer.mean.assign(tf.reduce_prod(x, axis=0)))

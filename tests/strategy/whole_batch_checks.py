@@ -8,7 +8,7 @@ from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RNG, keras
 from strategy.oracle import case, fit
-from strategy.program_checks import squares, train
+from strategy.step_checks import ByHand, train_by_hand
 
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
@@ -16,18 +16,14 @@ SEQUENCES = RNG.normal(size=(43, 5, 3))
 TOKENS = RNG.integers(0, 9, size=(43, 5)).astype("int32")
 
 
-def normal(seed=3):
-    return keras.initializers.RandomNormal(stddev=0.5, seed=seed)
-
-
-def with_layer(scope, layer, loss="mse", metrics=None, **arguments):
+def with_layer(scope, layer):
     """A model with `layer()` between two Dense ones."""
     with scope:
         inputs = keras.Input((6,))
         hidden = layer()(layers.Dense(5, activation="tanh")(inputs))
         model = keras.Model(inputs, layers.Dense(2)(hidden))
-        model.compile(SGD(0.05), loss, metrics=None if metrics is None else metrics())
-    return fit(model, **arguments)
+        model.compile(SGD(0.05), "mse")
+    return fit(model)
 
 
 @long
@@ -35,7 +31,9 @@ def with_layer(scope, layer, loss="mse", metrics=None, **arguments):
 def check_queue_of_nnclr(scope):
     class Neighbours(layers.Layer):
         def build(self, shape):
-            self.queue = self.add_weight(shape=(20, shape[-1]), initializer=normal(), trainable=False)
+            self.queue = self.add_weight(
+                shape=(20, shape[-1]), initializer=keras.initializers.RandomNormal(0, 0.5, 3), trainable=False
+            )
 
         def call(self, x, training=False):
             rows = x.shape[0]
@@ -46,21 +44,6 @@ def check_queue_of_nnclr(scope):
             return own + tf.stop_gradient(nearest - own)
 
     return with_layer(scope, Neighbours)
-
-
-@long
-@case()
-def check_attention_across_rows(scope):
-    class Across(layers.Layer):
-        def build(self, shape):
-            self.attention = layers.MultiHeadAttention(2, 3)
-            self.attention.build((1, None, shape[-1]), (1, None, shape[-1]))
-
-        def call(self, x):
-            rows = ops.reshape(x, (1, -1, x.shape[-1]))
-            return x + ops.reshape(self.attention(rows, rows), (-1, x.shape[-1]))
-
-    return with_layer(scope, Across)
 
 
 @case()
@@ -101,20 +84,21 @@ def check_ctc_in_an_endpoint_layer(scope):
 def check_sizes_of_the_batch(scope):
     """As Python numbers, and to powers."""
 
-    def loss(y, p):
-        rows, width = y.shape
-        rows = rows or ops.shape(y)[0]
-        divisor = tf.cast(rows * width, "float64")
-        weight = 1 / tf.cast(rows, "float64")
-        error = squares(y, p)
-        position = ops.cast(ops.arange(rows), "float64") / divisor
-        return (
-            ops.sum(error) / divisor
-            + ops.sum(ops.mean(error, axis=1) * weight) * weight
-            + ops.sum(ops.square((y - p) * weight))
-            + ops.sum(ops.mean(error, axis=1) * position)
-            + ops.sum(error) / tf.cast(tf.maximum(rows - 1, 1), "float64")
-            + ops.sum(p * tf.ones((rows, 2), "float64")) * weight
-        )
+    class Sizes(ByHand):
+        def loss_of(self, x, y, p):
+            rows, width = y.shape
+            rows = rows or ops.shape(y)[0]
+            divisor = tf.cast(rows * width, "float64")
+            weight = 1 / tf.cast(rows, "float64")
+            error = ops.square(y - p)
+            position = ops.cast(ops.arange(rows), "float64") / divisor
+            return (
+                ops.sum(error) / divisor
+                + ops.sum(ops.mean(error, axis=1) * weight) * weight
+                + ops.sum(ops.square((y - p) * weight))
+                + ops.sum(ops.mean(error, axis=1) * position)
+                + ops.sum(error) / tf.cast(tf.maximum(rows - 1, 1), "float64")
+                + ops.sum(p * tf.ones((rows, 2), "float64")) * weight
+            )
 
-    return train(scope, loss)
+    return train_by_hand(scope, Sizes)
