@@ -127,20 +127,6 @@ def check_different_numbers_of_steps():
 
 
 @long
-def check_collective_that_fails_inside_a_step():
-    class Bad(keras.layers.Layer):
-        def call(self, x):
-            return x + tf.cast(tf.reduce_sum(ops.all_reduce(tf.zeros([2 + RANK]), name="bad")), x.dtype)
-
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((6,)), Bad(), keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
-    refuses(ConfigError, "sees the global batch.*DdlAllReduce", lambda: model.predict(X, verbose=0))
-    in_run = tf.function(lambda: ops.all_reduce(tf.zeros([2 + RANK]), name="bad"))
-    refuses(RankMismatchError, "bad", lambda: STRATEGY.run(in_run))
-
-
-@long
 def check_gradients_applied_outside_run_warn():
     with STRATEGY.scope():
         variable = keras.Variable(np.ones(3, "float32"))

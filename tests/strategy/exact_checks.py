@@ -1,17 +1,14 @@
 """Losses, optimizers, layers and data under the Strategy equal those of one process. Run by test_strategy.py."""
 
 import os
-import tempfile
 import warnings
-from pathlib import Path
 
 import numpy as np
 
-import keras_ddl
-from harness.rank_program import long, skip
-from keras_ddl import data, parts
+from harness.rank_program import long
+from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, dense_model, keras
+from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras
 from strategy.oracle import check_equal_to_one_process
 
 
@@ -139,27 +136,6 @@ def check_chunks_are_those_of_the_ranks():
     np.testing.assert_array_equal(next(iter(dataset)), np.arange(first, end))
     again = STRATEGY.experimental_distribute_dataset(dataset.map(lambda v: v))
     np.testing.assert_array_equal(next(iter(again)), np.arange(first, end))
-
-
-@long
-def check_accumulated_gradients_are_reduced_once_per_update():
-    """Counted: 7 steps are 2 updates of 3 steps each, and a rest that is kept. In each step metrics are summed."""
-    if parts.is_missing("timeline"):
-        skip("counts by the part timeline")
-    with STRATEGY.scope():
-        model = dense_model()
-        model.compile(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3), "mse")
-    with tempfile.TemporaryDirectory() as folder:
-        path = keras_ddl.timeline.start(Path(folder, "fit.json"))
-        try:
-            model.fit(X[:42], Y[:42], batch_size=6, epochs=1, verbose=0)
-        finally:
-            keras_ddl.timeline.stop()
-        names = [one.name for one in keras_ddl.timeline.collectives(path) if "train_step/" in one.name]
-        names = [name for name in names if not name.endswith("/traced")]
-    commits = [name for name in names if name.endswith("/commit")]
-    assert sum("/branch_" in name for name in names) == 2, names
-    assert len(names) - len(commits) == 7 + 2 and len(commits) == 7, names
 
 
 def check_eager_steps_with_ranks_without_rows():

@@ -8,7 +8,7 @@ import keras_ddl
 from harness.rank_program import skip
 from keras_ddl import parts
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import FEW, RANK, SIZE, STRATEGY, dense_model, keras, linear_model, raises, set_precision
+from strategy.common import FEW, RANK, STRATEGY, dense_model, keras, linear_model, set_precision
 
 ERROR = keras_ddl.errors.ConfigError
 
@@ -110,11 +110,3 @@ def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
     )
     for ending, kind in zip(endings, kinds):
         assert f"Received: {kind}" in ending and ("explain_checks.py:" in ending) == ("(" in kind), ending
-
-
-def check_explain_refuses_what_it_knows_nothing_of():
-    model = linear_model()
-    raises(ERROR, f"of which none has been .rank {RANK}.. Call fit", lambda: STRATEGY.explain(model))
-    raises(ERROR, "must be made inside its scope", lambda: STRATEGY.explain(dense_model()))
-    raises(ERROR, "takes a Keras model. Received: function", lambda: STRATEGY.explain(collectives_of))
-    assert SIZE > 1

@@ -327,29 +327,3 @@ def check_a_rank_that_waits_for_what_no_rank_can_begin():
         kind, text = outcome(lambda batch=batch: on_ranks(batch, Y))
         assert kind == ("ok" if batch is X else "InvalidArgumentError"), (kind, text)
     np.testing.assert_allclose(rows.numpy(), 3 * X.size * np.ones(4))
-
-
-@long
-def check_variables_that_are_written_in_branches_and_loops_are_given_back():
-    total = tf.Variable(np.zeros(2), name="total")
-    count = tf.Variable(0, dtype=tf.int64, name="count")
-
-    def step(x, y):
-        def add(i):
-            total.assign_add(tf.reduce_sum(y, 0))
-            return i + 1
-
-        tf.while_loop(lambda i: i < 3, add, [tf.constant(0)])
-        tf.cond(tf.reduce_sum(y) > -1e9, lambda: count.assign_add(1), lambda: count.assign_add(100))
-        looked_up = tf.gather(tf.ones([WORDS, 2], tf.float64), x)
-        return tf.reduce_sum(looked_up) + tf.reduce_sum(total)
-
-    on_ranks = STRATEGY.function(step)
-    done = 0
-    for batch in (X, bad(SIZE - 1), X, bad(0), X):
-        kind, text = outcome(lambda batch=batch: on_ranks(batch, Y))
-        assert kind == ("ok" if batch is X else "InvalidArgumentError"), (kind, text)
-        done += batch is X
-        assert count.numpy() == done
-        np.testing.assert_allclose(total.numpy(), 3 * done * Y.sum(0), rtol=1e-12)
-    assert "copied before it is written, in case a rank fails: 1 variables" in on_ranks.explain()

@@ -33,19 +33,6 @@ def check_gather_of_ragged_and_sparse_rows():
 
 
 @long
-def check_evaluate_is_that_of_all_rows():
-    alone, shared = pair(
-        metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError(name="rmse"), keras.metrics.R2Score(name="r2")]
-    )
-    expected = alone.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True)
-    got = shared.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True)
-    assert got.keys() == expected.keys()
-    for key in expected:
-        np.testing.assert_allclose(got[key], expected[key], rtol=1e-12, err_msg=key)
-    assert sorted(shared.evaluate(X, Y, batch_size=10, verbose=0)) == sorted(got.values())
-
-
-@long
 def check_single_batches_of_uneven_ranks():
     alone, shared = pair()
     mine = rows_of_ranks(20)[RANK]

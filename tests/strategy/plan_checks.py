@@ -121,40 +121,6 @@ def check_bucket_size_is_agreed_and_measured_once():
         os.environ.update(before)
 
 
-def check_buckets_can_overlap_with_backward():
-    """In the traced step no bucket waits for another, and the first ones do not need all of backward."""
-    set_precision("float64")
-    strategy = keras_ddl.Strategy(bucket_bytes=1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(4, use_bias=False) for _ in range(5))])
-        model.compile("sgd", "mse")
-        model.optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def step(x, y):
-        return strategy.run(model.train_step, args=((x, y),))
-
-    graph = step.get_concrete_function(tf.zeros([3, 6], "float64"), tf.zeros([3, 4], "float64")).graph
-    collectives = [op for op in graph.get_operations() if op.type.startswith("Ddl")]
-    buckets = [op for op in collectives if "AllReduce" in op.type and op.inputs[0].shape.rank == 2]
-    assert len(buckets) == 5, [op.name for op in collectives]
-
-    def ancestors(op):
-        found, pending = set(), [op]
-        while pending:
-            current = pending.pop()
-            for one in [*(t.op for t in current.inputs), *current.control_inputs]:
-                if one not in found:
-                    found.add(one)
-                    pending.append(one)
-        return found
-
-    needs = {op: ancestors(op) for op in buckets}
-    assert not any(other in needs[op] for op in buckets for other in buckets)
-    backward = {op: sum(one.type == "MatMul" for one in needs[op]) for op in buckets}
-    assert len(set(backward.values())) == 5, backward  # each needs one layer more of backward than the one before
-
-
 @long
 def check_a_whole_table_among_slices_is_not_gathered():
     """As a program makes it of a dense gradient, beside rank + 1 rows that were looked up, in an unknown batch."""

@@ -56,17 +56,6 @@ def check_data_of_each_rank_with_unequal_lengths():
     assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
 
 
-def check_variables_are_rank_0s_from_the_start():
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
-        model.build((None, 6))
-        plain = tf.Variable(float(RANK))
-        flags = tf.Variable([RANK == 0, True])
-        words = tf.Variable(f"rank {RANK}")
-    check_equal_on_all_ranks(model)
-    assert float(plain) == 0.0 and bool(flags[0]) and words.numpy() == b"rank 0"
-
-
 @long
 def check_mixed_precision_takes_one_scale():
     keras.config.set_dtype_policy("mixed_float16")

@@ -58,21 +58,6 @@ test_plans_over_mpi = pytest.mark.long(rank_tests(checks("plan"), [(2, "x:1x2")]
 
 @pytest.mark.long
 @pytest.mark.parallel
-def test_strategy_refuses_another_keras_backend():
-    def make():
-        import keras_ddl
-
-        try:
-            keras_ddl.Strategy()
-        except keras_ddl.errors.DependencyError as error:
-            return str(error)
-
-    outcome = run_ranks(make, 1, env={"KERAS_BACKEND": "jax"}).check()
-    assert "Received: KERAS_BACKEND = 'jax'" in outcome.ranks[0].result
-
-
-@pytest.mark.long
-@pytest.mark.parallel
 def test_strategy_warns_of_an_unknown_keras_and_refuses_one_that_lacks_something():
     def make():
         import warnings
