@@ -10,7 +10,6 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
-    LABELS,
     LAST,
     RANK,
     STRATEGY,
@@ -22,7 +21,7 @@ from strategy.common import (
     own_folder,
     set_precision,
 )
-from strategy.oracle import Trained, differences
+from strategy.oracle import Trained, assert_as_one_process
 
 set_precision("float32")
 
@@ -187,23 +186,6 @@ def check_stop_evaluating_and_predicting():
     assert model.predict(X, batch_size=10, verbose=0, callbacks=[Stop()]).shape == (20, 2)
 
 
-def classifier(optimizer=None):
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3, "softmax")])
-    optimizer = optimizer or keras.optimizers.SGD(0.2, momentum=0.5)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def fit_classifier(model, parts, **arguments):
-    defaults = {"batch_size": 10, "epochs": 6, "shuffle": False, "verbose": 0, "validation_split": 0.3}
-    return model.fit(X, LABELS, callbacks=parts, **{**defaults, **arguments}).history
-
-
-def assert_as_one_process(program):
-    found, _ = differences(program)
-    assert not found, "\n".join(found)
-
-
 @long
 def check_backup_within_an_epoch_goes_on_as_in_one_process():
     class Interrupt(keras.callbacks.Callback):
@@ -214,26 +196,12 @@ def check_backup_within_an_epoch_goes_on_as_in_one_process():
     def program(scope):
         with own_folder() as folder:
             backup = {"backup_dir": folder / "backup", "save_freq": 2}
-            with scope:
-                interrupted, model = classifier(), classifier(keras.optimizers.SGD(0.7, momentum=0.5))
             with contextlib.suppress(KeyboardInterrupt):
-                fit_classifier(interrupted, [keras.callbacks.BackupAndRestore(**backup), Interrupt()])
-            history = fit_classifier(model, [keras.callbacks.BackupAndRestore(**backup)])
+                fit(compiled(scope), [keras.callbacks.BackupAndRestore(**backup), Interrupt()], epochs=6)
+            model = compiled(scope, learning_rate=0.7)
+            history = fit(model, [keras.callbacks.BackupAndRestore(**backup)], epochs=6)
         assert len(history["loss"]) == 5
         return Trained(model, history)
-
-    assert_as_one_process(program)
-
-
-@long
-def check_swapped_averages_of_every_epoch_are_those_of_one_process():
-    def program(scope):
-        with scope:
-            model = classifier(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.6))
-        best = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
-        return Trained(
-            model, fit_classifier(model, [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), best], epochs=9)
-        )
 
     assert_as_one_process(program)
 

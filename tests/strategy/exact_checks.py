@@ -43,27 +43,6 @@ def check_two_outputs_with_loss_weights():
 
 
 @long
-def check_masked_loss_divides_by_all_valid_positions():
-    tokens = np.random.default_rng(3).integers(1, 7, size=(43, 5))
-    lengths = np.random.default_rng(4).integers(1, 6, size=43)
-    tokens[np.arange(5)[None] >= lengths[:, None]] = 0
-
-    def build():
-        inputs = keras.Input((5,), dtype="int32")
-        embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
-        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3, activation="tanh")(embedded)))
-
-    targets = np.random.default_rng(5).normal(size=(43, 5, 2))
-    check_equal_to_one_process(sgd(), build=build, fit={"x": tokens, "y": targets})
-
-
-@long
-def check_clipping_follows_the_reduction():
-    for name in ("clipnorm", "clipvalue"):  # global_clipnorm: check_gradient_accumulation
-        check_equal_to_one_process(sgd(**{name: 0.05}), fit={"epochs": 1})
-
-
-@long
 def check_gradient_accumulation():
     check_equal_to_one_process(adam(gradient_accumulation_steps=3, global_clipnorm=0.1))
 
@@ -81,17 +60,6 @@ def check_run_eagerly():
         check_equal_to_one_process(adam(), build=build, compiled={"run_eagerly": True})
     told = [str(each.message) for each in caught if "Eager.train_step runs eagerly: every rank" in str(each.message)]
     assert len(told) == (RANK == 0), told
-
-
-def check_embedding_gradients_keep_duplicate_rows_apart():
-    # Adam squares the rows of IndexedSlices one by one, so adding duplicates up first would train differently.
-    tokens = np.random.default_rng(3).integers(0, 4, size=(43, 5))
-
-    def build():
-        inputs = keras.Input((5,), dtype="int32")
-        return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(keras.layers.Embedding(9, 4)(inputs))))
-
-    check_equal_to_one_process(adam(), build=build, fit={"x": tokens, "epochs": 1})
 
 
 @long

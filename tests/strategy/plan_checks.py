@@ -18,36 +18,16 @@ STEPS = 6
 WIDTH = 160
 
 
-def counted(model, x, y, batch_size=None):
+def counted(model, x, y):
     """Returns what a fit has counted, on this rank, that was not disturbed: where a rank comes seconds late, as on a
     busy machine, its step is the coordinator's, and some of the next ones are."""
     for _ in range(20):
         before = communicator.count()
-        model.fit(x, y, batch_size=batch_size or len(x) // STEPS, epochs=1, verbose=0, shuffle=False)
+        model.fit(x, y, batch_size=SIZE * 4, epochs=1, verbose=0, shuffle=False)
         counts = {name: value - before[name] for name, value in communicator.count().items()}
         if not any(keras_ddl.all_gather_object(counts["fell_back"], name="test/fell_back")):
             break
     return counts
-
-
-@long
-def check_buckets_of_a_steady_state_send_rank_0_nothing():
-    """What is sent is what the unplanned collectives of a fit send, with five buckets as with one."""
-    set_precision("float32")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(STEPS * SIZE * 4, WIDTH)).astype(np.float32)
-    y = x[:, :1]
-    for bucket_bytes, least in ((1, 5), (1 << 30, 1)):
-        with keras_ddl.Strategy(bucket_bytes=bucket_bytes).scope():
-            layers = (keras.layers.Dense(WIDTH, use_bias=False) for _ in range(5))
-            model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-        model.fit(x, y, batch_size=len(x) // STEPS, epochs=1, verbose=0, shuffle=False)  # traces
-        counts = counted(model, x, y)
-        assert counts["fell_back"] == 0, counts
-        assert counts["planned"] >= least * STEPS, counts
-        if RANK > 0:  # one announcement and one decision for each of those that the coordinator decided
-            assert counts["control_sent"] <= counts["coordinated"] + 1, counts
 
 
 @long
@@ -56,17 +36,17 @@ def check_a_steady_step_needs_nothing_from_rank_0():
     set_precision("float32")
     rng = np.random.default_rng(2)
     x = rng.normal(size=(STEPS * SIZE * 20, WIDTH)).astype(np.float32)
-    with keras_ddl.Strategy().scope():
+    with keras_ddl.Strategy(bucket_bytes=1).scope():  # a bucket for each layer
         model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     more = STEPS * 4
     sent = []
     for steps in (STEPS, STEPS, STEPS + more):  # the first traces
         rows = x[: steps * SIZE * 4]
-        counts = counted(model, rows, rows[:, :1], SIZE * 4)
+        counts = counted(model, rows, rows[:, :1])
         sent.append(counts["control_sent"])
     assert counts["fell_back"] == 0, counts
-    assert counts["planned"] + counts["ran_inline"] >= 2 * (STEPS + more), counts  # rows and gradients
+    assert counts["planned"] + counts["ran_inline"] >= 3 * (STEPS + more), counts  # rows and gradients
     assert sent[2] - sent[1] < more / 2, (sent, counts)
     keras_ddl.barrier()
 

@@ -70,32 +70,6 @@ def check_habits_of_tf_distribute(scope):
 
 @long
 @case()
-def check_what_is_done_with_gradients_by_hand(scope):
-    """Clipping by hand, and a second gradient at weights that the first has moved (Foret et al., arXiv 2010.01412)."""
-
-    class Sharp(ByHand):
-        def train_step(self, batch):
-            x, y = batch
-            variables = self.trainable_variables
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x))
-            gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, variables), 0.3)
-            moves = [0.05 * each / (norm + 1e-12) for each in gradients]
-            for variable, move in zip(variables, moves):
-                variable.assign_add(move)
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x))
-            gradients = tape.gradient(loss, variables)
-            for variable, move in zip(variables, moves):
-                variable.assign_sub(move)
-            self.optimizer.apply([tf.clip_by_norm(each, 0.5) for each in gradients], variables)
-            return {"norm": norm, "loss": loss}
-
-    return train_by_hand(scope, Sharp, metrics=None)
-
-
-@long
-@case()
 def check_gradients_of_each_row_clipped(scope):
     class Clipped(ByHand):
         def train_step(self, batch):

@@ -8,7 +8,6 @@ from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RNG, keras
 from strategy.oracle import case, fit
-from strategy.step_checks import ByHand, train_by_hand
 
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
@@ -78,27 +77,3 @@ def check_ctc_in_an_endpoint_layer(scope):
         model.compile(SGD(0.05))
     labels = 1 + (TOKENS[:, :2] % 3)
     return fit(model, {"s": SEQUENCES, "labels": labels.astype("int32")}, None, batch_size=10)
-
-
-@case()
-def check_sizes_of_the_batch(scope):
-    """As Python numbers, and to powers."""
-
-    class Sizes(ByHand):
-        def loss_of(self, x, y, p):
-            rows, width = y.shape
-            rows = rows or ops.shape(y)[0]
-            divisor = tf.cast(rows * width, "float64")
-            weight = 1 / tf.cast(rows, "float64")
-            error = ops.square(y - p)
-            position = ops.cast(ops.arange(rows), "float64") / divisor
-            return (
-                ops.sum(error) / divisor
-                + ops.sum(ops.mean(error, axis=1) * weight) * weight
-                + ops.sum(ops.square((y - p) * weight))
-                + ops.sum(ops.mean(error, axis=1) * position)
-                + ops.sum(error) / tf.cast(tf.maximum(rows - 1, 1), "float64")
-                + ops.sum(p * tf.ones((rows, 2), "float64")) * weight
-            )
-
-    return train_by_hand(scope, Sizes)
