@@ -2,11 +2,8 @@
 
 import re
 
-import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import FEW, STRATEGY, linear_model
-
-ERROR = keras_ddl.errors.ConfigError
 
 
 def collectives_of(table):

@@ -3,7 +3,7 @@
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import X, Y, keras, small_model
-from strategy.oracle import Trained, case, fit
+from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
 
@@ -47,17 +47,12 @@ class StatefulLayer(layers.Layer):
         return x if changed is None else changed
 
 
-def build(layer, run_eagerly=False):
-    inputs = keras.Input((6,))
-    model = keras.Model(inputs, layers.Dense(2)(layer(inputs)))
-    model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=run_eagerly)
-    return model
-
-
-def train_layer(scope, layer, run_eagerly=False, x=X, y=Y):
+def train_layer(scope, layer, rows=len(X)):
     with scope:
-        model = build(layer(), run_eagerly)
-    return Trained(model, model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history)
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, layers.Dense(2)(layer()(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model, X[:rows], Y[:rows])
 
 
 def count(layer, x):
@@ -86,4 +81,4 @@ def check_queue_of_gathered_rows(scope):
         rows = keras_ddl.all_gather(x) if tf.distribute.has_strategy() else x
         layer.queue.assign(ops.concatenate([rows, layer.queue], axis=0)[:16])
 
-    return train_layer(scope, lambda: StatefulLayer(update, queue={"shape": (16, 6)}), x=X[:40], y=Y[:40])
+    return train_layer(scope, lambda: StatefulLayer(update, queue={"shape": (16, 6)}), rows=40)

@@ -6,7 +6,6 @@ Run by test_strategy.py.
 import numpy as np
 
 from harness.rank_program import long
-from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
     RANK,
@@ -53,29 +52,6 @@ def check_data_of_each_rank_with_unequal_lengths():
     assert len(list(dataset)) == SIZE + 1
     everything = shared.predict(dataset, verbose=0)
     assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
-
-
-@long
-def check_what_steps_write_is_known_whoever_made_it():
-    """Ranks that have not finished a step get it from others (survival.py)."""
-    teacher = tf.Variable(tf.zeros([6], tf.float64))
-
-    class Taught(keras.Sequential):
-        def train_step(self, batch):
-            x, y = batch
-            teacher.assign_add(tf.reduce_mean(x + keras.random.normal(tf.shape(x)), 0))
-            return super().train_step((x + teacher, y))
-
-    with STRATEGY.scope():
-        model = Taught([keras.Input((6,)), keras.layers.Dense(2)])
-        model.compile("adam", "mse", metrics=["mae"])
-    model.fit(X[:10], Y[:10], batch_size=5, verbose=0)
-    (execution,) = model.train_function._executions.values()
-    written = {id(each) for each in execution.written()}
-    drawn = keras_compat.global_seed_generator().state
-    expected = [*model.variables, *model.optimizer.variables, *model.metrics_variables, drawn]
-    missing = [each.path for each in expected if id(each.value) not in written]
-    assert not missing and id(teacher) in written, missing
 
 
 def accumulating(scope, steps=3, **options):

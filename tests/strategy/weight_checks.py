@@ -26,7 +26,6 @@ from strategy.common import (
     of_one_process,
     shared_folder,
     state,
-    step_of,
 )
 
 STRATEGY = keras_ddl.Strategy(shard_weights=True, drift_check_percent=100)
@@ -157,17 +156,6 @@ def check_callbacks_keep_parts_of_weights_and_set_them():
 @long
 def check_a_resumed_run_has_the_best_weights_of_the_first():
     kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
-
-
-@long
-def check_a_step_of_the_program_equals_one_process():
-    model, one = compiled(STRATEGY), compiled(None)
-    cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
-    for begin in (0, 11, 22):
-        batch = X[begin : begin + 11], Y[begin : begin + 11]
-        np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
-    assert_equal(model, one)
-    assert "of a weight's shards" in cut.explain()
 
 
 @long

@@ -25,26 +25,6 @@ def with_layer(scope, layer):
     return fit(model)
 
 
-@long
-@case()
-def check_queue_of_nnclr(scope):
-    class Neighbours(layers.Layer):
-        def build(self, shape):
-            self.queue = self.add_weight(
-                shape=(20, shape[-1]), initializer=keras.initializers.RandomNormal(0, 0.5, 3), trainable=False
-            )
-
-        def call(self, x, training=False):
-            rows = x.shape[0]
-            own = ops.normalize(x, axis=1)
-            nearest = tf.gather(self.queue, tf.argmax(own @ tf.transpose(self.queue), axis=1))
-            if training and rows is not None:
-                self.queue.assign(tf.concat([own, self.queue[:-rows]], axis=0))
-            return own + tf.stop_gradient(nearest - own)
-
-    return with_layer(scope, Neighbours)
-
-
 @case()
 def check_random_numbers_of_tensorflow_in_a_layer(scope):
     class Noisy(layers.Layer):
