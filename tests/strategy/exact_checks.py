@@ -9,7 +9,7 @@ from harness.rank_program import long
 from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras
-from strategy.oracle import check_equal_to_one_process
+from strategy.oracle import case, check_equal_to_one_process, fit
 
 
 def sgd(**arguments):
@@ -133,3 +133,27 @@ def check_sample_weight_and_weighted_metrics():
     check_equal_to_one_process(
         sgd(), compiled={"weighted_metrics": lambda: ["mae"]}, fit={"sample_weight": WEIGHTS, "validation_split": 0.2}
     )
+
+
+@long
+@case(tolerance=1e-6)  # Keras computes it in float32
+def check_ctc_in_an_endpoint_layer(scope):
+    class Endpoint(keras.layers.Layer):
+        def call(self, inputs):
+            labels, logits = inputs
+            rows = keras.ops.shape(labels)[0]
+            target_lengths = keras.ops.sum(keras.ops.cast(labels > 0, "int32"), axis=1)
+            output_lengths = keras.ops.full((rows,), 5, dtype="int32")
+            self.add_loss(
+                keras.ops.mean(keras.ops.ctc_loss(labels, logits, target_lengths, output_lengths, mask_index=0))
+            )
+            return logits
+
+    with scope:
+        sequence, labels = keras.Input((5, 3), name="s"), keras.Input((2,), dtype="int32", name="labels")
+        logits = keras.layers.Dense(4)(keras.layers.GRU(4, return_sequences=True)(sequence))
+        model = keras.Model({"s": sequence, "labels": labels}, Endpoint()([labels, logits]))
+        model.compile(keras.optimizers.SGD(0.05))
+    rng = np.random.default_rng(3)
+    sequences, labels = rng.normal(size=(43, 5, 3)), rng.integers(1, 4, size=(43, 2)).astype("int32")
+    return fit(model, {"s": sequences, "labels": labels}, None, batch_size=10)

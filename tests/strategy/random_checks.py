@@ -25,6 +25,22 @@ def check_layers_that_drop_and_add_noise(scope):
     return fit(model)  # the last batch leaves ranks without rows
 
 
+@case()
+def check_random_numbers_of_tensorflow_in_a_layer(scope):
+    class Noisy(layers.Layer):
+        def call(self, x, training=False):
+            if not training:
+                return x
+            noise = tf.random.normal(tf.shape(x), stddev=0.1, dtype="float64")
+            other = tf.random.uniform((2, tf.shape(x)[0], 1), dtype="float64")
+            return x * (1 + noise) + 0.1 * other[0] * other[1] + 0.01 * tf.random.normal((), dtype="float64")
+
+    with scope:
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), Noisy(), layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model)
+
+
 DRAWS = {
     "normal": lambda rows, seed: random.normal((rows, 5), 1.0, 2.0, seed=seed),
     "normal in float16": lambda rows, seed: random.normal((rows, 3, 3), dtype="float16", seed=seed),

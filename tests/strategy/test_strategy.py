@@ -21,7 +21,7 @@ def checks(*names: str, folder: Path = HERE) -> list[Path]:
 # program a few are quick; the others are `long`.
 OF_TWO = (
     "trace",  # begins with what only the first step of a process shows
-    *("exact", "loop", "random", "whole_batch", "batch_loop", "callback", "saving", "outside", "error", "failing"),
+    *("exact", "loop", "random", "batch_loop", "callback", "saving", "outside", "error", "failing"),
     *(
         "plan",
         "data",
