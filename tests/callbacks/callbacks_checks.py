@@ -1,7 +1,5 @@
 """The callbacks of keras_ddl, and Keras's own, on real ranks. Run by test_strategy.py."""
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.models import accumulators_of
 from keras_ddl.errors import CheckpointError, RankMismatchError
 from keras_ddl.resuming.training_state import agree_on_local_state
-from strategy.common import LAST, RANK, SIZE, STRATEGY, X, Y, everyone, keras, shared_folder
+from strategy.common import LAST, RANK, SIZE, STRATEGY, X, Y, everyone, keras, recorded_warnings, shared_folder
 from strategy.oracle import check_equal_to_one_process
 
 
@@ -123,14 +121,12 @@ def check_average_logs_leaves_keys_that_a_rank_does_not_have():
     values = {"a": [float(RANK)] * 2}
     if RANK == LAST:
         values["own"] = [7.0, 8.0]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("AverageLogs") as messages:
         history = fit(small_model(), Play(**values), callbacks.AverageLogs())
     assert history["a"] == [(SIZE - 1) / 2] * 2
     assert history.get("own") == ([7.0, 8.0] if RANK == LAST else None)
-    told = [str(w.message) for w in caught if "AverageLogs" in str(w.message)]
     expected = f"'own' missing on rank(s) {list(range(SIZE - 1))}"
-    assert len(told) == (RANK == 0) and all(expected in text for text in told), told
+    assert len(messages) == (RANK == 0) and all(expected in text for text in messages), messages
 
 
 @long

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import threading
 import time
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -17,7 +16,17 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
 from keras_ddl.strategy import one_per_job
-from strategy.common import RANK, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision, shared_folder
+from strategy.common import (
+    RANK,
+    STRATEGY,
+    X,
+    Y,
+    check_equal_on_all_ranks,
+    keras,
+    recorded_warnings,
+    set_precision,
+    shared_folder,
+)
 
 SEED = 5
 STEPS = 5  # batches of 10 in 43 rows
@@ -164,10 +173,9 @@ def exact_for(kinds):
             found = ckpt.latest(folder)
             if kind != "unknown length":  # there Keras counts a step more, at the end of the first epoch
                 assert (found.step, found.extra["in_epoch"]) == (7, 7 % STEPS), (kind, found)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with recorded_warnings("order") as messages:
                 ours = train(data, checkpointing(folder, resume=True))
-            assert not [str(each.message) for each in caught if "order" in str(each.message)], kind
+            assert not messages, kind
             assert len(ours[1]["loss"]) == 3 - 7 // STEPS, kind
             try:
                 assert_same_end(ours, whole)
@@ -194,11 +202,9 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
 
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings("order in which the previous run began") as messages:
             train(seeded(6), checkpointing(folder, resume=True))
-        told = [str(each.message) for each in caught if "order in which the previous run began" in str(each.message)]
-        assert len(told) == 1, told
+        assert len(messages) == 1, messages
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
         with pytest.raises(CheckpointError) as caught:

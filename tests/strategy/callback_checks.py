@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import warnings
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from strategy.common import (
     dense_model,
     keras,
     own_folder,
+    recorded_warnings,
     set_precision,
 )
 from strategy.oracle import Trained, assert_as_one_process
@@ -209,8 +209,7 @@ def check_backup_within_an_epoch_goes_on_as_in_one_process():
 @long
 def check_learning_rates_that_differ_between_ranks_are_named():
     set_precision("float32")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("the same learning rate") as found:
         with STRATEGY.scope():
             model = dense_model()
             model.compile(keras.optimizers.SGD(0.01 * (RANK + 1)), "mse")
@@ -218,7 +217,6 @@ def check_learning_rates_that_differ_between_ranks_are_named():
         model.optimizer.learning_rate = 0.03 * (RANK + 1)
         model.fit(X, Y, verbose=0)
         model.fit(X, Y, verbose=0)  # equal by now
-    found = [str(w.message) for w in caught if "the same learning rate" in str(w.message)]
     expected = ["0.03 on rank 0, 0.06 on rank 1"] if RANK == 0 else [f"0.01 on rank 0, {0.01 * (RANK + 1):g} on rank "]
     assert len(found) == 1 and expected[0] in found[0], found
     assert abs(float(model.optimizer.learning_rate) - 0.03) < 1e-8

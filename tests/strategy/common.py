@@ -158,10 +158,20 @@ def rows_of_ranks(count):
     return [slice(ends[r], ends[r + 1]) for r in range(SIZE)]
 
 
-def raises(error: type[Exception], message: str, function: Callable[[], Any]) -> None:
+def raises(error: type[Exception] | tuple[type[Exception], ...], message: str, function: Callable[[], Any]) -> None:
     with pytest.raises(error) as caught:
         function()
-    assert re.search(message, str(caught.value)), str(caught.value)
+    assert re.search(message, str(caught.value), re.DOTALL), str(caught.value)
+
+
+@contextlib.contextmanager
+def recorded_warnings(words: str) -> Iterator[list[str]]:
+    """Yields a list, which has this rank's warnings with these words afterwards."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(each.message) for each in caught if words in str(each.message)]
 
 
 def step_of(model: keras.Model) -> Callable[[Any, Any], Any]:

@@ -1,7 +1,6 @@
 """Data of every kind against one process, and what is predicted from it. Run by test_strategy.py."""
 
 import functools
-import warnings
 
 import numpy as np
 
@@ -11,7 +10,20 @@ from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError
-from strategy.common import FEW, RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, linear_model, raises, set_precision
+from strategy.common import (
+    FEW,
+    RANK,
+    SIZE,
+    STRATEGY,
+    WEIGHTS,
+    X,
+    Y,
+    keras,
+    linear_model,
+    raises,
+    recorded_warnings,
+    set_precision,
+)
 from strategy.oracle import Trained, assert_as_one_process
 
 layers = keras.layers
@@ -115,10 +127,9 @@ def check_train_on_batch_warns_of_equal_rows():
     for rows, expected in (((slice(RANK, RANK + 4)), 0), (slice(0, 4), 1), (slice(0, 4), 0)):
         if expected:
             arrays._batches_compared = False
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings("take each rank's own rows") as messages:
             model.train_on_batch(FEW[0][rows], FEW[1][rows])
-        assert len([w for w in caught if "take each rank's own rows" in str(w.message)]) == expected
+        assert len(messages) == expected
 
 
 @long

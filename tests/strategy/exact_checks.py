@@ -1,14 +1,13 @@
 """Losses, optimizers, layers and data under the Strategy equal those of one process. Run by test_strategy.py."""
 
 import os
-import warnings
 
 import numpy as np
 
 from harness.rank_program import long
 from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras
+from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, recorded_warnings
 from strategy.oracle import case, check_equal_to_one_process, fit
 
 
@@ -55,11 +54,9 @@ def check_run_eagerly():
     def build():
         return Eager([keras.Input((6,)), keras.layers.Dropout(0.2), keras.layers.Dense(2)])
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("Eager.train_step runs eagerly: every rank") as messages:
         check_equal_to_one_process(adam(), build=build, compiled={"run_eagerly": True})
-    told = [str(each.message) for each in caught if "Eager.train_step runs eagerly: every rank" in str(each.message)]
-    assert len(told) == (RANK == 0), told
+    assert len(messages) == (RANK == 0), messages
 
 
 @long

@@ -1,7 +1,5 @@
 """The divergence guard stops, goes back, gives up, and leaves alone what does not diverge. Run by test_strategy.py."""
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from strategy.common import (
     check_equal_on_all_ranks,
     everyone,
     keras,
+    recorded_warnings,
     set_precision,
     shared_folder,
 )
@@ -33,11 +32,9 @@ TARGETS = X @ np.arange(1.0, 7.0)[:, None]
 
 
 def fit_guarded(model, guard, *parts, **arguments):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("DivergenceGuard") as said:
         defaults = {"batch_size": 10, "epochs": 12, "shuffle": False, "verbose": 0}
         history = model.fit(X[:40], TARGETS[:40], callbacks=[*parts, guard], **{**defaults, **arguments}).history
-    said = [str(w.message) for w in caught if "DivergenceGuard" in str(w.message)]
     messages = everyone((guard.message, said))
     assert messages == [messages[0]] * SIZE, messages
     check_equal_on_all_ranks(model, history)

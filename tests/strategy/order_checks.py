@@ -2,7 +2,6 @@
 
 import re
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import keras_ddl
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError, RankMismatchError
-from strategy.common import FEW, RANK, SIZE, STRATEGY, keras, linear_model, raises
+from strategy.common import FEW, RANK, SIZE, STRATEGY, keras, linear_model, raises, recorded_warnings
 
 layers = keras.layers
 OTHER = np.random.default_rng(RANK)  # the mistake: another state on each rank
@@ -52,10 +51,9 @@ def check_permutation_by_numpy_of_arrays():
     order[[0, -1]] = 0, 1
     refuses_to_fit(r"in the same order", FEW[0][order], y=FEW[1][order], batch_size=10)
     model = linear_model()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("harmless where the values are noise") as messages:
         model.fit(FEW[0] + OTHER.normal(size=(40, 6)), FEW[1], batch_size=10, verbose=0)
-    assert any("harmless where the values are noise" in str(w.message) for w in caught) == (RANK == 0)
+    assert bool(messages) == (RANK == 0)
 
 
 def check_steps_told_that_order_does_not_matter():
@@ -115,10 +113,9 @@ def check_augmentation_of_equal_rows_is_a_warning():
             yield FEW[0][rows] + OTHER.normal(size=(10, 6)).astype("float32"), FEW[1][rows]
 
     model = linear_model()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("differs between ranks in x, while") as messages:
         model.fit(batches(), verbose=0)
-    assert any("differs between ranks in x, while" in str(w.message) for w in caught) == (RANK == 0)
+    assert bool(messages) == (RANK == 0)
 
 
 def check_arrays_that_ranks_shuffle_in_orders_of_their_own():

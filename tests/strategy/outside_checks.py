@@ -4,7 +4,6 @@ test_strategy.py.
 
 import contextlib
 import dataclasses
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -24,6 +23,7 @@ from strategy.common import (
     keras,
     of_one_process,
     raises,
+    recorded_warnings,
     set_precision,
 )
 
@@ -50,10 +50,8 @@ def changed(model, by=0.5):
 @contextlib.contextmanager
 def warned(*words):
     """Rank 0 warns so often, in these words, and nobody else does."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("outside of steps, too") as texts:
         yield
-    texts = [str(each.message) for each in caught if "outside of steps, too" in str(each.message)]
     expected = words if RANK == 0 else ()
     assert len(texts) == len(expected) and all(word in text for word, text in zip(expected, texts)), texts
 
