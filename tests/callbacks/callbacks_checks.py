@@ -81,9 +81,8 @@ def check_broadcast_waits_for_a_model_that_is_built_by_its_first_batch():
 def check_broadcast_refuses_models_that_differ():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2 + 3 * (RANK == LAST)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    with pytest.raises(RankMismatchError) as caught:
+    with pytest.raises(RankMismatchError, match=r"\[6, [25]\].*\[6, [25]\]"):
         fit(model, callbacks.BroadcastVariables())
-    assert "[6, 2]" in str(caught.value) and "[6, 5]" in str(caught.value), caught.value
 
 
 @long
@@ -92,9 +91,8 @@ def check_broadcast_refuses_models_that_are_not_all_built():
     model.compile("sgd", "mse")
     if RANK == LAST:
         model(X[:1])
-    with pytest.raises(RankMismatchError) as caught:
+    with pytest.raises(RankMismatchError, match="All ranks must have built their model, or none"):
         fit(model, callbacks.BroadcastVariables())
-    assert "All ranks must have built their model, or none" in str(caught.value)
 
 
 class Play(keras.callbacks.Callback):

@@ -207,9 +207,8 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
         assert len(messages) == 1, messages
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError, match="ends before batch 2 of the epoch"):
             train(seeded(5, batches=1), checkpointing(folder, resume=True))
-        assert "ends before batch 2 of the epoch" in str(caught.value), caught.value
 
 
 @long
@@ -326,10 +325,8 @@ def check_a_write_that_fails_at_the_end_is_an_error_of_fit():
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
-    with shared_folder() as folder, writing(full):
-        with pytest.raises(CheckpointError) as caught:
-            train(DATA["arrays"], checkpointing(folder, save_freq=100))
-        assert "No space left" in str(caught.value), caught.value
+    with shared_folder() as folder, writing(full), pytest.raises(CheckpointError, match="No space left"):
+        train(DATA["arrays"], checkpointing(folder, save_freq=100))
 
 
 @long

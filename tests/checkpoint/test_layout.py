@@ -243,18 +243,19 @@ def test_absent_checkpoints_are_told_apart(tmp_path: Path) -> None:
     assert checkpoint.list_checkpoints(tmp_path) == []
 
 
-def test_unknown_choices_are_told_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda folder: checkpoint.find(folder, "newest"), "'latest', 'best' or a step. Received: 'newest'.*: 3"),
+        (lambda folder: checkpoint.find(folder, 4), "must be a saved step. Received: 4. Steps in .*: 3"),
+        (lambda folder: checkpoint.find(folder, "best"), r"metric='val_loss'.*\['loss'\]"),
+        (lambda folder: checkpoint.prune(folder, 0), "1 or more. Received: 0"),
+    ],
+)
+def test_unknown_choices_are_told_what_there_is(tmp_path: Path, call: Callable[[Path], object], words: str) -> None:
     write(tmp_path, 3, metrics={"loss": 1.0})
-    with pytest.raises(CheckpointError, match="'latest', 'best' or a step. Received: 'newest'.*: 3"):
-        checkpoint.find(tmp_path, "newest")
-    with pytest.raises(CheckpointError, match="must be a saved step. Received: 4. Steps in .*: 3"):
-        checkpoint.find(tmp_path, 4)
-    with pytest.raises(CheckpointError, match=r"metric='val_loss'.*\['loss'\]"):
-        checkpoint.find(tmp_path, "best")
-    with pytest.raises(CheckpointError, match="'auto', 'min', 'max'"):
-        checkpoint.best(tmp_path, "loss", "lowest")
-    with pytest.raises(CheckpointError, match="1 or more. Received: 0"):
-        checkpoint.prune(tmp_path, 0)
+    with pytest.raises(CheckpointError, match=words):
+        call(tmp_path)
 
 
 def test_values_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.keras_patches.save_records import Call, SaveRecords
-from launch.launching import Started, write_program
 
 
 def save_and_wait(job: str, folder: str, saved: "multiprocessing.synchronize.Event") -> None:
@@ -140,23 +139,3 @@ def test_what_rank_0_has_changed_alone_stays(order: tuple[int, int], tmp_path: P
         assert path.read_text() == "9", "a rank that has changed its weights writes"
     for each in ranks:
         each._leave(os.getpid())
-
-
-@pytest.mark.long
-@pytest.mark.parallel
-def test_ranks_that_are_killed_after_saving_leave_nothing(tmp_path: Path) -> None:
-    program = write_program(
-        tmp_path,
-        """
-import signal
-import keras, keras_ddl
-with keras_ddl.Strategy().scope():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-model.save("model.keras")
-assert list(Path(os.environ["TMPDIR"]).glob("**/keras_ddl-saves-*/*"))
-keras_ddl.barrier()
-os.kill(os.getpid(), signal.SIGKILL)
-""",
-    )
-    ended = Started(["run", "-np", "2", "python", program], tmp_path).finish()  # which looks for what is left
-    assert ended.status == 128 + signal.SIGKILL, ended
