@@ -5,9 +5,8 @@ import os
 import numpy as np
 
 from harness.rank_program import long
-from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, recorded_warnings
+from strategy.common import RANK, SIZE, WEIGHTS, X, Y, keras, recorded_warnings
 from strategy.oracle import case, check_equal_to_one_process, fit
 
 
@@ -93,14 +92,6 @@ def check_data_of_unknown_length_counts_iterations_and_seeds_as_one_process():
     check_equal_to_one_process(
         lambda: keras.optimizers.Adam(0.05, beta_1=0.5), build=build, fit={"x": dataset, "epochs": 3}
     )
-
-
-def check_chunks_are_those_of_the_ranks():
-    first, end = data.chunk(10, RANK, SIZE)
-    dataset = STRATEGY.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(np.arange(10)).batch(10))
-    np.testing.assert_array_equal(next(iter(dataset)), np.arange(first, end))
-    again = STRATEGY.experimental_distribute_dataset(dataset.map(lambda v: v))
-    np.testing.assert_array_equal(next(iter(again)), np.arange(first, end))
 
 
 def check_eager_steps_with_ranks_without_rows():
