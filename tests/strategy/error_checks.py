@@ -136,9 +136,6 @@ def check_unequal_shuffles():
     refuses(RankMismatchError, "same seed on all ranks", lambda: STRATEGY.experimental_distribute_dataset(unequal))
 
 
-set_precision("float32")
-
-
 def check_another_activation_of_the_same_shapes_is_a_mismatch():
     with STRATEGY.scope():
         own = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="tanh" if RANK == 0 else "relu")])
