@@ -26,7 +26,6 @@ from strategy.common import (
     of_one_process,
     set_precision,
     shared_folder,
-    step_of,
 )
 from strategy.mesh_models import LABELS, STRATEGY, TOKENS, alone, assert_equal, assert_saved_in_slices, compiled
 
@@ -103,17 +102,6 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
     cut = gathered_slots.slots_of(model)
     assert len(cut) == 10 * 3, cut  # weights, and two slots of each
     assert all(np.prod(each.chunk.shape) * 2 == np.prod(each.shape) for each in cut)
-
-
-@long
-def check_a_step_of_the_program_equals_one_process():
-    model, one = compiled(STRATEGY), compiled(None)
-    cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
-    for begin in (0, 11, 22):
-        batch = X[begin : begin + 11], Y[begin : begin + 11]
-        np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
-    assert_equal(model, one)
-    assert "along the model axis" in cut.explain()
 
 
 @long

@@ -1,6 +1,5 @@
 """Models on a mesh of 2 x 2 ranks, and what compares them with one process: for mesh_*checks.py."""
 
-import contextlib
 from typing import Any
 
 import keras
@@ -10,7 +9,8 @@ import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.cut import after_commit, requests
-from strategy.common import RANK, SIZE, assert_close, of_one_process, set_precision
+from strategy import common
+from strategy.common import RANK, SIZE, assert_close, of_one_process, state
 
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
@@ -34,13 +34,8 @@ def dense() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden), name="dense_model")
 
 
-def compiled(strategy: Any, make: Any = dense, optimizer: Any = None, loss: Any = "mse", **more: Any) -> keras.Model:
-    set_precision("float64")
-    keras.utils.set_random_seed(11)
-    with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        model = make()
-        model.compile(optimizer() if optimizer else keras.optimizers.Adam(1e-2), loss, jit_compile=False, **more)
-    return model
+def compiled(strategy: Any, make: Any = dense, *options: Any, **more: Any) -> keras.Model:
+    return common.compiled(strategy, make, *options, **more)
 
 
 def alone(*options: Any, **more: Any) -> keras.Model | None:
@@ -57,9 +52,8 @@ def fit_both(model: keras.Model, one: keras.Model | None, *data: Any, **options:
 def assert_equal(model: keras.Model, one: keras.Model | None) -> None:
     """`one`: of rank 0."""
     with STRATEGY.whole_model(model):  # of either Strategy
-        mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
-    theirs = of_one_process(lambda: [each.numpy() for each in [*one.variables, *one.optimizer.variables]])
-    assert_close(mine, theirs)
+        mine = state(model)
+    assert_close(mine, of_one_process(lambda: state(one)))
 
 
 def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> None:

@@ -13,10 +13,6 @@ EPOCHS = 12
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
-def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
-    check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -38,14 +34,6 @@ def test_models(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
 def test_data(data: str, tmp_path: Path) -> None:
     check(tmp_path, "mlp", data, "step", "1:5", spares=1, epochs=EPOCHS)
-
-
-def test_the_spare_is_killed_and_another_one_comes(tmp_path: Path) -> None:
-    check(tmp_path, "mlp", "arrays", "step", "1:5", "3:30", spares=2, epochs=25)
-
-
-def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
-    check(tmp_path, "mlp", "arrays", "step", "0:3", "1:10", "2:17", spares=3, epochs=40)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ PROGRAM = str(Path(__file__).with_name("surviving_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
-STEPS = ["accumulation", "shards+accumulation", "eager", "compiled", "two", "shards+two"]
-
-
 @cache
 def of_one_process(program: str, model: str, data: str, epochs: int) -> list:
     environment = os.environ | {"EPOCHS": str(epochs)}
@@ -104,18 +101,9 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
-    check(tmp_path, "shards", "arrays", "step", "1:7")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("killed", ["step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5"])
-def test_weights_in_shards_go_on_from_their_mirrors(killed: str, tmp_path: Path) -> None:
-    check(tmp_path, "weights", "arrays", *killed.split())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", *STEPS])
+@pytest.mark.parametrize(
+    "model", ["cnn", "lstm", "attention", "shards+accumulation", "eager", "compiled", "shards+two"]
+)
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:7")
 
@@ -129,14 +117,6 @@ def test_a_rank_that_has_not_committed_gets_all_that_the_step_has_written(tmp_pa
 @pytest.mark.parametrize("moment", ["step 2:7", "step 1:4 0:9"])
 def test_eager_steps_are_undone_outside_of_the_model_too(moment: str, tmp_path: Path) -> None:
     check(tmp_path, "eager+teacher", "arrays", *moment.split())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7"]
-)
-def test_moments_with_shards(moment: str, tmp_path: Path) -> None:
-    check(tmp_path, "shards", "dataset", *moment.split())
 
 
 @pytest.mark.long
@@ -154,15 +134,23 @@ def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
-def test_data(data: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", data, "step", "1:5")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("moment", ["between 1:0", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 1:4 2:4"])
-def test_moments(moment: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", "dataset", *moment.split())
+@pytest.mark.parametrize(
+    ("model", "moment"),
+    [
+        *(
+            ("mlp", each)
+            for each in ("between 1:0", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 1:4 2:4")
+        ),
+        *(
+            ("shards", each)
+            for each in ("between 1:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7")
+        ),
+        *(("weights", each) for each in ("step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5")),
+    ],
+)
+def test_moments(model: str, moment: str, tmp_path: Path) -> None:
+    """With optimizers or weights in shards the others go on from their mirrors."""
+    check(tmp_path, model, "dataset", *moment.split())
 
 
 @pytest.mark.long
@@ -171,9 +159,10 @@ def test_all_but_one_are_killed_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", ["dataset", "sequence", "generator", "several"])
-def test_rank_0_is_killed(data: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", data, "step", "0:7")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
+def test_data(data: str, rank: int, tmp_path: Path) -> None:
+    check(tmp_path, "mlp", data, "step", f"{rank}:7")
 
 
 @pytest.mark.long

@@ -39,9 +39,7 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
     [
         (4, "mesh2", "arrays", "step 1:7", "(1, 3)", [0, 2, 3]),
         (4, "mesh2+attention", "dataset", "step 3:7", "(1, 2)", [0, 1]),
-        (4, "mesh2+attention", "dataset", "between 0:6", "(1, 2)", [1, 2]),
         (2, "mesh2", "arrays", "step 1:7", "none", [0]),
-        (2, "mesh2", "arrays", "step 0:0", "none", [1]),
         (4, "mesh4", "arrays", "step 2:7 1:11", "(1, 2)", [0, 3]),
         (3, "mesh3", "several", "step 0:4 2:9", "none", [1]),
         (5, "mesh1", "arrays", "step 1:7", "none", [0, 2, 3, 4]),
@@ -49,7 +47,6 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
         (4, "mesh2+saving", "arrays", "gather 1:3", "(1, 3)", [0, 2, 3]),
         (4, "mesh2+by8+accumulation", "sequence", "step 2:7", "(1, 2)", [0, 1]),
         (4, "mesh2+by8+two", "arrays", "step 1:7 2:12", "none", [0]),
-        (4, "mesh2+lstm", "arrays", "step 1:7", "(1, 2)", [0, 2]),
     ],
 )
 def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path) -> None:

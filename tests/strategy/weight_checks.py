@@ -18,36 +18,18 @@ from strategy.common import (
     X,
     Y,
     assert_close,
+    compiled,
     dense_model,
     everyone,
+    fitted,
     gathers,
     of_one_process,
-    set_precision,
     shared_folder,
-    step_of,
+    state,
 )
 
 STRATEGY = keras_ddl.Strategy(shard_weights=True, drift_check_percent=100)
 optimizers = keras.optimizers
-
-
-def compiled(strategy, make=dense_model, optimizer=lambda: optimizers.Adam(1e-2), loss="mse", **more):
-    set_precision("float64")
-    keras.utils.set_random_seed(11)
-    with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        model = make()
-        model.compile(optimizer(), loss, jit_compile=False, **more)
-    return model
-
-
-def fitted(strategy, *args, epochs=2, callbacks=(), **options):
-    model = compiled(strategy, *args, **options)
-    model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
-    return model
-
-
-def state(model):
-    return [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 
 
 def assert_equal(model, one, tolerance=1e-12):
@@ -98,22 +80,6 @@ def check_parts_of_weights_that_one_rank_changes_are_a_drift_error():
     if RANK != 0:
         kernel.assign(value + 1)
     np.testing.assert_array_less(before, model.evaluate(X, Y, verbose=0))
-
-
-@long
-def check_optimizers_of_weights_in_shards_equal_one_process():
-    made = {
-        "adamw": lambda: optimizers.AdamW(1e-2, clipnorm=0.5),
-        "nesterov": lambda: optimizers.SGD(1e-2, momentum=0.9, nesterov=True, weight_decay=0.01),
-        "sgd": lambda: optimizers.SGD(1e-2),
-        "ftrl": lambda: optimizers.Ftrl(1e-2, l1_regularization_strength=1e-3, beta=0.1),
-        "averaged": lambda: optimizers.RMSprop(1e-2, use_ema=True, ema_overwrite_frequency=3),
-    }
-    for name, make in made.items():
-        try:
-            assert_equal(fitted(STRATEGY, optimizer=make), fitted(None, optimizer=make))
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
 
 
 @long
@@ -180,13 +146,6 @@ def check_a_model_is_saved_complete_and_loaded():
             np.testing.assert_allclose(
                 again.evaluate(X, Y, verbose=0), one.evaluate(X, Y, verbose=0), rtol=0, atol=1e-12
             )
-        saver = keras.callbacks.ModelCheckpoint(f"{folder}/of_fit.weights.h5", save_weights_only=True)
-        again.fit(X, Y, batch_size=10, shuffle=False, verbose=0, callbacks=[saver])
-        keras_ddl.barrier()
-        other = compiled(None)
-        other.load_weights(f"{folder}/of_fit.weights.h5")
-        with STRATEGY.whole_model(again):
-            assert_close(other.get_weights(), again.get_weights(), 0)
 
 
 @long
@@ -197,17 +156,6 @@ def check_callbacks_keep_parts_of_weights_and_set_them():
 @long
 def check_a_resumed_run_has_the_best_weights_of_the_first():
     kept_weights.check_resumed_equals_one_process(compiled, STRATEGY, assert_equal)
-
-
-@long
-def check_a_step_of_the_program_equals_one_process():
-    model, one = compiled(STRATEGY), compiled(None)
-    cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
-    for begin in (0, 11, 22):
-        batch = X[begin : begin + 11], Y[begin : begin + 11]
-        np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
-    assert_equal(model, one)
-    assert "of a weight's shards" in cut.explain()
 
 
 @long
