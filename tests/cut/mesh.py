@@ -215,6 +215,10 @@ class Mesh:
                     return f"rank {at} makes other collectives: {each} for {texts[0]}"
         return None
 
+    def kinds(self, axis: str = "model") -> list[str]:
+        """Returns the kinds of the collectives of a step along an axis."""
+        return [kind for kind, _ in self.moved()[axis]]
+
     def moved(self) -> dict[str, list[tuple[str, int]]]:
         """Returns the kind of each collective of a step and how many tensors it moves, by axis."""
         reports = {"model": self.model_reports[0, 0], "data": self.data_reports[0, 0]}
@@ -229,14 +233,17 @@ def _assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, nam
 
 def mesh_of(
     model: keras.Model,
-    optimizer: Any,
-    loss: Loss,
     batch: Sequence[np.ndarray],
     shape: Position,
     rules: Rules,
+    *,
+    optimizer: Any = None,
+    loss: Loss | None = None,
     **options: Any,
 ) -> Mesh:
-    """Returns a training step of a model on a mesh."""
+    """Returns a training step of a model on a mesh; without others, of plain SGD and the mean squared error."""
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    loss = loss or keras.losses.MeanSquaredError()
     optimizer.build(model.trainable_variables)
 
     def step(x: Any, y: Any) -> Any:

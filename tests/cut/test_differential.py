@@ -43,12 +43,6 @@ def test_random_programs_with_branches_and_loops_equal_one_process() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1043])  # a list of shards along an axis that another element does not have
-def test_random_programs_that_failed_once_equal_one_process(seed: int) -> None:
-    _all_agree(_nested, range(seed, seed + 1))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 10000, 500))
 def test_ten_thousand_random_programs_equal_one_process(first: int) -> None:
     _all_agree(_plain, range(first, first + 500))

@@ -94,8 +94,6 @@ def test_layout_maps_of_keras_hub_work_as_they_come_and_gather_no_activation(mak
     [(llama, "LLAMA", (2, 2)), (gpt_2, "GPT_2", (2, 2)), (gpt_2, "GPT_2", (1, 4)), (bert, "BERT", (2, 2))],
 )
 def test_layouts_of_the_docs_have_four_sums_a_block_and_no_gather(make, layout, shape):
-    one, two = (
-        [kind for kind, _ in on_mesh(make, layout, shape, layers).moved()["model"]] for layers in (1, 2)
-    )  # fmt: skip
+    one, two = (on_mesh(make, layout, shape, layers).kinds() for layers in (1, 2))
     assert "gather" not in two, two
     assert two.count("sum") - one.count("sum") == 4, (one, two)

@@ -34,5 +34,5 @@ def test_a_resnet_has_two_sums_a_block_and_gathers_nothing():
     variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
     layout = axes_of(written_in_docs("RESNET", mesh_of_layers(shape)), model.variables, shape)
     mesh = Mesh(step, batch, shape, variables, layout).check(*batch, steps=1, tolerance=1e-8)
-    moved = [kind for kind, _ in mesh.moved()["model"]]
+    moved = mesh.kinds()
     assert set(moved) == {"sum"} and len(moved) == 2 * 16, mesh.model_reports[0, 0].text()

@@ -11,8 +11,6 @@ RNG = np.random.default_rng(0)
 TOKENS, LABELS = RNG.integers(0, 9, [12, 6]), RNG.normal(size=(12, 1))
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.1),
     "clipped": lambda: keras.optimizers.Adam(0.1, global_clipnorm=0.1),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.1),
 }
@@ -38,13 +36,7 @@ def _trained(optimizer, rows, tied, static):
         return loss
 
     simulation = Simulation(step, (TOKENS, LABELS), 3, static=static, variables=variables)
-    for _ in range(2):
-        simulation.expected(TOKENS, LABELS)
-        simulation(TOKENS, LABELS)
-    for copies in simulation.copies:
-        for each in variables:
-            np.testing.assert_allclose(copies[id(each.handle)], each, rtol=1e-12, atol=1e-12)
-    return simulation.reports[0]
+    return simulation.check(TOKENS, LABELS, steps=2).reports[0]
 
 
 LONG = pytest.mark.long
@@ -55,7 +47,7 @@ LONG = pytest.mark.long
     [
         ("sgd", False, 500, True),
         *(pytest.param(each, False, 500, True, marks=LONG) for each in OPTIMIZERS if each != "sgd"),
-        *(pytest.param(each, tied, 10, True, marks=LONG) for each, tied in (("adam", False), ("clipped", True))),
+        pytest.param("clipped", True, 10, True, marks=LONG),
         pytest.param("clipped", False, 500, False, marks=LONG),
         pytest.param("sgd", True, 500, True, marks=LONG),
     ],

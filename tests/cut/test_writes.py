@@ -22,27 +22,18 @@ class Program:
     """A step that looks up rows, which fails for an index that is too large, and writes its variables in some way."""
 
     def __init__(self, write, *variables):
-        self.variables = list(variables)
-
         def step(x):
             total = tf.reduce_sum(tf.gather(tf.ones([WORDS, 2], tf.float64), x))
             return write(total, *variables)
 
-        self.simulation = Simulation(step, [X], 2, variables=self.variables)
+        self.simulation = Simulation(step, [X], 2, variables=variables)
 
     def check(self, early="", lasting=""):
         """Runs the step, fails on one rank, runs it again. `early`: why variables are copied, as the report says."""
         simulation, bad = self.simulation, X.copy()
         bad[-1] = WORDS
         for _ in range(2):
-            expected = simulation.expected(X)  # writes the program's own variables
-            for found in simulation(X):
-                for one, other in zip(found, expected):
-                    np.testing.assert_allclose(one, other, rtol=1e-12)
-            for rank in values(simulation):
-                for one, other in zip(rank, self.variables):
-                    np.testing.assert_allclose(one, other.numpy(), rtol=1e-12)
-            before = values(simulation)
+            before = values(simulation.check(X))
             simulation.exchange._timeout = 1
             with pytest.raises(tf.errors.OpError):
                 simulation(bad)
@@ -65,16 +56,6 @@ def test_what_is_assigned_is_read_later_and_written_once():
         return a + b, tf.identity(b)
 
     Program(write, variable([1.0, 2.0]), variable([0.0, 0.0])).check()
-
-
-def test_one_variable_takes_the_value_of_another():
-    def write(total, a, b):
-        old = tf.identity(a)
-        a.assign(b + total)
-        b.assign(old)
-        return a - b
-
-    Program(write, variable([1.0, 2.0]), variable([5.0, 7.0])).check()
 
 
 def test_rows_that_nobody_reads_later_are_scattered_at_the_end():
@@ -108,8 +89,7 @@ def test_a_branch_that_writes_copies_first():
         tf.cond(total > -1.0, lambda: a.assign_add(b * 2), lambda: a.assign(b))
         return tf.identity(a)
 
-    program = Program(write, variable(1.0), variable(0.0))
-    simulation = program.simulation
+    simulation = Program(write, variable(1.0), variable(0.0)).simulation
     simulation(X)
     assert simulation.reports[0].copies == {"If reads it after it was assigned": 1, "If may write it": 1}
 
