@@ -45,17 +45,8 @@ def compiled_count(x: tf.Tensor) -> tf.Tensor:
     return count() + tf.gather(x, 40)
 
 
-@tf.function(jit_compile=True, autograph=False)
-def compiled_caller(x: tf.Tensor) -> tf.Tensor:
-    return tf.function(lambda v: compiled(v) + 1.0, autograph=False)(x)
-
-
-def beyond_the_rows(x: tf.Tensor) -> list[tf.Tensor]:
-    return [compiled(x * 3.0), tf.reduce_sum(x)]
-
-
 def within_calls(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.function(lambda v: compiled(v) + 1.0, autograph=False)(x), compiled_caller(x)]
+    return [tf.function(lambda v: compiled(v * 3.0) + 1.0, autograph=False)(x), tf.reduce_sum(x)]
 
 
 def with_gradients(x: tf.Tensor) -> list[tf.Tensor]:
@@ -88,7 +79,7 @@ def in_a_scope(x: tf.Tensor) -> list[tf.Tensor]:
 
 
 FEW = (of_variables, in_a_branch)
-COMPILED = [beyond_the_rows, within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
+COMPILED = [within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
 
 
 @pytest.mark.parametrize(("size", "static"), [pytest.param(2, True, marks=pytest.mark.long), (3, False)])

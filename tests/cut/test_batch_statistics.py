@@ -47,12 +47,6 @@ def of_channels_first(normalize: Normalize) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
 
 
-def of_sequences(normalize: Normalize) -> keras.Model:
-    inputs = keras.Input((4, 3))
-    hidden = normalize()(layers.Dense(5)(inputs))
-    return keras.Model(inputs, layers.Dense(2)(layers.LSTM(4)(hidden)))
-
-
 def nested_and_shared(normalize: Normalize) -> keras.Model:
     block = keras.Sequential([layers.Dense(5), normalize(), layers.Activation("tanh")])
     inputs = keras.Input((5,))
@@ -147,7 +141,6 @@ def recomputed(model: Any, x: Any, y: Any) -> Any:
     [
         (convolutional, None, 3, False, 2),
         pytest.param(of_channels_first, None, 2, False, 1, marks=LONG),
-        pytest.param(of_sequences, None, 3, True, 1, marks=LONG),
         pytest.param(nested_and_shared, None, 3, False, 2, marks=LONG),
         pytest.param(dense, two_sided, 3, True, 4, marks=LONG),
         pytest.param(dense, both_in_one, 2, True, 2, marks=LONG),

@@ -30,16 +30,12 @@ def sparse_look_up(table, tokens):
     return tf.nn.safe_embedding_lookup_sparse(table, tokens.to_sparse(), combiner="mean")
 
 
-def from_sparse(table, tokens):
-    return tf.reduce_mean(tf.gather(table, tf.sparse.to_dense(tokens.to_sparse())), 1)
-
-
 def sparse_product(table, tokens):
     sparse = tf.cast(tokens, tf.float64).to_sparse()
     return tf.sparse.sparse_dense_matmul(sparse, table[: sparse.dense_shape[1]])
 
 
-VECTORS = [padded, flat_values, sparse_look_up, from_sparse, sparse_product]
+VECTORS = [padded, flat_values, sparse_look_up, sparse_product]
 
 
 @pytest.mark.parametrize(

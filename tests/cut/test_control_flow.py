@@ -83,10 +83,6 @@ def rows_mapped(x: tf.Tensor) -> list[tf.Tensor]:
     return [tf.map_fn(lambda e: tf.cumsum(e) * tf.reduce_max(e), x)]
 
 
-def steps_mapped(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.map_fn(lambda e: e * tf.reduce_sum(e, -1, keepdims=True), tf.transpose(x, [1, 0, 2]))]
-
-
 def fori(x: tf.Tensor) -> list[tf.Tensor]:
     return [keras.ops.fori_loop(0, 3, lambda i, a: a * 0.5 + tf.cast(i, a.dtype) * x, x)]
 
@@ -145,14 +141,6 @@ def with_effects(x: tf.Tensor) -> list[tf.Tensor]:
     ]
 
 
-def different_states(x: tf.Tensor) -> list[tf.Tensor]:
-    yes = tf.reduce_sum(x) > 0
-    return [
-        tf.cond(yes, lambda: tf.reduce_sum(x), lambda: tf.constant(2.0, x.dtype)),
-        tf.cond(yes, lambda: x, lambda: -x),
-    ]
-
-
 def called(x: tf.Tensor) -> list[tf.Tensor]:
     @tf.custom_gradient
     def clipped(v: tf.Tensor) -> Any:
@@ -171,11 +159,11 @@ def called(x: tf.Tensor) -> list[tf.Tensor]:
 STEPS = {
     each.__name__: each
     for each in (
-        scan, keras_scan, rows_mapped, steps_mapped, fori, until_small, sums_of_rounds, nested,
-        rounds_that_need_all_rows, switched, branch_gradient, with_effects, different_states, called,
+        scan, keras_scan, rows_mapped, fori, until_small, sums_of_rounds, nested,
+        rounds_that_need_all_rows, switched, branch_gradient, with_effects, called,
     )
 }  # fmt: skip
-CUT = {"scan", "keras_scan", "steps_mapped", "fori", "sums_of_rounds", "nested", "branch_gradient"}
+CUT = {"scan", "keras_scan", "fori", "sums_of_rounds", "nested", "branch_gradient"}
 
 
 def test_every_type_of_branch_and_loop_is_tried() -> None:

@@ -134,8 +134,7 @@ def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
 
 
 OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1, weight_decay=0.1),
-    "averaged": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=2),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1, weight_decay=0.1, use_ema=True),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(1e-2, clipnorm=0.1), initial_scale=64.0, dynamic_growth_steps=2
     ),

@@ -19,32 +19,25 @@ RNG = np.random.default_rng(4)
 VOCABULARY = 16
 
 
+SIZES = {"vocabulary_size": VOCABULARY, "hidden_dim": 8, "intermediate_dim": 16}
+OF_QUERIES = {**SIZES, "num_query_heads": 4, "num_key_value_heads": 2}
+OF_POSITIONS = {**SIZES, "num_heads": 4, "max_sequence_length": 8, "dropout": 0.0}
+
+
 def llama(layers: int) -> keras.Model:
-    return hub.models.LlamaBackbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_query_heads=4, num_key_value_heads=2, hidden_dim=8,
-        intermediate_dim=16,
-    )  # fmt: skip
+    return hub.models.LlamaBackbone(num_layers=layers, **OF_QUERIES)
 
 
 def gemma(layers: int) -> keras.Model:
-    return hub.models.GemmaBackbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_query_heads=4, num_key_value_heads=2, hidden_dim=8,
-        intermediate_dim=16, head_dim=4,
-    )  # fmt: skip
+    return hub.models.GemmaBackbone(num_layers=layers, head_dim=4, **OF_QUERIES)
 
 
 def gpt_2(layers: int) -> keras.Model:
-    return hub.models.GPT2Backbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_heads=4, hidden_dim=8, intermediate_dim=16,
-        max_sequence_length=8, dropout=0.0,
-    )  # fmt: skip
+    return hub.models.GPT2Backbone(num_layers=layers, **OF_POSITIONS)
 
 
 def bert(layers: int) -> keras.Model:
-    return hub.models.BertBackbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_heads=4, hidden_dim=8, intermediate_dim=16,
-        max_sequence_length=8, dropout=0.0,
-    )  # fmt: skip
+    return hub.models.BertBackbone(num_layers=layers, **OF_POSITIONS)
 
 
 def on_mesh(make: Callable[[int], keras.Model], layout: Any, shape: Position, layers: int) -> Mesh:

@@ -48,18 +48,6 @@ def _of_two(d: Drawing) -> str:
 
 
 @line
-def _complex(d: Drawing) -> str:
-    a = d.pick(ranks=(1, 2, 3))
-    b = d.pick(like=a)
-    c = f"tf.complex({a}, {b})"
-    return d.one_of(
-        f"tf.math.real(tf.math.conj({c}) * {c})",
-        f"tf.math.imag(tf.transpose({c}, conjugate=True))",
-        f"tf.math.imag(tf.reduce_sum({c}, 0))",
-    )
-
-
-@line
 def _shaped_by_shapes(d: Drawing) -> str:
     a, b = d.pick(ranks=(1, 2, 3)), d.pick(ranks=(1, 2, 3))
     axis = d.axis(a)
@@ -204,60 +192,6 @@ def _random(d: Drawing) -> str:
         f"tf.random.stateless_uniform({shape}, {seed}, 0, 4, tf.{d.one_of('int32', 'int64')})",
         f"tf.random.stateless_uniform({shape}, {seed}, None, None, tf.int32) % 5",
         f"tf.random.stateless_binomial([B], {seed}, 5.0, 0.4, tf.int32)",
-    )
-
-
-@line
-def _texts(d: Drawing) -> str:
-    i = d.pick("i", ranks=(1, 2))
-    try:
-        s = d.pick("s", ranks=(0, 1, 2))
-    except LookupError:
-        return f"tf.strings.as_string({i})"
-    return d.one_of(
-        f"tf.strings.join([{s}, 'a', {s}])",
-        f"tf.strings.to_hash_bucket_fast({s}, 5)",
-        f"tf.strings.regex_replace({s}, '1', 'b')",
-        f"tf.strings.to_number(tf.strings.join(['0', tf.strings.regex_replace({s}, '[^0-9]', '')]), tf.float64)",
-        f"tf.strings.reduce_join({s}, 0)",
-        f"tf.gather({s}, tf.argsort(y))",
-        f"tf.cast({s} == '1', tf.float64)",
-        f"tf.strings.unicode_decode({s}, 'UTF-8').to_tensor()",
-        f"tf.strings.split(tf.reshape({s}, [-1]), '1').to_tensor()",
-    )
-
-
-@line
-def _images(d: Drawing) -> str:
-    a = d.one_of("x", d.pick(ranks=(3,)))
-    i = f"{a}[..., None]"
-    return d.one_of(
-        f"tf.nn.conv2d_transpose({i}, tf.reshape(w, [2, 2, 5, 1]), tf.concat([tf.shape({a}), [5]], 0), 1)",
-        f"tf.nn.conv3d({i}[..., None], tf.reshape(w, [1, 2, 2, 1, 5]), [1] * 5, 'SAME')",
-        f"tf.nn.avg_pool2d({i}, 2, 2, 'SAME')",
-        f"tf.nn.depth_to_space({i} * v, 2)",
-        f"tf.nn.space_to_depth({i}[:, :2, :2], 2)",
-        f"tf.nn.dilation2d({i}, tf.reshape(w, [2, 2, 5])[..., :1], [1] * 4, 'SAME', 'NHWC', [1] * 4)",
-        f"tf.image.extract_patches({i}, [1, 2, 2, 1], [1] * 4, [1] * 4, 'SAME')",
-        f"tf.nn.bias_add(tf.transpose({i} * v, [0, 3, 1, 2]), v, 'NCHW')",
-    )
-
-
-@line
-def _linear_algebra(d: Drawing) -> str:
-    a = d.pick(ranks=(2, 3))
-    gram = (
-        f"(tf.matmul(tf.tanh({a}), tf.tanh({a}), transpose_a=True) + 2.0 * tf.eye(tf.shape({a})[-1], dtype=tf.float64))"
-    )
-    return d.one_of(
-        f"tf.linalg.cholesky({gram})",
-        f"tf.linalg.det({gram})",
-        f"tf.linalg.band_part({a}, 0, -1)",
-        f"tf.linalg.diag({a})",
-        f"tf.linalg.matvec({a}, tf.reduce_mean({a}, -2))",
-        f"tf.linalg.norm({a} + 2.0, axis={d.one_of(0, -1)})",
-        f"tf.tensordot({a}, {a}, [[0], [0]])",
-        f"tf.linalg.set_diag({a}, tf.linalg.diag_part({a}) * 2)",
     )
 
 

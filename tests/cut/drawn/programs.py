@@ -133,19 +133,14 @@ class Drawing:
         return len(self.spaces[0][name].shape)
 
     def pick(self, kind: str = "f", ranks: Sequence[int] = (0, 1, 2, 3, 4), like: str | None = None) -> str:
-        """Returns the name of a tensor of floats (f), integers (i), truth values (b) or texts (s).
+        """Returns the name of a tensor of floats (f), integers (i) or truth values (b).
 
         Raises: LookupError: there is none.
         """
         fitting = []
         for name in self.names:
             dtype = self.spaces[0][name].dtype
-            is_kind = {
-                "f": dtype.is_floating,
-                "i": dtype.is_integer,
-                "b": dtype == tf.bool,
-                "s": dtype == tf.string,
-            }[kind]
+            is_kind = {"f": dtype.is_floating, "i": dtype.is_integer, "b": dtype == tf.bool}[kind]
             if is_kind and self.rank(name) in ranks and (like is None or self.shape(name) == self.shape(like)):
                 fitting.append(name)
         if not fitting:

@@ -31,14 +31,7 @@ def transforms(x: Any) -> Any:
     signals = rows_of(x, 4, 8)
     found = [tf.signal.rfft(signals, [6])] + with_gradients(lambda v: tf.abs(tf.signal.rfft(v)) + 1.0, signals)
     numbers = tf.complex(signals, signals * 0.5 + 1)
-    for function in (
-        tf.signal.fft,
-        tf.signal.ifft,
-        tf.signal.fft2d,
-        tf.signal.ifft2d,
-        tf.signal.irfft,
-        tf.signal.irfft2d,
-    ):
+    for name in ("fft", "ifft", "fft2d", "ifft2d", "irfft", "irfft2d"):
+        function = getattr(tf.signal, name)
         found += [tf.math.real(function(numbers)), tf.abs(function(numbers))]
-    found += [tf.math.imag(tf.signal.rfft2d(signals)), tf.math.angle(numbers)]
-    return [*found, tf.signal.fft(numbers)]
+    return [*found, tf.math.imag(tf.signal.rfft2d(signals)), tf.math.angle(numbers), tf.signal.fft(numbers)]
