@@ -249,7 +249,6 @@ def steps_with_state():
         table.insert(keys, table.lookup(keys) + 1)
         return table.lookup(keys), table.size()
 
-    yield lambda x: (x * tf.random.uniform([10, 6], dtype=tf.float64), tf.random.normal([2], seed=3))
     yield lambda x: (tf.random.shuffle(x), tf.random.categorical(tf.zeros([2, 50]), 3))
     yield queued
     yield lambda x: (next(numbers), tf.reduce_sum(x))

@@ -3,9 +3,8 @@
 import numpy as np
 from cut.against_one_process import assert_same
 
-import keras_ddl
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, raises
+from strategy.common import RANK, SIZE, STRATEGY
 
 
 def check_function_takes_ragged_tensors_alone():
@@ -26,9 +25,3 @@ def check_function_does_not_take_what_sparse_tensors_are_made_of_for_rows():
     x = tf.reshape(tf.range(8.0), [4, 2])
     step = STRATEGY.function(lambda x, r: (tf.reduce_sum(x * 2), r.values * 1.0, r.row_splits + 0))
     assert_same([each.numpy() for each in step(x, ragged)], [np.float32(56), np.arange(4.0), [0, 4, 4, 4]])
-
-
-def check_function_refuses_other_compositions_of_rows():
-    step = STRATEGY.function(lambda x: tf.reduce_sum(x), batches="rank")
-    slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]))
-    raises(keras_ddl.errors.ConfigError, "ragged and sparse.*IndexedSlices", lambda: step(slices))

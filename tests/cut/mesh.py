@@ -231,12 +231,18 @@ def _assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, nam
     np.testing.assert_allclose(found, expected, rtol=bound, atol=bound, err_msg=name)
 
 
+def variables_of(*holders: Any) -> list[tf.Variable]:
+    """Returns the variables of models and optimizers, each once."""
+    return list({id(each.value): each.value for one in holders for each in one.variables}.values())
+
+
 def mesh_of(
     model: keras.Model,
     batch: Sequence[np.ndarray],
     shape: Position,
-    rules: Rules,
+    rules: Rules | None = None,
     *,
+    layout: Mapping[int, int] | None = None,
     optimizer: Any = None,
     loss: Loss | None = None,
     **options: Any,
@@ -244,15 +250,15 @@ def mesh_of(
     """Returns a training step of a model on a mesh; without others, of plain SGD and the mean squared error."""
     optimizer = optimizer or keras.optimizers.SGD(0.1)
     loss = loss or keras.losses.MeanSquaredError()
-    optimizer.build(model.trainable_variables)
+    weights = model.trainable_variables
+    optimizer.build(weights)
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             result = loss(y, model(x, training=True))
             scaled = optimizer.scale_loss(result)
-        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
+        optimizer.apply(tape.gradient(scaled, [each.value for each in weights]), weights)
         return result
 
-    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
-    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)
+    layout = axes(weights, optimizer, rules or {}) if layout is None else layout
+    return Mesh(step, batch, shape, variables_of(model, optimizer), layout, **options)

@@ -13,7 +13,7 @@ import pytest
 from cut import zoo
 from cut.drawn import control_flow, lines, more_lines, on_a_mesh, programs
 from cut.drawn.agreement import all_agree
-from cut.mesh import Mesh, Position
+from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
 
@@ -72,8 +72,7 @@ def test_networks_under_random_layouts_equal_one_process(name: str, seed: int) -
     model, batch = NETWORKS[name]()
     model._symbolic_build(data_batch=batch if isinstance(batch, tuple) else (batch,))
     model.optimizer.build(model.trainable_variables)
-    variables = [each.value for each in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
-    variables = list({id(each): each for each in variables}.values())
+    variables = variables_of(model, model.optimizer, *model.metrics)
     rows = [each.astype("float64") if each.dtype == np.float32 else each for each in tf.nest.flatten(batch)]
     layout = on_a_mesh.drawn_layout(variables, shape[1], np.random.default_rng(seed))
 

@@ -15,7 +15,6 @@ from keras_ddl.cut.rules import branches, loops
 
 # Ranks, whether tracing sees the rows, rows: fewer than ranks, too.
 CASES = [pytest.param(2, True, 6, marks=pytest.mark.long), (3, False, 2)]
-LAYERS = keras.layers
 
 
 def batch(rows: int) -> np.ndarray:
@@ -25,45 +24,6 @@ def batch(rows: int) -> np.ndarray:
 def check(step: Any, rows: int, size: int, static: bool, variables: Any = (), times: int = 1) -> Simulation:
     x = batch(rows)
     return Simulation(step, (x,), size, static=static, variables=variables).check(x, steps=times)
-
-
-def recurrent(kind: str) -> tuple[Any, list[Any]]:
-    keras.utils.set_random_seed(1)
-    options = {"return_sequences": "sequences" in kind, "dtype": "float64"}
-    if "before" in kind:
-        options["reset_after"] = False  # two products with slices of one kernel
-    layer = (LAYERS.GRU if "gru" in kind else LAYERS.LSTM)(5, **options)
-    if "both" in kind:
-        layer = LAYERS.Bidirectional(layer, dtype="float64")
-    layer.build((None, 4, 3))
-    variables = [each.value for each in layer.trainable_variables]
-
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        mask = x[:, :, 0] > -0.5 if "mask" in kind else None
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(tf.square(layer(x, mask=mask)))
-        gradients = tape.gradient(loss, [x, *variables])
-        return [loss, *map(tf.convert_to_tensor, gradients)]
-
-    return step, variables
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "size", "static", "rows"),
-    [
-        ("gru_sequences", 3, False, 7),
-        ("gru_before", 2, True, 6),
-        ("lstm_mask_sequences", 2, False, 5),
-        ("lstm_both_sequences", 2, True, 6),
-    ],
-)
-def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static: bool, rows: int) -> None:
-    step, variables = recurrent(kind)
-    simulation = check(step, rows, size, static, variables)
-    assert simulation.reports[0].replicated == {}
-    assert set(simulation.gathers()) <= {"is a result"}
 
 
 def scan(x: tf.Tensor) -> list[tf.Tensor]:
@@ -200,25 +160,6 @@ def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int,
         return [found, total.read_value()]
 
     check(step, rows, size, static, [total, count], times=3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("size", "static", "rows"), CASES)
-def test_tensors_that_grow_from_round_to_round_equal_one_process(size: int, static: bool, rows: int) -> None:
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            first = tf.abs(x[None, :, 0] - x[:, None, 1])
-            grown = tf.while_loop(
-                lambda n, all_of_them: n < 2,
-                lambda n, all_of_them: [n + 1, tf.concat([all_of_them, first], 0)],
-                [0, first],
-                [tf.TensorShape([]), tf.TensorShape([None] * 3)],
-            )[1]
-            loss = tf.reduce_sum(tf.tanh(grown))
-        return [grown, loss, tape.gradient(loss, x)]
-
-    check(step, rows, size, static)
 
 
 def test_a_sum_stays_a_part_in_a_branch_of_a_loop() -> None:

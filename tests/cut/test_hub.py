@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from cut.layouts import axes_of, mesh_of_layers, written_in_docs
-from cut.mesh import Mesh, Position
+from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
 
@@ -67,8 +67,7 @@ def on_mesh(make: Callable[[int], keras.Model], layout: Any, shape: Position, la
         return result
 
     batch = [RNG.integers(0, VOCABULARY, (5, 6)).astype("int32") for _ in range(2)]
-    variables = list({id(each.value): each.value for each in backbone.variables + optimizer.variables}.values())
-    made = Mesh(step, batch, shape, variables, axes_of(layout_map, backbone.variables, shape))
+    made = Mesh(step, batch, shape, variables_of(backbone, optimizer), axes_of(layout_map, backbone.variables, shape))
     return made.check(*batch, steps=2, tolerance=1e-5)  # KerasHub computes positions and softmax in float32
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from cut.layouts import slots_of, transformer
-from cut.mesh import Mesh, Position
+from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Program, Sharded
@@ -64,9 +64,9 @@ class Chosen:
         """Returns the step on a mesh, compared with one process."""
         weights = [each for each in self.model.variables if each.path in self.axes]
         layout = {id(v): self.axes[each.path] for each in weights for v in self._kept(each)}
-        variables = [each.value for each in [*self.model.variables, *self.optimizer.variables]]
-        variables = list({id(each): each for each in variables}.values())
-        return Mesh(self.step, self.batch, shape, variables, layout).check(*self.batch, steps=2)
+        return Mesh(self.step, self.batch, shape, variables_of(self.model, self.optimizer), layout).check(
+            *self.batch, steps=2
+        )
 
 
 def tokens() -> list[np.ndarray]:

@@ -171,20 +171,6 @@ def test_a_loop_gathers_what_it_reads_of_cut_weights():
     assert set(mesh.kinds("data")) == {"sum"}  # its rows are cut as ever
 
 
-@pytest.mark.long
-def test_a_loop_that_would_need_a_collective_is_replicated_and_reads_cut_weights():
-    first, weight = tf.Variable(RNG.normal(size=(5, 4))), tf.Variable(RNG.normal(size=(4, 4)))
-
-    def step(x: Any) -> Any:
-        def again(i: Any, hidden: Any) -> Any:
-            return i + 1, tf.tanh(hidden @ weight)
-
-        return tf.while_loop(lambda i, _: i < 3, again, (0, x @ first))[1]
-
-    mesh = Mesh(step, [X], (2, 2), [first, weight], {id(first): 1, id(weight): 0}).check(X)
-    assert mesh.model_reports[0, 0].replicated["While"] == 1
-
-
 def test_parts_that_a_loop_adds_up_are_those_of_one_axis():
     weight = tf.Variable(RNG.normal(size=(4, 3)))
 
@@ -234,21 +220,6 @@ def test_the_first_rank_of_the_mesh_alone_calls_host_functions(tmp_path):
     results = mesh(X)
     assert len(calls) == 1 and len((tmp_path / "printed").read_text().splitlines()) == 1
     assert {float(outputs[0]) for outputs in results.values()} == {calls[0] + 1}
-
-
-@pytest.mark.long
-def test_collectives_of_the_model_axis_in_a_branch_go_on():
-    weight = tf.Variable(RNG.normal(size=(5, 4)))
-
-    def step(x: Any) -> Any:
-        hidden = tf.tanh(x @ weight)
-        total = tf.reduce_sum(hidden)
-        squares = tf.cond(total > 0.0, lambda: tf.reduce_sum(hidden**2, 1), lambda: tf.sort(hidden, 1)[:, 0])
-        tf.cond(total > 0.0, lambda: weight.assign(weight * 0.9), lambda: weight.assign(tf.reverse(weight, [1])))
-        return squares, total
-
-    for sign in (1.0, -1.0):
-        Mesh(step, [X], (2, 2), [weight], {id(weight): 1}).check(sign * X, steps=2)
 
 
 @pytest.mark.parametrize(

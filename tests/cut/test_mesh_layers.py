@@ -77,20 +77,6 @@ def test_slices_that_are_put_one_after_the_other_are_no_range(what):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cut", ["features", "rows"])
-def test_softmax_over_what_is_cut_of_halves_and_of_rows(cut):
-    weight = tf.Variable(RNG.normal(size=(8, 4)).astype("float16" if cut == "features" else "float64"))
-
-    def step(x: Any) -> Any:
-        by_row = tf.nn.softmax(tf.transpose(tf.cast(x[:, :1], weight.dtype) * tf.ones([1, 4], weight.dtype)))
-        return by_row @ tf.cast(x, weight.dtype), tf.nn.softmax(weight), tf.nn.log_softmax(tf.transpose(weight))
-
-    mesh = Mesh(step, [X], (2, 2), [weight], {id(weight): 1 if cut == "features" else 0}, counts=[7, 0])
-    mesh.check(X, steps=1, tolerance=2e-3 if cut == "features" else 1e-12)
-    assert set(mesh.kinds("data")) == {"max", "sum"}
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("heads", "static"), [("(query|key|value)", False), ("query", True)])
 def test_attention_of_grouped_queries_is_cut_along_its_heads(heads, static):
     keras.utils.set_random_seed(1)

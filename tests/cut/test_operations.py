@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cut import rule_cases
 from cut.comparing import difference
-from cut.operations import by_index, lists, matrices, others, texts  # noqa: F401  (they register)
+from cut.operations import by_index, lists, others, texts  # noqa: F401  (they register)
 from cut.operations.cases import CASES, types_to_try
 from cut.test_specs import TOPICS
 from cut.together import Together

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from cut.mesh import variables_of
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
@@ -18,13 +19,12 @@ OPTIMIZERS = {
 
 def _trained(optimizer, rows, tied, static):
     """Returns the report of a step, after two whose variables were compared."""
-    layers = [keras.layers.Embedding(rows, 8, dtype="float64"), keras.layers.Dense(1, dtype="float64")]
-    layers[0].build()
-    layers[1].build((None, 8))
-    embedding, head = layers
+    embedding = keras.layers.Embedding(rows, 8, dtype="float64")
+    head = keras.layers.Dense(1, dtype="float64")
+    embedding.build()
+    head.build((None, 8))
     weights = [*embedding.trainable_variables, *head.trainable_variables]
     optimizer.build(weights)
-    variables = list({id(v.value.handle): v.value for v in [*weights, *optimizer.variables]}.values())
 
     def step(tokens, labels):
         with tf.GradientTape() as tape:
@@ -35,7 +35,9 @@ def _trained(optimizer, rows, tied, static):
         optimizer.apply(tape.gradient(loss, [each.value for each in weights]), weights)
         return loss
 
-    simulation = Simulation(step, (TOKENS, LABELS), 3, static=static, variables=variables)
+    simulation = Simulation(
+        step, (TOKENS, LABELS), 3, static=static, variables=variables_of(embedding, head, optimizer)
+    )
     return simulation.check(TOKENS, LABELS, steps=2).reports[0]
 
 

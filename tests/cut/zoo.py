@@ -89,6 +89,7 @@ CELLS = {
     "gru_before": lambda: layers.GRU(4, reset_after=False),
     "gru_dropout": lambda: layers.GRU(4, dropout=0.2, recurrent_dropout=0.2),
     "bidirectional": lambda: layers.Bidirectional(layers.LSTM(4, recurrent_dropout=0.2)),
+    "masked": lambda: keras.Sequential([layers.Masking(), layers.LSTM(4)]),
     "cells": lambda: layers.RNN([layers.LSTMCell(3), layers.GRUCell(4)]),
 }
 ATTENTIONS = {
