@@ -160,18 +160,6 @@ def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(
 
 
 @LONG
-def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss() -> None:
-    training, entries = Training(nested_and_shared, keras_layer), []
-    for statistics in ("global", "rank"):
-        simulation = simulated(training, 2, batch_statistics=statistics)
-        simulation(*data(training.model))
-        entries.append(simulation.reports[0].entries)
-    # Of each layer the mean, the variance, and in the backward pass one sum; then the gradients of layers before it.
-    assert len(entries[0]) in (2 * 3, 2 * 3 + 1)
-    assert [len(each.values) for each in entries[1]] == [1 + len(training.model.trainable_variables) + 2 * 2]
-
-
-@LONG
 @pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), (1e-3, True)])
 def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
     cut = Training(dense, lambda: keras_layer(epsilon=epsilon))

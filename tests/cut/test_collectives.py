@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from cut.simulated import Simulation
 
-from keras_ddl import ops
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut.collectives import Depths, Reduction, StepCollectives
 
 X = np.random.default_rng(0).normal(size=(6, 4))
 
@@ -69,23 +67,3 @@ def test_collectives_of_ranks_without_rows():
     short = (X[:2],)
     check(lambda x: (tf.reduce_mean(x), tf.reduce_max(x, axis=0), tf.sort(x, axis=0)), size=3, arguments=short)
     check(lambda x: (tf.reduce_mean(x), tf.reduce_max(x)), size=3, arguments=short, static=False)
-
-
-def test_plan_sends_a_bucket_before_the_sums_that_it_cannot_need(monkeypatch):
-    monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, **_: list(map(tf.identity, tensors)))
-    with tf.Graph().as_default():
-        collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
-        depths = {"a": (1, 1), "b": (5, 5), "c": (9, 9), "commit": None, "x": (9, 9), "of c": (2, 10), "early": (1, 6)}
-        sums = {
-            name: collectives.reduce([tf.ones([])], "sum", name, Reduction(each and Depths(*each)))[0].op
-            for name, each in depths.items()
-        }
-        names = {operation: name for name, operation in sums.items()}
-
-        def planned(*order):
-            return [names[each] for each in collectives._by_depth([sums[name] for name in order])]
-
-        assert planned("a", "b", "c", "early") == ["a", "b", "early", "c"]
-        assert planned("a", "b", "c", "of c", "early") == ["a", "b", "c", "of c", "early"]
-        assert planned("a", "c", "x") == ["a", "c", "x"]  # equally deep: one may be needed for the other
-        assert planned("a", "c", "commit", "early") == ["a", "c", "commit", "early"]

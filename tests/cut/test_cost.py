@@ -119,13 +119,3 @@ def test_what_is_kept_of_an_extent_is_bounded() -> None:
         square = square * square
     assert len(repr(number)) < 1000 and len(repr(square)) < 1000
     assert len(square.unknowns) <= 16 and len({each.key for each in number.leaves()}) == 1
-
-
-@long
-def test_long_programs_are_cut() -> None:
-    def step(x: Any) -> Any:
-        for _ in range(700):
-            x = tf.tanh(x) * 2.0
-        return tf.zeros(tf.shape(x), x.dtype)
-
-    report_of(step, X, static=False)
