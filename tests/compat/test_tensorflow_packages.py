@@ -25,7 +25,7 @@ def site(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("version", "content"), [("2.21.0", "gpu"), ("2.20.0", "cpu")])
+@pytest.mark.parametrize(("version", "content"), [("2.21.0", "gpu"), ("2.20.0", "old")])
 def test_two_tensorflows_that_differ_are_refused(site, version, content):
     install(site, "tensorflow-cpu", "2.21.0", "cpu")
     install(site, "tensorflow", version, content)

@@ -107,28 +107,12 @@ def _moved(d: Drawing) -> str:
 
 
 @line
-def _cut_out(d: Drawing) -> str:
-    a = d.pick(ranks=(1, 2, 3, 4))
-    part = d.one_of("1:", ":-1", "::2", "::-1", "0", "-1", ":1", "B:", ":B", "2 * B:", ":2", "1::2", "None, :")
-    return f"{a}[{d.one_of('', '', ':, ', '..., ')}{part}]"
-
-
-@line
 def _joined(d: Drawing) -> str:
     a = d.pick(ranks=(1, 2, 3))
     b = d.one_of(d.pick(like=a), d.pick(ranks=(d.rank(a),)))
     function = d.one_of("concat", "stack")
     parts = ", ".join(d.rng.permutation([a, b, *d.one_of([], [a])]))
     return f"tf.{function}([{parts}], {d.axis(a, int(function == 'stack'))})"
-
-
-@line
-def _parted(d: Drawing) -> str:
-    a = d.pick(ranks=(1, 2, 3))
-    axis, count = d.axis(a), int(d.rng.integers(2, 4))
-    if len({shape[-1] for shape in d.shape(a)}) != 1:
-        raise LookupError("an axis of known length")
-    return d.one_of(f"tf.split({a}, {count}, {axis})[{d.one_of(0, -1)}]", f"tf.unstack({a}, axis=-1)[0]")
 
 
 @line
@@ -142,33 +126,6 @@ def _repeated(d: Drawing) -> str:
         f"tf.repeat({a}, 2, {d.axis(a)})",
         f"tf.broadcast_to({a}, tf.concat([[2], tf.shape({a})], 0))",
         f"tf.concat([tf.ones([B, 4], tf.float64) * v, u], {d.one_of(0, 1)})",
-    )
-
-
-@line
-def _looked_up(d: Drawing) -> str:
-    a, i = d.pick(ranks=(1, 2, 3)), d.pick("i", ranks=(1, 2))
-    return d.one_of(
-        f"tf.gather(table, {i} % 4)",
-        f"tf.gather({a}, {i} % 2, axis=-1)",
-        f"tf.one_hot({i} % 5, 4, axis=0, dtype=tf.float64)",
-        f"tf.math.unsorted_segment_sum({a}, y, 4)",
-        f"tf.gather({a}, y % 3, axis=1, batch_dims=1)",
-        f"tf.math.unsorted_segment_max(tf.tanh({a}), y, 4)",
-        f"tf.gather({a}, tf.argsort(y, stable=True))",
-    )
-
-
-@line
-def _ordered(d: Drawing) -> str:
-    a = d.pick(ranks=(1, 2, 3))
-    return d.one_of(
-        f"tf.sort({a}, {d.axis(a)})",
-        f"tf.math.top_k({a}, 1).values",
-        f"tf.cumsum({a}, {d.axis(a)})",
-        f"tf.math.cumprod(tf.tanh({a}), {d.axis(a)})",
-        f"tf.nn.softmax({a}, {d.axis(a)})",
-        f"tf.argmax({d.one_of('x', 'u')}, {d.one_of(0, 1, -1)})",
     )
 
 
@@ -208,21 +165,4 @@ def _images(d: Drawing) -> str:
         f"tf.nn.max_pool1d({a}, 2, 1, 'SAME')",
         f"tf.nn.conv2d({a}[..., None], tf.reshape(w, [2, 2, 1, 5]), 1, 'SAME')",
         f"tf.nn.depthwise_conv2d({a}[..., None], tf.reshape(w, [2, 2, 1, 5]), [1] * 4, 'SAME')",
-    )
-
-
-@line
-def _integers(d: Drawing) -> str:
-    i = d.pick("i")
-    j = d.one_of(d.pick("i"), 3)
-    return d.one_of(
-        f"{i} + tf.cast({j}, {i}.dtype)",
-        f"{i} * tf.cast({j}, {i}.dtype)",
-        f"{i} // 2",
-        f"tf.reduce_sum({i})",
-        "tf.range(B)",
-        f"tf.cast(tf.floor({d.pick(like='u')} * 3.3), tf.int32)",
-        f"tf.shape({d.pick()})",
-        f"tf.cumsum(y) - {i} % 2",
-        f"tf.reduce_prod({i} % 3)",
     )

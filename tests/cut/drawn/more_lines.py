@@ -71,9 +71,9 @@ def _shaped_by_shapes(d: Drawing) -> str:
 def _cut_out(d: Drawing) -> str:
     a, b = d.pick(ranks=(1, 2, 3, 4)), d.pick(ranks=(1, 2, 3))
     part = d.one_of(
-        "B // 2:", "1:B", "-B:", f":tf.shape({b})[0]", "B // 2", "tf.newaxis, ..., 0", ":, tf.newaxis",
-        "..., tf.newaxis, 0", "-2:", "B - 1::-1", "3:1", "tf.reduce_max(y) % 2", "tf.reduce_max(y) % 2:", "0:B:2",
-        ":2 * B:2", "tf.minimum(1, B - 1):",
+        "1:", ":-1", "::2", "::-1", "0", "-1", ":1", ":B", "2 * B:", "1::2", "None, :", "B // 2:", "1:B", "-B:",
+        f":tf.shape({b})[0]", "B // 2", "tf.newaxis, ..., 0", ":, tf.newaxis", "..., tf.newaxis, 0", "B - 1::-1", "3:1",
+        "tf.reduce_max(y) % 2", "tf.reduce_max(y) % 2:", ":2 * B:2", "tf.minimum(1, B - 1):",
     )  # fmt: skip
     rank = d.rank(a)
     return d.one_of(
@@ -92,6 +92,11 @@ def _found_by_index(d: Drawing) -> str:
     r = "tf.range(B)"
     return d.one_of(
         f"tf.gather({a}, tf.abs({i}) % {n})",
+        f"tf.gather(table, {i} % 4)",
+        f"tf.gather({a}, {i} % 2, axis=-1)",
+        f"tf.gather({a}, y % 3, axis=1, batch_dims=1)",
+        f"tf.one_hot({i} % 5, 4, axis=0, dtype=tf.float64)",
+        f"tf.math.unsorted_segment_max(tf.tanh({a}), y, 4)",
         "tf.gather(tf.gather(table, y), y % 3, batch_dims=1)",
         f"tf.gather_nd({a}, tf.abs({i} % {n})[..., None])",
         f"tf.scatter_nd({r}[:, None], {a}, {tail})",
@@ -117,7 +122,11 @@ def _in_order(d: Drawing) -> str:
     a = d.pick(ranks=(1, 2, 3))
     axis = d.axis(a)
     return d.one_of(
+        f"tf.sort({a}, {axis})",
+        f"tf.math.top_k({a}, 1).values",
         f"tf.math.top_k(tf.transpose({a}), B).values",
+        f"tf.math.cumprod(tf.tanh({a}), {axis})",
+        f"tf.nn.softmax({a}, {axis})",
         f"tf.cumsum({a}, {axis}, exclusive=True, reverse=True)",
         f"tf.math.cumulative_logsumexp({a}, {axis})",
         f"tf.argmax({a}, {axis})",
@@ -151,7 +160,8 @@ def _stacks(d: Drawing) -> str:
     b = d.one_of(d.pick(like=a), d.pick(ranks=(d.rank(a),)), f"tf.ones_like({a})")
     axis = d.axis(a)
     return d.one_of(
-        f"tf.split({a}, 2)[1]",
+        f"tf.split({a}, {d.one_of(2, 3)}, {axis})[{d.one_of(0, -1)}]",
+        f"tf.unstack({a}, axis={axis})[0]",
         f"tf.split({a}, [1, tf.shape({a})[{axis}] - 1], {axis})[1]",
         f"tf.split(tf.concat([{a}, {b}], 0), 2)[1]",
         f"tf.split(tf.concat([{a}, {b}], 0), [B, B])[{d.one_of(0, 1)}]",
@@ -186,6 +196,12 @@ def _integers(d: Drawing) -> str:
     i, j, a = d.pick("i"), d.pick("i"), d.pick()
     b = d.pick("b", ranks=(0, 1, 2, 3)) if d.one_of(True, False) else f"({a} > 0.1)"
     return d.one_of(
+        f"{i} + tf.cast({j}, {i}.dtype)",
+        f"{i} * tf.cast({j}, {i}.dtype)",
+        f"{i} // 2",
+        f"tf.reduce_sum({i})",
+        f"tf.cumsum(y) - {i} % 2",
+        f"tf.reduce_prod({i} % 3)",
         f"tf.cast(tf.round(tf.tanh({a}) * 3), tf.{d.one_of('int32', 'int64')})",
         f"tf.cast({i} % 2, tf.bool)",
         f"{i} == tf.cast({j}, {i}.dtype)",
@@ -213,5 +229,4 @@ def _called(d: Drawing) -> str:
         f"clipped({a})",
         f"tf.recompute_grad({f})({a})",
         f"tf.vectorized_map({f}, {a})",
-        f"stopped_with_shape_of({a}) * {a}",
     )
