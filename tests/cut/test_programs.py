@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -74,30 +74,6 @@ LOSSES: list[Callable[[Any, Any, Any], Any]] = [
 ]  # fmt: skip
 
 
-class _Model(keras.Model):
-    """Trained by several losses at once."""
-
-    def __init__(self, losses: Sequence[Callable[[Any, Any, Any], Any]]) -> None:
-        super().__init__(dtype="float64")
-        layers = [
-            keras.layers.Dense(9, activation="tanh", dtype="float64"),
-            keras.layers.BatchNormalization(dtype="float64"),
-            keras.layers.Dense(6, dtype="float64"),
-        ]
-        self.encoder, self.own_losses = keras.Sequential(layers), losses
-        self.encoder.build((None, 8))
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            z = self.encoder(x, training=True)
-            losses = [each(z, x, y) for each in self.own_losses]
-            loss = tf.add_n(losses)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, [each.value for each in weights]), weights)
-        return losses
-
-
 @pytest.mark.parametrize(
     ("losses", "size", "static"),
     [
@@ -106,18 +82,24 @@ class _Model(keras.Model):
     ],
     ids=["one", "static", "open"],
 )
+@pytest.mark.usefixtures("float64")
 def test_weights_equal_those_of_plain_keras(losses: Any, size: int, static: bool) -> None:
     keras.utils.set_random_seed(3)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(ROWS, 8)), rng.integers(0, 4, ROWS)
-    model = _Model(losses)
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5))
-    model.optimizer.build(model.trainable_variables)
-    simulation = Simulation(
-        lambda *data: model.train_step(data),
-        (x, y),
-        size,
-        static=static,
-        variables=variables_of(model, model.optimizer),
-    )
-    simulation.check(x, y, steps=3)
+    layers = [keras.layers.Dense(9, activation="tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(6)]
+    encoder = keras.Sequential([keras.Input((8,)), *layers])
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
+    optimizer.build(encoder.trainable_variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            z = encoder(x, training=True)
+            found = [each(z, x, y) for each in losses]
+            loss = tf.add_n(found)
+        weights = encoder.trainable_variables
+        optimizer.apply(tape.gradient(loss, [each.value for each in weights]), weights)
+        return found
+
+    variables = variables_of(encoder, optimizer)
+    Simulation(step, (x, y), size, static=static, variables=variables).check(x, y, steps=3)

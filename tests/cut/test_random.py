@@ -21,20 +21,16 @@ def check(step, size, static, *, times=2):
 
 
 def draws():
-    seed = tf.constant([3, 4])
-    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    raw = tf.raw_ops
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[3, 4])
+    raw, start = tf.raw_ops, {"key": key, "counter": counter}
     for dtype in (tf.float64, tf.bfloat16):
-        yield lambda s, d=dtype: raw.StatelessRandomUniformV2(shape=s, key=key, counter=counter, alg=1, dtype=d)
-        yield lambda s, d=dtype: raw.StatelessRandomNormalV2(shape=s, key=key, counter=counter, alg=3, dtype=d)
+        yield lambda s, d=dtype: raw.StatelessRandomUniformV2(shape=s, alg=1, dtype=d, **start)
+        yield lambda s, d=dtype: raw.StatelessRandomNormalV2(shape=s, alg=3, dtype=d, **start)
     for dtype in (tf.int32, tf.int64, tf.uint64):
-        yield lambda s, d=dtype: raw.StatelessRandomUniformFullIntV2(shape=s, key=key, counter=counter, alg=3, dtype=d)
-        if dtype.name.startswith("u"):
-            continue  # StatelessRandomUniformIntV2 has no kernel for them
-        low, high = tf.constant(2, dtype), tf.constant(90, dtype)
-        yield lambda s, d=dtype, low=low, high=high: raw.StatelessRandomUniformIntV2(
-            shape=s, key=key, counter=counter, alg=1, minval=low, maxval=high
-        )
+        yield lambda s, d=dtype: raw.StatelessRandomUniformFullIntV2(shape=s, alg=3, dtype=d, **start)
+    for dtype in (tf.int32, tf.int64):
+        bounds = {"minval": tf.constant(2, dtype), "maxval": tf.constant(90, dtype)}
+        yield lambda s, bounds=bounds: raw.StatelessRandomUniformIntV2(shape=s, alg=1, **start, **bounds)
 
 
 @pytest.mark.long
