@@ -43,11 +43,7 @@ def nested(kinds: list[Any], depth: int) -> Callable[[Any], Any]:
     return lambda x: at(x, depth)
 
 
-NESTED = {
-    "branches in loops that are tried again": [branch, growing],
-    "cases": [case],
-    "loops": [loop],
-}
+NESTED = {"branches in loops that are tried again": [branch, growing], "cases": [case], "loops": [loop]}
 
 
 def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
@@ -103,9 +99,7 @@ def parts(count: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    "step",
-    [halves(5), pytest.param(halves(100), marks=long), parts(10)],
-    ids=["5", "100", "parts"],
+    "step", [halves(5), pytest.param(halves(100), marks=long), parts(10)], ids=["5", "100", "parts"]
 )
 def test_chains_of_extents_are_as_long_as_they_like_and_right(step: Any) -> None:
     Simulation(step, (X,), 2, static=False).check(X)

@@ -60,9 +60,11 @@ def gathers(report):
     return [each for each in report.entries if each.kind == "all_gather"]
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_weights_in_shards_equal_one_process(size):
-    report = Trained(mlp(), [X], size=size, least=8).train()
+@pytest.mark.parametrize(
+    ("size", "static"), [(3, True), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, True), (3, False)))]
+)
+def test_weights_in_shards_equal_one_process(size, static):
+    report = Trained(mlp(), [X], size=size, least=8, static=static).train()
     again = [each for each in gathers(report) if "again" in each.reason]
     # The last layer's backward pass follows its forward pass, and nothing needs the first layer's once more.
     assert len(gathers(report)) == 4 + 2 and len(again) == 2, report.text()
@@ -126,11 +128,6 @@ def test_layers_with_weights_in_shards_equal_one_process(name, bound):
     model, batch = MODELS[name]()
     report = Trained(model, batch, bound=bound).train()
     assert bound != EVERYTHING or not any("again" in each.reason for each in gathers(report))
-
-
-@pytest.mark.long
-def test_steps_of_open_sizes_with_weights_in_shards_equal_one_process():
-    Trained(mlp(), [X], static=False).train()
 
 
 OPTIMIZERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -246,17 +247,15 @@ def test_new_values_are_made_after_the_commit_one_after_the_other(monkeypatch):
     mesh = dense_on(keras.optimizers.Adam(1e-2), (1, 2)).check(X, Y)
     numbers = [tf.constant(n, tf.int64) for n in (7, 0, 7)]
     graph = mesh.functions[0, 0].get_concrete_function(*numbers, X, Y).graph
-    writes_before: dict[str, set[str]] = {each.name: set() for each in graph.get_operations()}
-    is_changing = True
-    while is_changing:
-        is_changing = False
-        for each in graph.get_operations():
-            before = [*(tensor.op for tensor in each.inputs), *each.control_inputs]
-            own = {one.name for one in before if one.type == "AssignVariableOp"}
-            merged = own.union(*(writes_before[one.name] for one in before))
-            is_changing |= merged != writes_before[each.name]
-            writes_before[each.name] = merged
-    writes = [writes_before[each.name] for each in graph.get_operations() if each.type == "AssignVariableOp"]
+
+    @functools.cache
+    def writes_before(operation: Any) -> frozenset[str]:
+        before = [*(each.op for each in operation.inputs), *operation.control_inputs]
+        return frozenset(each.name for each in before if each.type == "AssignVariableOp").union(
+            *map(writes_before, before)
+        )
+
+    writes = [writes_before(each) for each in graph.get_operations() if each.type == "AssignVariableOp"]
     assert sum(map(bool, writes)) >= 5, writes  # both kernels with their moments
 
 

@@ -184,6 +184,7 @@ EXTENTS = [
     ("tf.fill(ids[:2], 0.5)", "unknown"),
     ("tf.range(s[0])", "[rows]"),
     ("tf.range(0, s[0] - 1, 1)", "[?]"),
+    ("tf.range(1, s[0], 1)", "[?]"),
     ("tf.range(0, s[0], 2)", "[?]"),
     ("tf.range(0.0, 5.0, 1.0)", "[5]"),
     ("tf.concat([x, x[1:]], 0)", "[?, 3]"),
