@@ -164,6 +164,10 @@ class Mesh:
 
         return [mirror(key, own) for key, own in self.copies[at].items() if key in self.mirrors[at]]
 
+    def everything(self) -> list[np.ndarray]:
+        """Returns what all ranks hold, without mirrors."""
+        return [each.numpy() for copies in self.copies.values() for each in copies.values()]
+
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""
         return [np.asarray(each) for each in tf.nest.flatten(self.concrete(*map(tf.constant, arguments)))]

@@ -218,6 +218,10 @@ class Simulation:
         """Returns what each rank has of a variable."""
         return [copies[id(variable.handle)].numpy() for copies in self.copies]
 
+    def everything(self) -> list[np.ndarray]:
+        """Returns what all ranks hold, mirrors included."""
+        return [each.numpy() for held in (*self.copies, *self.mirrors) for each in held.values()]
+
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""
         return [np.asarray(each) for each in tf.nest.flatten(self.concrete(*map(tf.constant, arguments)))]

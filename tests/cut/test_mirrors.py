@@ -54,32 +54,28 @@ def test_a_step_that_fails_leaves_shards_and_mirrors_as_they_were_and_what_compl
     trained.train(steps=2)
     for each in simulation.copies[0].values():
         each.assign(each + 1)
-    before = held(simulation)
+    before = simulation.everything()
     for each in simulation.snapshots:
         each.complete()  # nothing is staged: the step has committed
-    np.testing.assert_equal(held(simulation), before)
+    np.testing.assert_equal(simulation.everything(), before)
     for each in simulation.copies[0].values():
         each.assign(each - 1)
-    before = held(simulation)
+    before = simulation.everything()
     simulation.exchange.breaks = "commit"
     with pytest.raises(tf.errors.OpError):
         simulation(X)
     for each in simulation.snapshots:
         each.discard()
         each.complete()  # nothing is staged any more
-    np.testing.assert_equal(held(simulation), before)
+    np.testing.assert_equal(simulation.everything(), before)
     simulation.expected(X)
     with pytest.raises(tf.errors.OpError):
         simulation(X)
     for each in simulation.snapshots:
         each.restore()
-    np.testing.assert_equal(held(simulation), before)
+    np.testing.assert_equal(simulation.everything(), before)
     for each in simulation.snapshots:
         each.complete()
     for variable in trained.sharded:
         np.testing.assert_allclose(simulation.together(variable), variable, rtol=0, atol=1e-12)
     check(simulation, 1)
-
-
-def held(simulation: Simulation) -> list[np.ndarray]:
-    return [each.numpy() for of_a_rank in (*simulation.copies, *simulation.mirrors) for each in of_a_rank.values()]

@@ -14,10 +14,6 @@ def variable(value):
     return tf.Variable(np.asarray(value, np.float64))
 
 
-def values(simulation):
-    return [[each.numpy() for each in copies.values()] for copies in simulation.copies]
-
-
 def simulated(write, *variables):
     """Returns a step that looks up rows, and fails for an index that is too large; `write` writes variables."""
 
@@ -85,13 +81,13 @@ def test_a_step_writes_what_one_process_writes_or_nothing(write, first, copied, 
     simulation, bad = simulated(write, *map(variable, first)), X.copy()
     bad[-1] = WORDS
     for _ in range(2):
-        before = values(simulation.check(X))
+        before = simulation.check(X).everything()
         simulation.exchange._timeout = 1
         with pytest.raises(tf.errors.OpError):
             simulation(bad)
         for snapshots in simulation.snapshots:
             snapshots.restore()
-        np.testing.assert_equal(values(simulation), before)
+        np.testing.assert_equal(simulation.everything(), before)
         # A rank that did not come is no longer waited for.
         simulation.exchange.__init__(2)
     report = simulation.reports[0]
