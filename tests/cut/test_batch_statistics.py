@@ -238,12 +238,6 @@ class Called(layers.BatchNormalization):
         return self.function(x)
 
 
-def frozen() -> keras.Layer:
-    layer = keras_layer()
-    layer.trainable = False
-    return layer
-
-
 def masked(_: Normalize) -> keras.Model:
     inputs = keras.Input((5,))
     words = layers.Reshape((5, 1))(layers.ReLU()(inputs))
@@ -252,7 +246,8 @@ def masked(_: Normalize) -> keras.Model:
 
 
 LEFT = [
-    lambda: layers.BatchNormalization(synchronized=True), frozen, lambda: layers.BatchNormalization(renorm=True),
+    *(lambda option=option: layers.BatchNormalization(**option)
+      for option in ({"synchronized": True}, {"trainable": False}, {"renorm": True})),
     OwnMoments, Penalized, Chosen, Repeated, Called, layers.LayerNormalization, lambda: layers.GroupNormalization(1),
 ]  # fmt: skip
 

@@ -34,11 +34,6 @@ def scan(x: tf.Tensor) -> list[tf.Tensor]:
     return [loss, tape.gradient(loss, x)]
 
 
-def keras_scan(x: tf.Tensor) -> list[tf.Tensor]:
-    last, _ = keras.ops.scan(lambda c, e: (c + e * c, c), x[:, 0], keras.ops.transpose(x, (1, 0, 2)))
-    return [tf.reduce_sum(last), last]
-
-
 def rows_mapped(x: tf.Tensor) -> list[tf.Tensor]:
     return [tf.map_fn(lambda e: tf.cumsum(e) * tf.reduce_max(e), x)]
 
@@ -101,29 +96,14 @@ def with_effects(x: tf.Tensor) -> list[tf.Tensor]:
     ]
 
 
-def called(x: tf.Tensor) -> list[tf.Tensor]:
-    @tf.custom_gradient
-    def clipped(v: tf.Tensor) -> Any:
-        return tf.tanh(v), lambda g: tf.clip_by_norm(g, 0.1)
-
-    @tf.function(autograph=False)
-    def twice(v: tf.Tensor) -> tf.Tensor:
-        return clipped(v) * 2
-
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = tf.reduce_sum(tf.recompute_grad(lambda v: twice(tf.sin(v)))(x))
-    return [loss, tape.gradient(loss, x)]
-
-
 STEPS = {
     each.__name__: each
     for each in (
-        scan, keras_scan, rows_mapped, fori, until_small, sums_of_rounds, nested,
-        rounds_that_need_all_rows, switched, branch_gradient, with_effects, called,
+        scan, rows_mapped, fori, until_small, sums_of_rounds, nested,
+        rounds_that_need_all_rows, switched, branch_gradient, with_effects,
     )
 }  # fmt: skip
-CUT = {"scan", "keras_scan", "fori", "sums_of_rounds", "nested", "branch_gradient"}
+CUT = {"scan", "fori", "sums_of_rounds", "nested", "branch_gradient"}
 
 
 def test_every_type_of_branch_and_loop_is_tried() -> None:

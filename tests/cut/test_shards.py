@@ -152,6 +152,7 @@ def test_rows_are_scattered_into_the_chunks_they_lie_in(size):
         slot.scatter_add(tf.IndexedSlices(x[:4, :4], indices))
         slot.scatter_sub(tf.IndexedSlices(x[1:5, 1:], indices))
         weight.assign_sub(0.1 * slot)
+        weight.scatter_add(tf.IndexedSlices(x[:2, :4], indices[:2]))
         return tf.reduce_sum(slot * slot)
 
     both(step, [slot, weight], [slot], size)
@@ -241,19 +242,6 @@ def test_rows_stay_on_their_rank_where_they_meet_all_of_a_slot():
         return tf.reduce_sum(tf.tanh(x @ slot))
 
     assert moves_of(both(step, [slot], [slot])) == [("all_gather", 1), ("sum", 1)]
-
-
-@pytest.mark.long
-def test_rows_are_scattered_into_a_weight_that_was_assigned_a_shard():
-    slot, weight = tf.Variable(np.ones((5, 4))), tf.Variable(np.ones((5, 4)))
-
-    def step(x):
-        slot.assign_add(tf.reduce_sum(x) * tf.ones_like(slot))
-        weight.assign_sub(0.1 * slot)
-        weight.scatter_add(tf.IndexedSlices(x[:2, :4], tf.constant([4, 0])))
-        return tf.reduce_sum(x)
-
-    both(step, [slot, weight], [slot])
 
 
 def test_a_python_function_sees_a_weight_that_was_assigned_a_shard():

@@ -146,7 +146,6 @@ def _branches_and_loops(d: Drawing) -> str:
 def _of_integers(d: Drawing) -> str:
     i = d.pick("i", ranks=(0, 1, 2))
     return d.one_of(
-        f"tf.cond(tf.reduce_max({i}) > 2, lambda: {i} + 1, lambda: {i} * 2)",
         f"tf.while_loop(lambda a: tf.reduce_max(a) > 2, lambda a: [a // 2], [{i}], maximum_iterations=9)[0]",
         f"tf.while_loop(lambda n, a: n < 3, lambda n, a: [n + 1, a + tf.reduce_max({i})], [0, {i}])[1]",
     )
@@ -158,7 +157,6 @@ def _of_other_shapes(d: Drawing) -> str:
     return d.one_of(
         f"tf.cond(tf.reduce_sum({a}) > {d.number()}, lambda: {a}[1:], lambda: {a}[:1])",
         f"tf.cond(tf.reduce_sum({a}) > {d.number()}, lambda: tf.reduce_sum({a}, 0), lambda: {a}[0])",
-        f"tf.cond(v[0] > 0.0, lambda: tf.reduce_sum({a}), lambda: tf.reduce_mean({a}))",
         f"tf.cond(v[0] > 0.0, lambda: tf.reduce_sum({a}, 0), lambda: tf.reduce_sum({a}, 0) * 2.0)",
         f"tf.cond(v[0] > 0.0, lambda: tf.concat([{a}, {a}], 0), lambda: tf.concat([{a}, -{a}], 0))",
         f"tf.while_loop(lambda n, a: n < 2, lambda n, a: [n + 1, tf.concat([a, {a}], 0)], [0, {a}], "
