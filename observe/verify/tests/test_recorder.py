@@ -99,14 +99,13 @@ def test_recorder_changes_last_bits_of_weights_that_the_first_step_makes(tmp_pat
 def test_callbacks_that_write_or_resume_are_left_out(tmp_path: Path) -> None:
     following = recorder.Recorder(tmp_path, Plan(5))
     stays = keras.callbacks.EarlyStopping()
+    progress = keras.callbacks.ProgbarLogger()  # writes, but no file
     chosen = [keras.callbacks.CSVLogger("log.csv"), stays, keras_ddl.callbacks.Checkpoint(str(tmp_path / "ckpt"))]
     assert following.callbacks_of_fit(chosen) == [stays]
     assert following.callbacks_of_fit(stays) == [stays]
-    progress = keras.callbacks.ProgbarLogger()  # writes, but no file
-    assert following.callbacks_of_fit([progress]) == [progress]
     of_others = type("WandbMetricsLogger", (keras.callbacks.Callback,), {})
     of_others.__module__ = "wandb.integration.keras.callbacks.metrics_logger"
-    assert following.callbacks_of_fit([of_others(), stays]) == [stays]
+    assert following.callbacks_of_fit([of_others(), stays, progress]) == [stays, progress]
     assert following.callbacks_of_fit(None) == []
     of_list = keras.callbacks.CallbackList(chosen, add_history=True)
     kept = following.callbacks_of_fit(of_list).callbacks
@@ -130,12 +129,11 @@ def test_files_that_python_writes_are_noted(tmp_path: Path) -> None:
         (lambda x: tf.matmul(x, x, transpose_a=True), 5 * 5 * 2 * 4),
         (lambda x: tf.einsum("ab,cb->ac", x, tf.ones([3, 5])), 4 * 3 * 2 * 5),
         (lambda x: tf.nn.conv2d(x[None, :, :, None], tf.ones([3, 3, 1, 8]), 1, "VALID"), 2 * 3 * 8 * 2 * 9),
-        (lambda x: x * x, 20),
     ],
 )
 def test_work_of_an_operation(function: object, expected: float) -> None:
     graph = tf.function(function).get_concrete_function(tf.TensorSpec([4, 5])).graph
-    kinds = ("MatMul", "Einsum", "Conv2D", "Mul")
+    kinds = ("MatMul", "Einsum", "Conv2D")
     assert [work_of(each) for each in graph.get_operations() if each.type in kinds] == [expected]
 
 

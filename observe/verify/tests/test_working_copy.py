@@ -61,7 +61,7 @@ def test_nothing_is_written_through_a_working_copy(tmp_path: Path, name: str) ->
     assert (copy / name).read_text() == "other" and (here / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("error", [None, errno.EXDEV, errno.ENOSYS])
+@pytest.mark.parametrize("error", [None, errno.EXDEV])
 def test_files_are_copied_where_the_kernel_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None
 ) -> None:
@@ -95,7 +95,7 @@ def test_too_much_is_refused_before_it_is_copied(
     assert not [each for each in (tmp_path / "runs").rglob("*") if each.is_file() or each.is_symlink()]
 
 
-@pytest.mark.parametrize("kept", [".", "kept", "kept/below"])
+@pytest.mark.parametrize("kept", [".", "kept/below"])
 def test_working_copy_below_its_own_source(tmp_path: Path, kept: str) -> None:
     (tmp_path / "a").write_text("a")
     run = tmp_path / kept / "run-2"

@@ -155,14 +155,3 @@ def _products(d: Drawing) -> str:
         f"tf.einsum('...i,ij->...j', {a}, {b})",
         f"tf.nn.bias_add({a}, v)",
     )
-
-
-@line
-def _images(d: Drawing) -> str:
-    a = d.one_of("x", d.pick(ranks=(3,)))
-    return d.one_of(
-        f"tf.nn.conv1d({a}, tf.reshape(w, [1, 4, 5]), 1, 'SAME')",
-        f"tf.nn.max_pool1d({a}, 2, 1, 'SAME')",
-        f"tf.nn.conv2d({a}[..., None], tf.reshape(w, [2, 2, 1, 5]), 1, 'SAME')",
-        f"tf.nn.depthwise_conv2d({a}[..., None], tf.reshape(w, [2, 2, 1, 5]), [1] * 4, 'SAME')",
-    )

@@ -59,7 +59,6 @@ def _shaped_by_shapes(d: Drawing) -> str:
         f"tf.reshape({a}, [tf.shape({a})[{axis}], -1])",
         f"tf.broadcast_to({a}, tf.broadcast_dynamic_shape(tf.shape({a}), tf.shape({b})))",
         f"tf.eye(B, dtype=tf.float64) * {a}",
-        "tf.sequence_mask(y, B)",
         f"tf.tile({a}, tf.concat([[B], tf.ones([tf.rank({a}) - 1], tf.int32)], 0))",
         f"tf.meshgrid({a}[0] if {d.rank(a)} > 1 else {a}, tf.cast(tf.range(B), tf.float64))[{d.one_of(0, 1)}]",
         f"{a} / tf.cast(tf.maximum(B, tf.shape({a})[{axis}]), tf.float64)",
@@ -136,7 +135,6 @@ def _in_order(d: Drawing) -> str:
         f"tf.clip_by_value({a}, tf.reduce_min({a}, 0), tf.reduce_mean({a}, 0))",
         f"tf.clip_by_global_norm([{a}, v], 0.5)[0][{d.one_of(0, 1)}]",
         f"({a} - tf.nn.moments({a}, [0])[0]) * tf.math.rsqrt(tf.nn.moments({a}, [0])[1] + 0.1)",
-        f"tf.histogram_fixed_width({a}, tf.constant([-1.0, 1.0], tf.float64), 4)",
     )
 
 
@@ -187,7 +185,6 @@ def _random(d: Drawing) -> str:
         f"{a} * tf.random.stateless_{kind}(tf.shape({a}), {seed}, dtype=tf.float64)",
         f"tf.nn.experimental.stateless_dropout({a}, 0.3, {seed})",
         f"tf.random.stateless_uniform({shape}, {seed}, 0, 4, tf.{d.one_of('int32', 'int64')})",
-        f"tf.random.stateless_binomial([B], {seed}, 5.0, 0.4, tf.int32)",
     )
 
 

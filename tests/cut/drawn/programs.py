@@ -113,8 +113,6 @@ class Drawing:
                 return False
             if not isinstance(value, tf.Tensor) or tf.size(value) > _MOST_ENTRIES or value.dtype == tf.float32:
                 return False
-            if "max_pool" in expression and tf.size(value) == 0:
-                return False  # TensorFlow leaves the gradient as it finds it in memory
             if value.dtype.is_floating and np.max(np.abs(np.nan_to_num(value, posinf=1e9)), initial=0) > 1e6:
                 return False
             found.append(value)
