@@ -1,6 +1,5 @@
 """Horovod's callbacks, SyncBatchNormalization and load_model. Run by test_horovod_training.py after train_checks.py."""
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import tensorflow as tf
 import keras_ddl
 import keras_ddl.horovod as ddl_hvd
 from harness.rank_program import long
-from keras_ddl.errors import ConfigError
-from keras_ddl.horovod import callbacks
 from keras_ddl.horovod import keras as hvd
 from keras_ddl.horovod.optimizer import DistributedOptimizer
 from keras_ddl.horovod.sync_batch_normalization import SyncBatchNormalization
@@ -94,27 +91,6 @@ def check_local_variables_are_not_broadcast():
     )
 
 
-def check_metrics_are_averaged_by_rows():
-    rows = 8 if RANK == 0 else 24
-    model = small_model()
-    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=["mae"])
-    history = model.fit(
-        X[RANK][:rows],
-        Y[RANK][:rows],
-        batch_size=rows,
-        verbose=0,
-        epochs=2,
-        validation_data=(X[RANK][: 5 + RANK], Y[RANK][: 5 + RANK]),
-        callbacks=[hvd.callbacks.MetricAverageCallback()],
-    ).history
-    x = [(X[r][: 8 if r == 0 else 24], Y[r][: 8 if r == 0 else 24]) for r in range(SIZE)]
-    val = [(X[r][: 5 + r], Y[r][: 5 + r]) for r in range(SIZE)]
-    for prefix, parts in (("", x), ("val_", val)):
-        difference = np.concatenate([model.predict(a, verbose=0) - b for a, b in parts])
-        np.testing.assert_allclose(history[f"{prefix}loss"], [np.mean(difference**2)] * 2, rtol=1e-12)
-        np.testing.assert_allclose(history[f"{prefix}mae"], [np.mean(np.abs(difference))] * 2, rtol=1e-12)
-
-
 def check_steps_that_count_no_rows_weigh_the_same():
     class Own(keras.Model):
         def train_step(self, data):
@@ -126,54 +102,6 @@ def check_steps_that_count_no_rows_weigh_the_same():
     average = hvd.callbacks.MetricAverageCallback()
     history = model.fit(X[RANK][: 8 + RANK], Y[RANK][: 8 + RANK], verbose=0, callbacks=[average]).history
     np.testing.assert_allclose(history["number"], [(SIZE + 1) / 2])
-
-
-def rates_of(*parts, momentum=0.0, epochs=4):
-    model = small_model()
-    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=momentum)), "mse")
-    watch = Rates()
-    history = model.fit(
-        X[RANK], Y[RANK], batch_size=6, epochs=epochs, verbose=0, shuffle=False, callbacks=[*parts, watch]
-    )
-    return watch.rates, history.history
-
-
-def check_warmup_and_schedule_follow_horovods_formula():
-    warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2)
-    later = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.5 ** (epoch - 1), start_epoch=3)
-    constant = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.4, multiplier=0.1, start_epoch=2, end_epoch=3)
-    rates, history = rates_of(warmup, constant, later)
-    ramp = [0.4 / SIZE * ((SIZE - 1) / 2 * step / 4 + 1) for step in range(8)]
-    np.testing.assert_allclose(rates, [*ramp, *[0.04] * 4, *[0.1] * 4], rtol=1e-6)
-    np.testing.assert_allclose(history["lr"], [rates[3] + (rates[1] - rates[0]), 0.4, 0.04, 0.1], rtol=1e-6)
-    smooth = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 1 / (1 + epoch), staircase=False)
-    rates, _ = rates_of(smooth, epochs=2)
-    np.testing.assert_allclose(rates, [0.4 / (1 + step / 4) for step in range(8)], rtol=1e-6)
-
-
-def check_callbacks_refuse_what_they_cannot_do():
-    for make in (
-        lambda: hvd.callbacks.LearningRateWarmupCallback(None),
-        lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
-        lambda: rates_of(hvd.callbacks.BestModelCheckpoint()),
-        lambda: hvd.load_model("nowhere.keras", legacy_opts=True),
-        lambda: hvd.broadcast_global_variables(0),
-        lambda: SyncBatchNormalization(fused=True),
-    ):
-        try:
-            make()
-        except ConfigError:
-            continue
-        raise AssertionError("no error")
-
-
-def check_best_model_checkpoint_writes_on_rank_0():
-    path = folder() / f"best-{RANK}.keras"
-    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-    best.filepath = os.fspath(path)
-    rates_of(best, epochs=1)
-    assert path.exists() == (RANK == 0)
-    assert hvd.callbacks is callbacks
 
 
 def check_load_model_wraps_the_optimizer_with_its_state():

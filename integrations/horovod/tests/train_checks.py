@@ -35,11 +35,6 @@ def check_fit_equals_one_process():
     compare(lambda: keras.optimizers.Adam(0.01))
 
 
-@long
-def check_fit_in_eager_mode_equals_one_process():
-    compare(lambda: keras.optimizers.Adam(0.01), compiled={"run_eagerly": True})
-
-
 def check_clipping_comes_after_the_reduction():
     compare(lambda: keras.optimizers.SGD(0.1, clipnorm=0.05))
     compare(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05))
@@ -134,24 +129,6 @@ def check_loss_scaling_skips_the_step_on_all_ranks():
         assert_close(model, model)
 
 
-@long
-def check_a_train_step_of_ones_own():
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
-            variables = self.trainable_variables
-            self.optimizer.apply(tape.gradient(loss, variables), variables)
-            return {"loss": loss}
-
-    def build():
-        keras.utils.set_random_seed(4)
-        return Own([keras.Input((6,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(2)])
-
-    compare(lambda: keras.optimizers.Adam(0.01), build)
-
-
 def check_sum_predivide_groups_and_compression():
     class Halved:
         """Not exact in general, and so seen to be used."""
@@ -196,6 +173,7 @@ def check_jit_compile_is_left_out():
     assert model.jit_compile is False
     distributed = DistributedOptimizer(keras.optimizers.SGD(0.1))
     raises(ConfigError, "jit_compile", lambda: model.compile(distributed, "mse", jit_compile=True))
+    raises(TypeError, r"compile\(\) got an unexpected", lambda: model.compile(distributed, los="mse"))
     plain.compile(keras.optimizers.SGD(0.1), "mse")
     assert plain.jit_compile is True
 

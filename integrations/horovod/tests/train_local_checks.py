@@ -3,42 +3,13 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from horovod_training import BATCH, RANK, SIZE, X, Y, dense_model, fit, mine
+from horovod_training import RANK, SIZE
 
-import keras_ddl
 import keras_ddl.horovod as hvd
-from keras_ddl.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from keras_ddl.horovod.optimizer import DistributedOptimizer
 from keras_ddl.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 MEAN = (SIZE + 1) / 2  # of rank + 1
-
-
-def check_local_layers_stay_each_ranks_own():
-    def weights(scale, divide):
-        model = dense_model()
-        arguments = {"local_layers": model.layers[-1], "scale_local_gradients": scale}
-        fit(model, PartialDistributedOptimizer(keras.optimizers.SGD(0.1 * divide), **arguments), *first)
-        return model.get_weights()
-
-    first = (mine(X)[:BATCH], mine(Y)[:BATCH], BATCH)
-    scaled, unscaled = weights(True, 1.0), weights(False, 1.0)
-    both = keras_ddl.all_gather_object([w.tobytes() for w in scaled])
-    assert all(each[:2] == both[0][:2] for each in both)
-    assert SIZE == 1 or both[0][2] != both[1][2]
-    start = dense_model().get_weights()
-    if SIZE > 1:
-        assert np.abs(unscaled[3] - start[3]).max() > 1.2 * np.abs(scaled[3] - start[3]).max()
-
-
-def check_tape_with_local_sources():
-    local, shared = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
-    x = tf.ones([1, 1], tf.float64) * (RANK + 1)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(local(x) + shared(x))
-    variables = [*local.trainable_variables, *shared.trainable_variables]
-    tape = PartialDistributedGradientTape(tape, local_layers=[local])
-    grads = tape.gradient(loss, variables)
-    np.testing.assert_allclose([float(g[0, 0]) for g in grads], [(RANK + 1) / SIZE, (SIZE + 1) / 2])
 
 
 def check_a_partial_tape_takes_its_arguments_in_horovods_order():
