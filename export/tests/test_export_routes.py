@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from keras import layers
 
 from keras_ddl import export, model_state
 from keras_ddl.errors import ExportError
-
-HERE = Path(__file__).parent
 
 
 def dense_model() -> Any:
@@ -251,48 +247,3 @@ def test_clean_process_computes_with_the_threads_of_training(tmp_path: Path, rec
     with export.CleanProcess() as process:
         answer = export.validate_saved_model(path, golden=tmp_path / "golden.npz", process=process)
     assert answer["threads"] == cores + recorded and answer["rows"] == 5
-
-
-def test_c_program_answers_as_python_does(tmp_path: Path) -> None:
-    compiler = shutil.which("g++") or shutil.which("gcc")
-    library = Path(tf.sysconfig.get_lib())
-    if compiler is None or not (library / "libtensorflow_cc.so.2").exists():
-        pytest.skip("needs a C compiler and the wheel's libtensorflow_cc.so.2")
-    program = tmp_path / "serve_check"
-    command = [
-        compiler,
-        "-x",
-        "c",
-        HERE / "serve_check.c",
-        "-x",
-        "none",
-        "-I",
-        tf.sysconfig.get_include(),
-        "-o",
-        program,
-    ]
-    command += [library / "libtensorflow_cc.so.2", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
-    subprocess.run([str(part) for part in command], check=True, timeout=600)
-
-    model = dense_model()
-    disturb(model)
-    base = export.write_base_graph(model, tmp_path / "ckpt")
-    model_state.save_checkpoint(model, tmp_path / "ckpt", 1, base=base)
-    path = export.export_saved_model(tmp_path / "ckpt", tmp_path / "out", validate="off").path
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
-    signature = graph.signature_def["serving_default"]
-    names = [signature.inputs["x"].name.split(":")[0], signature.outputs["probabilities"].name.split(":")[0]]
-    x = rows(4)
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [str(program), str(path), *names, "5", "4"],
-        input=x.tobytes(),
-        capture_output=True,
-        timeout=600,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    answer = np.frombuffer(done.stdout, np.float32).reshape(5, 3)
-    np.testing.assert_allclose(answer, serve(path, x=x)["probabilities"], atol=1e-6)

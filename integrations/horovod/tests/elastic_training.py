@@ -1,7 +1,7 @@
 """A fit of Horovod's elastic kind that is killed in the middle, by `keras-ddl run --restarts`. Run by test_elastic.py.
 
-elastic_training.py   The last rank is killed in the first attempt. The last one then trains once more without a stop, for
-                      comparison.
+elastic_training.py   The last rank is killed in the first attempt. The last attempt then trains once more, without a
+                      stop, for comparison.
 """
 
 import json
