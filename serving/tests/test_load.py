@@ -3,7 +3,6 @@
 import base64
 import http.client
 import random
-import threading
 
 import grpc
 import numpy as np
@@ -15,36 +14,6 @@ from harness.serving import predict_request, serving
 from keras_ddl.compat.tensorflow import tf
 
 X = [[1.0, 2.0, 3.0]]
-
-
-def at_once(count, call):
-    """Calls call(i) in threads; returns what each returned or raised."""
-    found = [None] * count
-
-    def run(number):
-        try:
-            found[number] = call(number)
-        except grpc.RpcError as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return found
-
-
-def test_a_full_queue_refuses_and_goes_on(versions):
-    with serving(versions, "--threads", 1, "--queue", 2) as server:
-        server.wait_for(3)
-        request = predict_request({"rounds": np.int32([20_000])}, signature="work")
-        found = at_once(12, lambda number: server.predictions.Predict(request))
-        refused = [each for each in found if isinstance(each, grpc.RpcError)]
-        assert {each.code() for each in refused} == {grpc.StatusCode.UNAVAILABLE}, refused
-        assert 3 <= len(found) - len(refused) < 12
-        assert "The queue of model 'model' is full: 3 requests" in refused[0].details()
-        assert server.predict(X).shape == (1, 3)
 
 
 @pytest.fixture(scope="module")
