@@ -18,8 +18,6 @@ from keras_ddl import callbacks, export
 from keras_ddl.errors import ExportError
 from keras_ddl.export import EncodedImages
 
-_random = np.random.default_rng(3)
-
 
 def two_heads() -> Any:
     """Inputs whose names are not in the order of the layers; a layer that computes in 16 bits."""

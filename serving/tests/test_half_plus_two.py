@@ -15,7 +15,6 @@ from keras_ddl.compat.tensorflow import tf
 
 v1 = tf.compat.v1
 SIGNATURES = v1.saved_model.signature_def_utils
-INFO = v1.saved_model.build_tensor_info
 
 
 def write_half_plus_two(path: Path) -> None:

@@ -92,23 +92,14 @@ def test_status_metadata_metrics_and_health(server):
     assert 'request_latency_bucket{API="Predict",entrypoint="REST",le="' in text
 
 
-def test_slow_half_open_and_oversized_requests_harm_nobody(versions):
-    with serving(versions, "--timeout", 4, "--max-message-mb", 1, "--drain-seconds", 0) as server:
+def test_idle_and_half_open_requests_harm_nobody_and_endless_ones_are_given_up(versions):
+    with serving(versions, "--timeout", 4, "--drain-seconds", 0) as server:
         server.wait_for(3)
         idle = [socket.create_connection(("127.0.0.1", server.rest_port)) for _ in range(50)]
         half = socket.create_connection(("127.0.0.1", server.rest_port))
         half.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
         assert b"504" in half.recv(1000).partition(b"\r\n")[0]
-        status, answer = server.rest("POST", PREDICT, b" " * (2 * 2**20))
-        assert status == 413, answer
-        status, answer = server.rest("POST", PREDICT, {"signature_name": "work", "inputs": [10**8]})
-        assert status == 504
-        assert "not answered, within 4 s" in answer["error"]
-        for _ in range(75):  # its process has been ended: another one is on its way
-            status, answer = server.rest("POST", PREDICT, {"instances": X})
-            if status == 200:
-                break
-        assert status == 200, answer
+        assert server.rest("POST", PREDICT, {"instances": X})[0] == 200
         for each in (*idle, half):
             each.close()
         # What computes still is given up in time.

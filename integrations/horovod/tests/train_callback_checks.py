@@ -1,14 +1,10 @@
 """Horovod's callbacks, SyncBatchNormalization and load_model. Run by test_horovod_training.py after train_checks.py."""
 
-import tempfile
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_ddl
-import keras_ddl.horovod as ddl_hvd
 from harness.rank_program import long
 from keras_ddl.horovod import keras as hvd
 from keras_ddl.horovod.optimizer import DistributedOptimizer
@@ -29,10 +25,6 @@ def small_model(seed=7):
 
 def everyone(value):
     return keras_ddl.all_gather_object(value)
-
-
-def folder():
-    return Path(keras_ddl.broadcast_object(tempfile.mkdtemp()))
 
 
 class Rates(keras.callbacks.Callback):
@@ -102,45 +94,6 @@ def check_steps_that_count_no_rows_weigh_the_same():
     average = hvd.callbacks.MetricAverageCallback()
     history = model.fit(X[RANK][: 8 + RANK], Y[RANK][: 8 + RANK], verbose=0, callbacks=[average]).history
     np.testing.assert_allclose(history["number"], [(SIZE + 1) / 2])
-
-
-def check_load_model_wraps_the_optimizer_with_its_state():
-    place = folder() / "model.keras"
-    for saved_with in (lambda x: x, DistributedOptimizer):
-        model = small_model()
-        model.compile(saved_with(keras.optimizers.Adam(0.01)), "mse")
-        model.fit(X.reshape(-1, 6), Y.reshape(-1, 2), batch_size=8, verbose=0, shuffle=False)
-        if RANK == 0:
-            model.save(place)
-        keras_ddl.barrier()
-        plain = keras.models.load_model(place)
-        assert type(plain.optimizer) is keras.optimizers.Adam and "_ddl_reduction" not in vars(plain.optimizer)
-        loaded = hvd.load_model(place)
-        assert int(loaded.optimizer.iterations) == 3 * SIZE
-        loaded.fit(X[RANK][:8], Y[RANK][:8], batch_size=8, verbose=0, shuffle=False)
-        plain.fit(X[:, :8].reshape(-1, 6), Y[:, :8].reshape(-1, 2), batch_size=8 * SIZE, verbose=0, shuffle=False)
-        for one, other in zip(loaded.get_weights(), plain.get_weights()):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
-        keras_ddl.barrier()
-
-
-def check_process_sets_and_compression_of_horovod():
-    x = tf.constant(1.0 + RANK, tf.float64)
-    alone = hvd.add_process_set([0])
-    others = hvd.add_process_set(list(range(1, SIZE)))
-    mine = alone if RANK == 0 else others
-    for op, value in ((hvd.Average, 1.0 if RANK == 0 else (SIZE + 2) / 2), (hvd.Max, 1.0 if RANK == 0 else SIZE)):
-        variable = tf.Variable(1.0, dtype=tf.float64)
-        with tf.GradientTape() as tape:
-            loss = variable * x
-        tape = ddl_hvd.DistributedGradientTape(tape, process_set=mine, op=op)
-        assert float(tape.gradient(loss, variable)) == value
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=mine, compression=hvd.Compression.bf16)
-    variable = keras.Variable(0.0)
-    optimizer.apply([x + 2.0**-20], [variable])
-    assert float(variable.numpy()) == (-1.0 if RANK == 0 else -(SIZE + 2) / 2)
-    hvd.remove_process_set(alone)
-    hvd.remove_process_set(others)
 
 
 # ---- SyncBatchNormalization ------------------------------------------------------------------------------------------

@@ -10,13 +10,11 @@ from horovod_training import (
     RANK,
     SIZE,
     STEPS,
-    TOKENS,
     X,
     Y,
     assert_close,
     compare,
     dense_model,
-    embedding_model,
     fit,
     mine,
     raises,
@@ -103,12 +101,6 @@ class Passes(keras.optimizers.SGD):
             for variable, grad in zip(trainable_variables, clipped):
                 variable.assign(variable - 0.05 * grad)
             self.total = None
-
-
-@long
-def check_embeddings_are_gathered_or_dense():
-    compare(lambda: keras.optimizers.Adam(0.01), embedding_model, TOKENS)
-    compare(lambda: keras.optimizers.SGD(0.5), embedding_model, TOKENS, sparse_as_dense=True)
 
 
 def check_loss_scaling_skips_the_step_on_all_ranks():
