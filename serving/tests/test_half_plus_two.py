@@ -116,12 +116,3 @@ def test_a_model_of_tensorflow_2_classifies_though_it_says_predict(tmp_path: Pat
         server.wait_for(1)
         status, answer = server.rest("POST", "/v1/models/model:classify", body)
         assert status == 400 and "method_name" in answer["error"]
-
-
-def test_a_model_config_that_is_none_ends_the_server(tmp_path: Path) -> None:
-    (tmp_path / "models.config").write_text("improper: yes")
-    with (
-        pytest.raises(AssertionError, match="Error parsing text-format tensorflow.serving.ModelServerConfig"),
-        serving(f"--model_config_file={tmp_path / 'models.config'}"),
-    ):
-        pass

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 from serving_attacks import MEGABYTE, PREDICT, X, post
-from tensorflow_serving.apis import model_management_pb2, predict_pb2
+from tensorflow_serving.apis import predict_pb2
 
 from harness.serving import Running, predict_request, resident_bytes, serving
 from keras_ddl.serving import bodies
@@ -269,12 +269,6 @@ def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
         assert not slow[0].done(), f"the slow model was not slow: {time.monotonic() - begin}"
         for each in slow:
             each.cancel()
-
-
-def test_lists_of_models_are_not_taken_from_clients(strict: Running) -> None:
-    with pytest.raises(grpc.RpcError, match="--allow-reload-config") as caught:
-        strict.models.HandleReloadConfigRequest(model_management_pb2.ReloadConfigRequest())
-    assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_as_many_requests_wait_as_the_queue_holds() -> None:

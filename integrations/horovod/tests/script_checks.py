@@ -183,3 +183,19 @@ def check_several_steps_in_one_call_equal_one_process():
     compare(lambda: Adam(0.01), compiled={"steps_per_execution": 3})
     oracle = {"oracle": lambda: SGD(0.1, gradient_accumulation_steps=2), "backward_passes_per_step": 2}
     compare(lambda: SGD(0.05), compiled={"steps_per_execution": 4}, **oracle)
+
+
+def check_a_rank_outside_of_the_process_set_keeps_its_gradients():
+    first = ddl_hvd.add_process_set([0])
+    own, x = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer = DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1.0), process_set=first
+    )
+    optimizer.register_local_var(own)
+    optimizer.apply([tf.constant(RANK + 1.0, tf.float64)] * 2, [own, x])
+    assert (float(own.numpy()), float(x.numpy())) == (-(RANK + 1.0), -(RANK + 1.0))
+    variable = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = variable * (RANK + 5.0)
+    assert float(DistributedGradientTape(tape, process_set=first).gradient(loss, variable)) == RANK + 5.0
+    ddl_hvd.remove_process_set(first)

@@ -89,6 +89,10 @@ def check_name_DistributedOptimizer():
     assert_same(stepped(make, op=hvd.Sum, compression=hvd.Compression.fp16), TOTAL)
     assert_same(stepped(make, gradient_predivide_factor=2.0, groups=1), MEAN)
     assert_same(stepped(make, num_groups=1), MEAN)
+    grouped, other = (keras.Variable([0.0, 0.0], dtype="float32") for _ in range(2))
+    make(keras.optimizers.SGD(1.0), groups=[[grouped]]).apply([mine(), mine()], [other, grouped])
+    assert_same(-np.asarray(grouped), MEAN)
+    assert_same(-np.asarray(other), MEAN)
     assert_same(stepped(make, process_set=hvd.global_process_set, scale_local_gradients=False), MEAN)
     slices = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([RANK]), tf.constant([SIZE, 2]))
     for dense in (False, True):

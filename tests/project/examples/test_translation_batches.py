@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 
 import numpy as np
@@ -86,23 +85,6 @@ def test_first_two_batches_show_keras_that_widths_differ(alone):
             assert len(rest) + 2 == plan.steps
     one_width = Plan(np.full([500, 2], 7), tokens=140, buckets=5, seed=0)
     assert [len(sentences) for _, sentences in one_width.epoch(0)] == [10] * 50
-
-
-def test_buckets_have_as_little_padding_as_any():
-    random = np.random.default_rng(0)
-    for _ in range(10):
-        lengths = random.integers(1, 9, [300, 2])
-        longer = lengths.max(axis=1)
-        kinds = np.unique(longer)
-
-        def padded(cuts):
-            members = [lengths[(longer > low) & (longer <= high)] for low, high in zip([0, *cuts], [*cuts, 9])]  # noqa: B023
-            return sum(len(some) * some.max(axis=0).sum() for some in members)
-
-        least = min(padded(cuts) for count in range(3) for cuts in itertools.combinations(kinds[:-1], count))
-        plan = Plan(lengths, tokens=32, buckets=3, seed=0)
-        assert len(plan.buckets) == 3
-        assert sum(len(bucket.sentences) * sum(bucket.widths) for bucket in plan.buckets) == least
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
