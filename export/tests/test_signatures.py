@@ -135,17 +135,6 @@ def test_16_bit_layers_are_answered_as_such_if_wanted(tmp_path: Path) -> None:
     assert ask(path, "hidden", **sample)["half"].dtype == np.float16
 
 
-def test_a_replaced_signature_leaves_nothing_behind(declared: dict[str, Any]) -> None:
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    folder = declared["folder"]
-    wanted = {"serving_default": "price", "embedding": "price"}
-    path = export.export_saved_model(folder, folder / "out", validate="off", signatures=wanted).path
-    (graph,) = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs
-    wrappers = [each.signature.name for each in graph.graph_def.library.function if "wrapper" in each.signature.name]
-    assert len(wrappers) == 5 and set(wrappers) == set(graph.object_graph_def.concrete_functions)
-
-
 def test_a_wrong_answer_of_a_signature_is_found(declared: dict[str, Any], tmp_path: Path) -> None:
     from keras_ddl.export import validate_saved_model
 
