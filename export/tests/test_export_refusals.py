@@ -21,8 +21,10 @@ from export_zoo import Blocks, rows
 from keras import layers
 
 from keras_ddl import export, model_state
+from keras_ddl.checkpoint import tensor_bundle
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
 from keras_ddl.export import manifest, versions
+from keras_ddl.export.sources import weights
 from keras_ddl.files import digests
 from keras_ddl.serving import model_config
 
@@ -251,24 +253,27 @@ def test_weights_that_are_not_numbers_are_refused(trained: Path, tmp_path: Path)
     assert contents(tmp_path / "out") == []
 
 
-def test_only_what_is_not_finite_counts() -> None:
-    from keras_ddl.checkpoint.tensor_bundle import variable_key
-    from keras_ddl.export.sources import weights
-
+def test_only_what_is_not_finite_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_SLICE", 2)  # large weights are looked at in slices
     largest = [3.4e38, 3.4e38]  # their sum is not finite
     values = {
         "fine": [tf.constant(largest), tf.constant([], tf.float32), tf.constant([65504, 65504], tf.float16)],
         "bad": [
-            tf.constant([*largest, np.inf, -np.inf]),  # their sum is no number
+            tf.constant([np.inf, *largest, -np.inf]),
+            tf.constant([np.inf, -np.inf, 0]),  # their sum is no number
             tf.constant(np.nan, tf.float64),
             tf.constant([1, np.inf], tf.bfloat16),
             tf.cast([1, np.nan], tf.dtypes.experimental.float8_e5m2),
             tf.constant([complex(0, np.nan), 1]),
         ],
     }
-    held = {variable_key("w", f"{kind}{i}"): each for kind, group in values.items() for i, each in enumerate(group)}
-    found = weights._not_finite(held)
-    assert found == ["bad0 (2 of 4)", "bad1 (1 of 1)", "bad2 (1 of 2)", "bad3 (1 of 2)", "bad4 (1 of 2)"]
+    held = {
+        tensor_bundle.variable_key("w", f"{kind}{i}"): each
+        for kind, group in values.items()
+        for i, each in enumerate(group)
+    }
+    counts = ["2 of 4", "2 of 3", "1 of 1", "1 of 2", "1 of 2", "1 of 2"]
+    assert weights._not_finite(held) == [f"bad{i} ({count})" for i, count in enumerate(counts)]
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,6 @@ def test_killed_elastic_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert told == {"resets": [[1, 3, 8]], "seen": True, "equal": True, "size": 2, "attempt": 1}
 
 
-@pytest.mark.long
-def test_torn_commit_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
-    told = told_after(tmp_path, "-np", "1")
-    assert told["resets"] == [[1, 1, 6]] and told["seen"] and told["equal"], told
-
-
 GROWING = """
 import json, os, time
 from pathlib import Path
