@@ -19,10 +19,9 @@ from keras_ddl.export import manifest
 from keras_ddl.export.proof import validate
 from keras_ddl.export.proof.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.signatures import METHODS, Classify, Regress, declarations
-from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.export.tracing.inputs import find_inputs
 from keras_ddl.export.tracing.isolation import isolated
-from keras_ddl.export.tracing.tracer import Traced, Tracer, answer
+from keras_ddl.export.tracing.tracer import Elsewhere, Traced, Tracer, answer
 from keras_ddl.files import durable
 
 _WHAT = "A base graph"

@@ -16,15 +16,33 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
 from keras_ddl.topology.launcher import find_launcher
-from keras_ddl.trackers import mlflow_scratch, wandb_disabled
+from keras_ddl.trackers import mlflow_scratch
+
+
+def disable_runs(wandb: ModuleType, notify: Callable[[], None]) -> None:
+    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE are (wandb 0.31).
+
+    Args:
+        notify: tells the user; called when a run is started.
+    """
+    init = wandb.init
+
+    @functools.wraps(init)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        notify()
+        return init(*args, **{**kwargs, "mode": "disabled"})
+
+    wandb.init = disabled  # type: ignore[attr-defined]
+
 
 _CHANGES: dict[str, Callable[[ModuleType, Callable[[], None]], None]] = {
     "mlflow": mlflow_scratch.log_to_scratch,
-    "wandb": wandb_disabled.disable_runs,
+    "wandb": disable_runs,
 }
 _LOGGED_BY_RANK_0 = (
     "keras_ddl: MLflow and Weights & Biases log on rank 0 only; runs of the other ranks are discarded. If each rank is "

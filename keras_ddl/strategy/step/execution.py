@@ -17,9 +17,9 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
-from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind
 from keras_ddl.strategy.step.cut_step import variables_of
+from keras_ddl.strategy.step.tracing import without_garbage_collection
 from keras_ddl.strategy.trainer_calls import TrainerCall
 
 
@@ -58,7 +58,7 @@ class Execution(TrainerCall):
         with self.entered(), order.translate_errors():
             if self._function is not None:
                 return self._function(data)
-            with garbage.paused():
+            with without_garbage_collection():
                 self._function = make_function(self, data)
                 return self._function(data)
 

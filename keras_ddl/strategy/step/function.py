@@ -22,12 +22,11 @@ from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import figures, observing
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
-from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.batch_kinds import BatchKinds
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs, numbers_of, variables_of
 from keras_ddl.strategy.step.failing_together import Caller
-from keras_ddl.strategy.step.tracing import sees_global_batch
+from keras_ddl.strategy.step.tracing import sees_global_batch, without_garbage_collection
 
 
 class StepFunction(Caller):
@@ -212,7 +211,7 @@ class StepFunction(Caller):
 
     def _trace(self, arguments: Arguments, specs: Sequence[Any], batch: _TracedBatch) -> _Traced:
         step = arguments.bound(self._function, specs)
-        with garbage.paused():
+        with without_garbage_collection():
             try:
                 concrete = self.cut_step.trace(step, arguments.components(batch.shapes), owners=[self.__wrapped__])
             except RankMismatchError:  # what ranks have refused is not to be found in it, when the program calls again
@@ -289,7 +288,7 @@ class _Traced:
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
             return owner.build(program, arguments, batch, list(local))
 
-        with garbage.paused():
+        with without_garbage_collection():
             return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
     def forget_graph(self) -> None:
