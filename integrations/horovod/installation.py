@@ -122,7 +122,6 @@ def check_no_other() -> None:
 
 
 def is_installed() -> bool:
-    """Whether this process finds keras_ddl under Horovod's names."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 

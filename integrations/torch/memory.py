@@ -97,7 +97,6 @@ def as_is(tensor: torch.Tensor) -> tuple[str, int]:
 
 
 def place(tensor: torch.Tensor, out: torch.Tensor | None, count: int) -> Memory:
-    """Returns the memory of a tensor and of its result."""
     return Memory(tensor.data_ptr(), None if out is None else out.data_ptr(), count)
 
 
@@ -138,7 +137,6 @@ def check_one_each(
 
 
 def text(tensor: torch.Tensor) -> str:
-    """Describes a tensor for messages."""
     return _text(tensor.dtype, tensor.shape, tensor.stride())
 
 

@@ -62,7 +62,6 @@ class AfterCommit:
         return not is_eager(tensor) and tensor.op.name in self._operations
 
     def gathers(self) -> list[tf.Operation]:
-        """Returns the collectives among these operations."""
         return [each for each in self._operations.values() if each.type == _GATHER]
 
     def operands(self) -> list[tf.Tensor]:

@@ -77,7 +77,6 @@ class Builder(Context):
         self.requests.follow_program = False  # gathers wait for what has used other weights, whatever needs it
 
     def is_weight(self, handle: Value) -> bool:
-        """Whether a variable is held so."""
         return self._sharding.is_weight(handle)
 
     def build(self, ends: Mapping[Value, Placement] | None = None) -> None:

@@ -57,5 +57,4 @@ class Schedule:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something was postponed."""
         return bool(self._postponed)

@@ -94,7 +94,6 @@ class RankOutcome:
 
     @property
     def error(self) -> str:
-        """`full_error`, shortened."""
         return _shorten(self.full_error, _SUMMARY_CHARACTERS)
 
     @property

@@ -56,7 +56,6 @@ class Reach:
             thread.join(2 * _SECONDS)
 
     def findings(self) -> dict[str, Finding]:
-        """Returns the results so far: name of a host that cannot be reached -> why."""
         return dict(self._findings)
 
     def _check(self, name: str) -> None:
@@ -113,7 +112,6 @@ class Preflight:
 
     @property
     def holds_start(self) -> bool:
-        """Whether programs start only when all ranks have reported."""
         return bool(self._is_on) and self._job.several_hosts
 
     def take(self, rank: int, hello: dict[str, Any]) -> None:

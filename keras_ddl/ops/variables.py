@@ -39,7 +39,6 @@ def _shapes(variables: Sequence[tf.Variable]) -> list[str]:
 
 
 def describe(variables: Sequence[tf.Variable]) -> str:
-    """Returns a description for error messages."""
     return f"{len(variables)} variables: " + ", ".join(_specs(variables)[:8])
 
 

@@ -59,7 +59,6 @@ _running: ContextVar[tuple[TrainerCall, ...]] = ContextVar("keras_ddl_trainer_ca
 
 
 def running() -> tuple[TrainerCall, ...]:
-    """Returns the calls that run on this thread, the innermost last."""
     return _running.get()
 
 
@@ -69,5 +68,4 @@ def followers() -> list[Follower]:
 
 
 def innermost() -> TrainerCall | None:
-    """Returns the innermost call that runs on this thread, or None."""
     return next(reversed(_running.get()), None)

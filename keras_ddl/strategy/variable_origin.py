@@ -12,7 +12,6 @@ _of_one_rank: ContextVar[bool] = ContextVar("keras_ddl_variable_of_one_rank", de
 
 
 def of_keras() -> AbstractContextManager[None]:
-    """Returns a context in which variables are made for Keras."""
     return setting(_of_keras, True)
 
 

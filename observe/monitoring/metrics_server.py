@@ -66,7 +66,6 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
         host, port = self._server.server_address[:2]
         return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
 

@@ -171,7 +171,6 @@ class Judgement:
 
     @property
     def steps(self) -> int:
-        """Training steps that were compared."""
         return sum(each.event.kind == "step" for each in self.rows)
 
     @property

@@ -44,7 +44,6 @@ _updating: ContextVar[bool] = ContextVar("keras_ddl_updating", default=False)
 
 
 def updating() -> Any:
-    """Returns a context in which all ranks assign equal values, as optimizers do."""
     return setting(_updating, True)
 
 

@@ -39,7 +39,6 @@ class DataLayout:
         self.axis = self._axes.index(model_axis)
 
     def describe(self) -> str:
-        """Returns what must be equal on all ranks."""
         return f"data_layout {self._axes}"
 
     def of_arguments(

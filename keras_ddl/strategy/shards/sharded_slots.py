@@ -142,7 +142,6 @@ class ShardedVariable(UninitializedVariable):
 
     @property
     def chunk(self) -> Any:
-        """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
@@ -267,7 +266,6 @@ def deferring_restored_values() -> AbstractContextManager[None]:
 
 
 def is_deferring() -> bool:
-    """Whether this is inside `deferring_restored_values`."""
     return _deferring.get()
 
 

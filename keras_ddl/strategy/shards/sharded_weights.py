@@ -48,7 +48,6 @@ class ShardedWeight(ShardedVariable):
 
     @property
     def is_spread(self) -> bool:
-        """Whether its entries are in variables of several ranks now."""
         return not self.is_complete
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:

@@ -43,11 +43,9 @@ class BatchKinds:
         self._kinds: list[BatchKind] = []
 
     def __bool__(self) -> bool:
-        """Whether any kind was met."""
         return bool(self._kinds)
 
     def clear(self) -> None:
-        """Forgets all kinds, and what was traced for them."""
         self._kinds.clear()
 
     def only_trace(self) -> BatchKind | None:

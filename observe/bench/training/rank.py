@@ -37,7 +37,6 @@ class Plan:
     epochs: int
 
     def global_batch(self, ranks: int) -> int:
-        """Returns the rows of a step of `ranks` ranks together."""
         return self.batch if self.strong else self.batch * ranks
 
 
