@@ -74,6 +74,6 @@ class AnswersOfRanks:
     def _run(self) -> dict[str, Any]:
         # What inference changes, as seeds, is small, and no rank has parts of it.
         state = [v for v in self._model.variables if not v.trainable and not gathered_slots.spread_in([v])]
-        with unchanged([each.value for each in state]), gathered_slots.inference():
+        with unchanged([each.value for each in state]), gathered_slots.inference(True):
             outputs = self._step(**self._rows)
         return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}

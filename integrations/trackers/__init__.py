@@ -61,14 +61,11 @@ def leave_to_rank_0() -> None:
         if launcher is None or launcher.rank == 0 or config.get("TRACK_ALL_RANKS"):
             return
         if not any(isinstance(each, _ChangesOnImport) for each in sys.meta_path):
-            changes = _ChangesOnImport(functools.cache(_notify) if launcher.rank == 1 else lambda: None)
+            notify = functools.cache(lambda: print(_LOGGED_BY_RANK_0, file=sys.stderr, flush=True))
+            changes = _ChangesOnImport(notify if launcher.rank == 1 else lambda: None)
             sys.meta_path.insert(0, changes)
             for name in _CHANGES.keys() & sys.modules.keys():
                 _CHANGES[name](sys.modules[name], changes.notify)
-
-
-def _notify() -> None:
-    print(_LOGGED_BY_RANK_0, file=sys.stderr, flush=True)
 
 
 class _ChangesOnImport(importlib.abc.MetaPathFinder):

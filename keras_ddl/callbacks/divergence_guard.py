@@ -188,7 +188,8 @@ class DivergenceGuard(keras.callbacks.Callback):
             return
         self._gone_back += 1
         self._judge.go_back()
-        rates = ", ".join(f"{rate:g}" for rate in self._lower_rates())
+        lowered = [controller_of(each).lower(self.factor) for each in optimizers_with_rates(self.model)]
+        rates = ", ".join(f"{rate:g}" for rate in lowered)
         self._say(
             f"{finding} Training goes back to step {back} and continues with learning rate {rates} "
             f"({self._gone_back} of {self.retries})."
@@ -205,9 +206,6 @@ class DivergenceGuard(keras.callbacks.Callback):
             if back is not None and before > 0:
                 MomentumCorrection().scale(optimizer, rate / before)
         return back
-
-    def _lower_rates(self) -> list[float]:
-        return [controller_of(each).lower(self.factor) for each in optimizers_with_rates(self.model)]
 
     def _say(self, message: str) -> None:
         self.message = message

@@ -119,7 +119,7 @@ class RankOutcome:
             return True
         if "failed_rank" in (self.report or {}):
             return True
-        return self.stopped_by is not None and (not self.error or _is_interrupt(self.error))
+        return self.stopped_by is not None and (not self.error or self.error.partition(":")[0] == "KeyboardInterrupt")
 
     def has_failed_like(self, other: RankOutcome) -> bool:
         """Whether it had the error of `other`, of its own; numbers in it may differ, as those of ranks do."""
@@ -277,10 +277,6 @@ def mpirun_messages(text: str) -> str:
     """Returns what mpirun wrote, without the blocks that only say that a rank has failed."""
     blocks = [block.strip("\n") for block in _RULER.split(text)]
     return "\n".join(block for block in blocks if block.strip() and not _ROUTINE.search(block))
-
-
-def _is_interrupt(error: str) -> bool:
-    return error.partition(":")[0] == "KeyboardInterrupt"
 
 
 def signal_name(number: int) -> str:

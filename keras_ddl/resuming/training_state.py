@@ -20,14 +20,14 @@ from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.progress import gather
 from keras_ddl.strategy.step import accumulation
-from keras_ddl.strategy.variable_origin import of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 def build_optimizer(model: Any) -> None:
     """Creates the optimizer's variables, which Keras would create in the first step. On all ranks."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
-        with model.distribute_strategy.scope(), of_all_ranks():
+        with model.distribute_strategy.scope(), of_one_rank(False):
             optimizer.build(model.trainable_variables)
 
 

@@ -237,10 +237,3 @@ def _quotient(words: list[str]) -> float | None:
     if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

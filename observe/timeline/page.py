@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def _data(ranks: Sequence[RankSteps], summary: Summary, title: str) -> dict[str,
     return {
         "title": title,
         "words": sentences(summary),
-        "summary": summary.as_json(),
+        "summary": asdict(summary),
         "every": every,
         "numbers": [step.number for step in ranks[0].steps],
         "late": [[_us(each) for each in one] for one in zip(*lateness(ranks))],

@@ -6,6 +6,7 @@ of global batch (batch_kinds.py) and each way in which this rank has its rows of
 """
 
 from __future__ import annotations
+from keras_ddl.strategy.step import garbage
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
 from keras_ddl.strategy.step.batch_kinds import BatchKind
 from keras_ddl.strategy.step.cut_step import variables_of
-from keras_ddl.strategy.step.tracing import without_garbage_collection
 from keras_ddl.strategy.trainer_calls import TrainerCall
 
 
@@ -58,7 +58,7 @@ class Execution(TrainerCall):
         with self.entered(), order.translate_errors():
             if self._function is not None:
                 return self._function(data)
-            with without_garbage_collection():
+            with garbage.paused():
                 self._function = make_function(self, data)
                 return self._function(data)
 

@@ -5,6 +5,7 @@ No part of Keras is changed for it.
 """
 
 from __future__ import annotations
+from keras_ddl.strategy.step import garbage
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -26,7 +27,7 @@ from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.batch_kinds import BatchKinds
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs, numbers_of, variables_of
 from keras_ddl.strategy.step.failing_together import Caller
-from keras_ddl.strategy.step.tracing import sees_global_batch, without_garbage_collection
+from keras_ddl.strategy.step.tracing import sees_global_batch
 
 
 class StepFunction(Caller):
@@ -210,7 +211,7 @@ class StepFunction(Caller):
 
     def _trace(self, arguments: Arguments, specs: Sequence[Any], batch: _TracedBatch) -> _Traced:
         step = arguments.bound(self._function, specs)
-        with without_garbage_collection():
+        with garbage.paused():
             try:
                 concrete = self.cut_step.trace(step, arguments.components(batch.shapes), owners=[self.__wrapped__])
             except RankMismatchError:  # what ranks have refused is not to be found in it, when the program calls again
@@ -287,7 +288,7 @@ class _Traced:
         def rank_step(*local: tf.Tensor) -> list[tf.Tensor]:
             return owner.build(program, arguments, batch, list(local))
 
-        with without_garbage_collection():
+        with garbage.paused():
             return tf.function(rank_step, autograph=False).get_concrete_function(*specs)
 
     def forget_graph(self) -> None:
