@@ -6,7 +6,6 @@ of global batch (batch_kinds.py) and each way in which this rank has its rows of
 """
 
 from __future__ import annotations
-from keras_ddl.strategy.step import garbage
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import order
 from keras_ddl.data.rows import UNKNOWN, BatchRows
+from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.batch_kinds import BatchKind
 from keras_ddl.strategy.step.cut_step import variables_of
 from keras_ddl.strategy.trainer_calls import TrainerCall

@@ -5,7 +5,6 @@ No part of Keras is changed for it.
 """
 
 from __future__ import annotations
-from keras_ddl.strategy.step import garbage
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +22,7 @@ from keras_ddl.errors import ConfigError, RankMismatchError
 from keras_ddl.strategy import figures, observing
 from keras_ddl.strategy.interface import StrategyInterface
 from keras_ddl.strategy.shards import gathered_slots
+from keras_ddl.strategy.step import garbage
 from keras_ddl.strategy.step.arguments import Arguments, is_tensor
 from keras_ddl.strategy.step.batch_kinds import BatchKinds
 from keras_ddl.strategy.step.cut_step import ALONE, ConcreteFunction, CutStep, Outputs, numbers_of, variables_of
