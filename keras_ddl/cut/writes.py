@@ -11,11 +11,11 @@ at once), the variable is written when the program says so, and copied before: `
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import variable_ops
-from keras_ddl.cut.after_commit import AfterCommit
 from keras_ddl.cut.collectives import Collectives
 from keras_ddl.cut.placed_values import PlacedValues
 from keras_ddl.cut.program import PYTHON_FUNCTIONS, Node, Value
@@ -152,7 +152,7 @@ class Writes:
         """Returns the operands of what scatters rows after the commit."""
         return [each for inputs, _ in self._late for each in inputs]
 
-    def make_all(self, committed: tf.Operation, after: AfterCommit | None = None) -> None:
+    def make_all(self, committed: tf.Operation, after: Postponed | None = None) -> None:
         """Writes everything, after `committed`. after: what has yet to be computed then, one value after the other."""
         written: dict[Hashable, tf.Operation] = {}
         previous = committed
@@ -168,8 +168,24 @@ class Writes:
             self.snapshots.forget(committed)
 
 
+class Postponed(Protocol):
+    """Operations of a step that run after the commit: after_commit.py."""
+
+    def __contains__(self, tensor: tf.Tensor) -> bool:
+        """Whether one of them gives this tensor."""
+
+    def gathers(self) -> list[tf.Operation]:
+        """Returns the collectives among these operations."""
+
+    def operands(self) -> list[tf.Tensor]:
+        """Returns what these operations need of what runs before the commit."""
+
+    def follow(self, previous: tf.Operation, value: tf.Tensor) -> bool:
+        """Has what a value needs, and what no value before needed, run after `previous`. False: it needs nothing."""
+
+
 def commit(
-    writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor], after: AfterCommit | None = None
+    writes: Writes, collectives: Collectives, outputs: Sequence[tf.Tensor], after: Postponed | None = None
 ) -> None:
     """Builds the end of a step: each rank waits until all have run everything else, then it writes. COLLECTIVE.
 
