@@ -65,12 +65,14 @@ class Collectives(Protocol):
 
     def kind_of(self, node: Node) -> str | None:
         """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
+        return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
 
     def compresses(self, value: Value, op: str) -> bool:
         """Whether `value` is to be reduced with `compressed`: rounded between hosts."""
+        return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the ranks' tensors, one after the other along axis 0; their extents there may differ."""
