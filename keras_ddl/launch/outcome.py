@@ -177,16 +177,12 @@ def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     # If ranks report one another as lost, the first of them.
     first = seen[0] if first in seen[:-1] else first
     # Of ranks that have failed alike the lowest, whichever was the quickest.
-    return first if first is None else min(_alike(outcomes, first), key=_rank)
+    return first if first is None else min(_alike(outcomes, first), key=lambda each: each.rank)
 
 
 def _alike(outcomes: Sequence[RankOutcome], first: RankOutcome) -> list[RankOutcome]:
     """Returns `first`, and the ranks that have failed with the same error."""
     return [each for each in outcomes if each is first or (not each.done and each.has_failed_like(first))]
-
-
-def _rank(outcome: RankOutcome) -> int:
-    return outcome.rank
 
 
 def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
