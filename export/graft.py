@@ -132,8 +132,7 @@ def export_saved_model(
         clock.lap("validate")
         size = digests.size_of(staged)
         on_disk.result()
-        final = versions.publish(staged, final, automatic=version is None)
-        removed = versions.prune(final, keep) if keep is not None else []
+        final, removed = versions.publish(staged, final, keep, automatic=version is None)
         clock.lap("publish")
     return ExportResult(
         path=final,
@@ -145,7 +144,7 @@ def export_saved_model(
         seconds=clock.laps,
         proof=proof,
         warnings=tuple(base["warnings"]),
-        removed=tuple(int(version.name) for version in removed),
+        removed=removed,
     )
 
 

@@ -16,7 +16,7 @@ from keras_ddl.compat.models import is_built, layers_of
 from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export.checkpoints.answers_of_ranks import AnswersOfRanks
 from keras_ddl.export.checkpoints.publisher import Publisher, wait_for
-from keras_ddl.export.tracing.elsewhere import Elsewhere
+from keras_ddl.export.tracing.tracer import Elsewhere
 from keras_ddl.strategy.shards import gathered_slots
 
 

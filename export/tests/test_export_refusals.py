@@ -193,7 +193,7 @@ def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> 
         staged.mkdir()
         (staged / "saved_model.pb").write_text(str(number))
         chosen.wait()  # all have chosen 1
-        return versions.publish(staged, final, automatic=True).name
+        return versions.publish(staged, final, None, automatic=True)[0].name
 
     with ThreadPoolExecutor(6) as threads:
         assert sorted(threads.map(export, range(6))) == contents(tmp_path / "out") == list("123456")
@@ -206,7 +206,7 @@ def test_version_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -
     (final / "saved_model.pb").mkdir(parents=True)  # another export is faster
     (tmp_path / "staged").mkdir()
     with pytest.raises(ExportError, match="never overwritten"):
-        versions.publish(tmp_path / "staged", final, automatic=False)
+        versions.publish(tmp_path / "staged", final, None, automatic=False)
 
 
 def test_output_must_be_a_directory_one_may_write_to(trained: Path, tmp_path: Path) -> None:

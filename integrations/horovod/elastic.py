@@ -141,7 +141,6 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """Returns the model's, then the optimizer's."""
         return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
 
     def broadcast_variables(self, root: int) -> None:
@@ -170,5 +169,4 @@ class TensorFlowState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """Returns the variables of the constructor."""
         return self.variables

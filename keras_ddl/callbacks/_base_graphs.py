@@ -5,24 +5,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from keras_ddl import parts
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
 
 
-class BaseGraphs(Protocol):
-    """Writes base graphs on rank 0. Every method is COLLECTIVE that does not say otherwise.
+class BaseGraphs:
+    """Writes base graphs on rank 0: none here, where the export part is not installed.
+
+    Every method of the export part's is COLLECTIVE that does not say otherwise.
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
     """
 
-    is_due: bool
+    is_due = False
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        self._is_wanted = is_wanted
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known."""
+        if self._is_wanted:
+            self._is_wanted = False
+            warnings.warn(f"Checkpoint writes no base graph. {parts.why_missing('export')}", stacklevel=2)
 
     def write(self, model: Any) -> None:
         """Writes the graphs after a batch."""
@@ -32,9 +40,11 @@ class BaseGraphs(Protocol):
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0. Not collective."""
+        return []
 
     def publisher(self, checkpoints: Path, directory: Path, keep: int) -> Any:
         """Returns what exports checkpoints to versions in `directory`. On rank 0; not collective."""
+        raise AssertionError("publish_to is refused without the export part")
 
     def wait_for(self, publisher: Any) -> None:
         """Waits until all is published. `publisher`: on rank 0."""
@@ -54,30 +64,4 @@ def base_graphs(dir: Path | None, serve: Serve, options: Mapping[str, Any], *, p
         return written(dir, serve, options)
     if serve is not None or publishes or any(value is not None for value in options.values()):
         parts.need("export")
-    return _NoGraphs(is_wanted=dir is not None)
-
-
-class _NoGraphs:
-    """Writes none, where the export part is not installed. Nothing in it is collective."""
-
-    is_due = False
-
-    def __init__(self, *, is_wanted: bool) -> None:
-        self._is_wanted = is_wanted
-
-    def at_train_begin(self, model: Any) -> None:
-        if self._is_wanted:
-            self._is_wanted = False
-            warnings.warn(f"Checkpoint writes no base graph. {parts.why_missing('export')}", stacklevel=2)
-
-    def write(self, model: Any) -> None: ...
-
-    def answer(self, model: Any) -> None: ...
-
-    def here(self, model: Any) -> list[Any]:
-        return []
-
-    def publisher(self, checkpoints: Path, directory: Path, keep: int) -> Any:
-        raise AssertionError("publish_to is refused without the export part")
-
-    def wait_for(self, publisher: Any) -> None: ...
+    return BaseGraphs(is_wanted=dir is not None)

@@ -78,7 +78,6 @@ class Layout:
         return Runs(first, count, count, 1)
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the shape in which a rank holds its chunk."""
         return (self.chunk(rank)[1],)
 
     def cut(self, tensor: _Array, rank: int) -> _Array:

@@ -59,7 +59,6 @@ class ChangingHosts:
         self._changed = hosts
 
     def connected(self, rank: int) -> None:
-        """The wrapper of a process has connected."""
         self._expected.pop(rank, None)
 
     def ended(self, outcome: RankOutcome) -> None:

@@ -26,7 +26,6 @@ def remember(strategy: StrategyInterface) -> None:
 
 
 def alive() -> list[StrategyInterface]:
-    """Returns the Strategies of this process."""
     return list(_alive)
 
 

@@ -46,7 +46,6 @@ class MonitoringOptions(RunOptions):
             )
 
     def wants_figures(self, values: Mapping[str, Any]) -> bool:
-        """Whether metrics are served."""
         return values["metrics_port"] is not None
 
     @contextlib.contextmanager

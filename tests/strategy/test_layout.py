@@ -13,8 +13,7 @@ from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.mesh import layout_to_choose, ranks
 from keras_ddl.strategy.mesh.choice import written
-from keras_ddl.strategy.mesh.data_layout import DataLayout
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import DataLayout, Layout
 
 
 def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):

@@ -28,7 +28,7 @@ from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
 from keras_ddl.strategy.step import tracing
-from keras_ddl.strategy.variable_origin import is_of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class ShardedWeight(ShardedVariable):
@@ -48,14 +48,13 @@ class ShardedWeight(ShardedVariable):
 
     @property
     def is_spread(self) -> bool:
-        """Whether its entries are in variables of several ranks now."""
         return not self.is_complete
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.is_complete or tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
             return super()._read_variable_op(*args, **kwargs)
         value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None or self.is_without_values:
+        if tracing.tracing_for.get() is not None or self.gathered is not None or self.is_without_values:
             return value
         # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
         shape = tf.raw_ops.VariableShape(input=self.handle)
@@ -110,8 +109,8 @@ def initial_value(variable: Any, value: Any) -> Any:
 def _job(variable: Any) -> Job | None:
     """Returns the job that has a variable in shards, if it is large, which is made now; None: none does."""
     strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    if job is None or not job.shards_weights or not variable.trainable or not is_of_all_ranks():
+    job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
+    if job is None or not job.shards_weights or not variable.trainable or of_one_rank.get():
         return None
     has_shards = job.size > 1 or job.goes_on  # one rank may become several
     return job if has_shards and keras.backend.is_float_dtype(variable.dtype) else None

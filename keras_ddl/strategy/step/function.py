@@ -65,7 +65,6 @@ class StepFunction(Caller):
 
     @property
     def rank(self) -> int:
-        """Of this process."""
         return self.cut_step.rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
