@@ -20,8 +20,8 @@ extensions = [
     "self_contained",
     "settings_table",
 ]
-# The sources are the repository, so that a link is the same in a checkout and on the site. Sphinx reads docs/, the pages
-# of each part in its own docs/, the README of each folder of the code, and the figures beside the benchmarks.
+# The sources are the repository, so that a link is the same in a checkout and on the site. Sphinx reads docs/, the
+# pages of each part in its own docs/, the README of each folder of the code, and the figures beside the benchmarks.
 root_doc = "docs/index"
 FIRST = {folder.partition("/")[0] for folder in FOLDERS}
 include_patterns = ["docs/**.md", *(f"{folder}/docs/**.md" for folder in FOLDERS)]
