@@ -17,6 +17,7 @@ import ast
 import functools
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKS, BETTER, REFUSED = "works", "works better", "refused"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 VERDICTS = {"WORKS": WORKS, "BETTER": BETTER, "REFUSED": REFUSED}
 
 
@@ -151,7 +153,8 @@ def _lines(rows: dict[Row, list[str] | None]) -> list[str]:
             plain.append(name)
         else:
             table.setdefault(last, []).append(name)
-    lines = [f"As documented: {', '.join(plain)}."] if plain else []
+    sentence = f"As documented: {', '.join(each.replace(' ', NO_BREAK) for each in plain)}."
+    lines = [textwrap.fill(sentence, 120, break_on_hyphens=False).replace(NO_BREAK, " ")] if plain else []
     if table:
         lines += [*([""] if plain else []), "| name | | how, or why not |", "|---|---|---|"]
     return lines + [f"| {', '.join(each)} | {verdict} | {note} |" for (verdict, note), each in table.items()]
@@ -186,10 +189,10 @@ HOROVOD = Table(
     intro="""
 # Horovod's names
 
-Every public name of the TensorFlow and Keras modules of Horovod {version}. *Works better*: the note
-says what is here in place of a restriction or a defect. *Refused*: an error says what to use. Parameters have Horovod's
-names and order; the note says which must be passed by keyword. A check tries each name on 2 ranks, and this page is
-[made of these checks](../../../docs/development.md#tests). The guide: [From Horovod](from-horovod.md).
+Every public name of the TensorFlow and Keras modules of Horovod {version}. *Works better*: the note says what
+is here in place of a restriction or a defect. *Refused*: an error says what to use. Parameters have Horovod's names and
+order; the note says which must be passed by keyword. A check tries each name on 2 ranks, and this page is [made of
+these checks](../../../docs/development.md#tests). The guide: [From Horovod](from-horovod.md).
 """,
     sections={
         "horovod": Section("horovod", "horovod."),

@@ -76,7 +76,7 @@ def check_name_elastic_run():
 @row("elastic.TensorFlowKerasState.commit", BETTER, "also on each host's disk, for a restart")
 @row("elastic.TensorFlowKerasState.register_reset_callbacks", WORKS)
 @row("elastic.TensorFlowKerasState.on_reset", WORKS)
-@row("elastic.TensorFlowKerasState.reset", WORKS, "for your own class")
+@row("elastic.TensorFlowKerasState.reset", WORKS)
 @row("elastic.TensorFlowKerasState.on_hosts_updated", WORKS, "on any rank; Horovod asks rank 0 only")
 @row("elastic.TensorFlowKerasState.check_host_updates", WORKS)
 def check_name_TensorFlowKerasState():
