@@ -319,7 +319,7 @@ def check_name_dbg_level():
     "DDL_GROUP_SIZE",
     WORKS,
     "at most so many elements in one reduction, taken as of 4 bytes. Without it the size is "
-    "[measured](../../../docs/appendix/strategy.md#buckets), and the first gradients travel while others are computed",
+    "[measured](../../../docs/strategy.md#buckets), and the first gradients travel while others are computed",
 )
 def check_name_DDL_GROUP_SIZE():
     def reductions():

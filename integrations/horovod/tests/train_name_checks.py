@@ -68,7 +68,7 @@ def stepped(make, gradient=None, steps=1, slices=False, **arguments):
 @row(
     "DistributedOptimizer(groups)",
     WORKS,
-    "so many buckets, or these; without it [buckets](../../../docs/appendix/strategy.md#buckets)",
+    "so many buckets, or these; without it [buckets](../../../docs/strategy.md#buckets)",
 )
 @row("DistributedOptimizer(num_groups)", WORKS, "the old name of `groups`")
 @row("DistributedOptimizer(process_set)", WORKS)
