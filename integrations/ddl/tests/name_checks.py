@@ -318,7 +318,7 @@ def check_name_dbg_level():
 @row(
     "DDL_GROUP_SIZE",
     WORKS,
-    "the largest reduction in elements of 4 bytes; by default [measured](../../../docs/appendix/strategy.md#buckets)",
+    "the largest reduction in elements of 4 bytes; by default [measured](../../../docs/strategy.md#buckets)",
 )
 def check_name_DDL_GROUP_SIZE():
     def reductions():

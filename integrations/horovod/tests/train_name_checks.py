@@ -68,7 +68,7 @@ def stepped(make, gradient=None, steps=1, slices=False, **arguments):
 @row(
     "DistributedOptimizer(groups)",
     WORKS,
-    "a number of buckets, or the buckets; by default [measured](../../../docs/appendix/strategy.md#buckets)",
+    "a number of buckets, or the buckets; by default [measured](../../../docs/strategy.md#buckets)",
 )
 @row("DistributedOptimizer(num_groups)", WORKS, "the old name of `groups`")
 @row("DistributedOptimizer(process_set)", WORKS)
