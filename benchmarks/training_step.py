@@ -47,7 +47,7 @@ from keras_ddl.bench.training.step_times import StepTimes
 from keras_ddl.data import share_dataset
 
 # Milliseconds of overhead of Horovod 0.28.1 on TensorFlow 2.15 and Keras 2 at 2 ranks, one core each, recorded once on
-# a machine like the one of docs/appendix/performance.md: Horovod does not run on this TensorFlow and Keras.
+# a machine like the one of benchmarks/results/training_step.md: Horovod does not run on this TensorFlow and Keras.
 HOROVOD_MS = {"cnn": 6.3, "mlp": 52.0, "resnet": 63.0, "lstm": 25.0}
 CONTESTANTS = ("alone", "independent", "in step", "together")
 

@@ -20,13 +20,15 @@ extensions = [
     "self_contained",
     "settings_table",
 ]
-# The sources are the repository, so that a link is the same in a checkout and on the site. Read are docs/, the pages of
-# each part in its own docs/, and the README of each folder of the code.
+# The sources are the repository, so that a link is the same in a checkout and on the site. Sphinx reads docs/, the
+# pages of each part in its own docs/, the README of each folder of the code, and the figures beside the benchmarks.
 root_doc = "docs/index"
 FIRST = {folder.partition("/")[0] for folder in FOLDERS}
 include_patterns = ["docs/**.md", *(f"{folder}/docs/**.md" for folder in FOLDERS)]
-include_patterns += [f"{folder}/**README.md" for folder in ("keras_ddl", *sorted(FIRST))]
-exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in FIRST | {"docs", "keras_ddl"}]
+include_patterns += [f"{folder}/**README.md" for folder in ("keras_ddl", "examples", *sorted(FIRST))]
+include_patterns += ["benchmarks/results/*.md"]
+READ = FIRST | {"benchmarks", "docs", "examples", "keras_ddl"}
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in READ]
 exclude_patterns += ["docs/extensions", "**/tests", "**/__pycache__"]
 
 # Where every part of integrations/ or observe/ is missing.

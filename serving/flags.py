@@ -1,4 +1,4 @@
-"""TensorFlow Serving's flags, and what each does in keras-ddl serve, which accepts all; serving/docs/serving-flags.md.
+"""TensorFlow Serving's flags, and what each does in keras-ddl serve, which accepts all; serving/docs/serving.md.
 
 Source: tensorflow_serving/model_servers/main.cc (2.19).
 """
@@ -43,7 +43,7 @@ _ONE_BY_ONE = "each request is computed by itself"
 FLAGS = (
     Flag("port", int, W, "grpc_port"),
     Flag("grpc_socket_path", str, W, "grpc_socket"),
-    Flag("rest_api_port", int, D, "rest_port", "0 chooses a port; there it means no REST. The default is 8501"),
+    Flag("rest_api_port", int, D, "rest_port", "0 chooses a port and does not mean no REST, and the default is 8501"),
     Flag("rest_api_num_threads", int, N, note=_ONE_LOOP),
     Flag("rest_api_timeout_in_ms", float, D, "timeout", "also for requests over gRPC", 1e-3),
     Flag("rest_api_enable_cors_support", bool, W, "cors"),
@@ -53,18 +53,18 @@ FLAGS = (
     Flag("batching_parameters_file", str, N, note=_ONE_BY_ONE),
     Flag("model_config_file", str, W, "model_config_file"),
     Flag("model_config_file_poll_wait_seconds", float, W, "config_poll_seconds"),
-    Flag("model_name", str, D, "model_name", 'the default is "model", there "default"'),
+    Flag("model_name", str, D, "model_name", 'the default is "model", not "default"'),
     Flag("model_base_path", str, W),
     Flag("num_load_threads", int, N, note="versions are loaded one after the other"),
     Flag("num_unload_threads", int, N, note="versions are unloaded one after the other"),
-    Flag("max_num_load_retries", int, D, "load_retries", "the default is to try again for ever, there 5 times"),
+    Flag("max_num_load_retries", int, D, "load_retries", "the default is to try for ever, not 5 times"),
     Flag("load_retry_interval_micros", float, W, "retry_seconds", scale=1e-6),
     Flag("file_system_poll_wait_seconds", float, D, "poll_seconds", "it must be positive"),
     Flag("flush_filesystem_caches", bool, N, note="files are read as TensorFlow reads them"),
     Flag("tensorflow_session_parallelism", int, W),
     Flag("tensorflow_intra_op_parallelism", int, W, "intra_op_threads"),
     Flag("tensorflow_inter_op_parallelism", int, W, "inter_op_threads"),
-    Flag("use_alts_credentials", bool, R, note="ALTS is for Google's own network; for TLS, put a proxy in front"),
+    Flag("use_alts_credentials", bool, R, note="ALTS is for Google's own network, and a proxy in front speaks TLS"),
     Flag("ssl_config_file", str, R, note="put a proxy in front that speaks TLS, such as nginx or Envoy"),
     Flag("platform_config_file", str, R, note="TensorFlow is the only platform"),
     Flag("per_process_gpu_memory_fraction", float, W, "gpu_memory_fraction"),
@@ -90,8 +90,13 @@ FLAGS = (
 
 
 def markdown() -> str:
-    """Returns the table of serving/docs/serving-flags.md."""
-    rows = ["| flag | here | |", "|---|---|---|"]
-    for flag in FLAGS:
-        rows.append(f"| `--{flag.name}` | {flag.support.value} | {flag.note} |")
+    """Returns the table of serving/docs/serving.md: a row for each kind of support, and flags with a note together."""
+    rows = ["| here | flags |", "|---|---|"]
+    for support in Support:
+        names: dict[str, list[str]] = {}
+        for flag in FLAGS:
+            if flag.support is support:
+                names.setdefault(flag.note, []).append(f"`--{flag.name}`")
+        cells = [", ".join(flags) + (f": {note}" if note else "") for note, flags in names.items()]
+        rows.append(f"| {support.value} | {'; '.join(cells)} |")
     return "\n".join(rows) + "\n"

@@ -92,7 +92,7 @@ def command(directories: tuple[str, ...], **arguments: Any) -> None:
     keras-ddl serve --model-config-file models.config
 
     It has TensorFlow Serving's interfaces, gRPC on 8500 and REST on 8501, and takes its flags, too
-    (serving/docs/serving-flags.md). It is for trying a model and for small services. To serve the same directory with
+    (serving/docs/serving.md). It is for trying a model and for small services. To serve the same directory with
     TensorFlow Serving itself:
 
     \b

@@ -1,4 +1,4 @@
-"""The pictures of docs/images.md, from the results of study.py."""
+"""The pictures of examples/images/README.md, from the results of study.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLORS = {"same rate": "tab:gray", "linear scaling": "tab:orange", "linear scali
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Returns the results as the tables of docs/images.md."""
+    """Returns the results as the tables of examples/images/README.md."""
     lines = []
     if runs := results.get("accuracy", {}).values():
         lines += ["| global batch | " + " | ".join(COLORS) + " |", "|---" * (1 + len(COLORS)) + "|"]

@@ -1,4 +1,4 @@
-"""The study of docs/images.md in pieces, each of which is done once: what is in study.json stays.
+"""The study of examples/images/README.md in pieces, each of which is done once: what is in study.json stays.
 
     python examples/images/study.py accuracy           # 10 trainings, one after the other, a core each
     python examples/images/study.py accuracy --batches 4096

@@ -75,7 +75,7 @@ class LearningRateScheduleCallback(_LogsLr, LearningRateSchedule):
         multiplier: a number, or a function of the epoch.
         start_epoch, end_epoch: 0-based; end_epoch None: never.
         staircase: True: once per epoch. False: before every batch, with epoch + batch / steps_per_epoch.
-        momentum_correction: scale momentum buffers with the rate (docs/learning-rate.md).
+        momentum_correction: scale momentum buffers with the rate (docs/callbacks.md).
         steps_per_epoch: only needed with staircase=False when fit cannot know it.
     Raises: ConfigError: as `keras_ddl.callbacks.LearningRateSchedule`.
     """

@@ -41,7 +41,7 @@ class LearningRateSchedule(LearningRateFactor):
             Default: False for schedule objects.
         initial_lr: the rate that suits one process; default: the optimizer's.
         steps_per_epoch: only needed with staircase=False when fit cannot know it.
-        momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
+        momentum_correction: scale SGD's momentum buffers with the rate; see docs/callbacks.md.
     Raises: ConfigError: bad arguments (when created); a learning rate that is a schedule, or unknown steps per epoch
         (at train begin), on every rank.
     """

@@ -31,7 +31,7 @@ class LearningRateWarmup(LearningRateFactor):
         scaling: as in `schedules.scale_factor`: None, "linear", "sqrt" or a number. fit's batch_size is the global one,
             so a script whose batches do not grow with the ranks needs none.
         steps_per_epoch: only needed when fit cannot know it (a dataset of unknown length).
-        momentum_correction: scale SGD's momentum buffers with the rate; see docs/learning-rate.md.
+        momentum_correction: scale SGD's momentum buffers with the rate; see docs/callbacks.md.
         verbose: 1: rank 0 prints a line when the warm-up ends.
         start: rate of the first step as a fraction of initial_lr; default: 1 with a scaling, else 1 / (T + 1). For a
             rate that the script has scaled itself: 1 / keras_ddl.size().

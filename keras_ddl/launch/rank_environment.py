@@ -60,8 +60,9 @@ def merge(own: Mapping[str, str], wanted: Mapping[str, str], *, same_host: bool)
 def tune_malloc(environment: dict[str, str], ranks: int) -> None:
     """Sets GLIBC_TUNABLES so that glibc keeps a step's memory for the next step, in huge pages; keeps tunables set.
 
-    TensorFlow's tensors come from malloc, and new pages cost a training step much time (docs/appendix/performance.md).
-    Huge pages (glibc 2.35 and later) are only a request, which a kernel without them ignores. Arenas of threads other
+    TensorFlow's tensors come from malloc, and new pages cost a training step much time
+    (benchmarks/results/training_step.md). Huge pages (glibc 2.35 and later) are only a request, which a kernel without
+    them ignores. Arenas of threads other
     than the first return free memory to the system at once; a single arena for all threads does not. With many threads
     they would contend for it, so then all arenas stay.
 

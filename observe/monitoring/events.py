@@ -1,6 +1,6 @@
 """The event log of a job (`keras-ddl run --events FILE`): a line of JSON for each event.
 
-observe/monitoring/docs/monitoring.md has the fields.
+observe/monitoring/docs/monitoring.md has the fields, event_schema.json their schema.
 """
 
 from __future__ import annotations

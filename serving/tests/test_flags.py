@@ -18,12 +18,12 @@ from keras_ddl.serving import flags
 from keras_ddl.serving.flags import FLAGS, Support
 from keras_ddl.serving.serve_command import command
 
-DOCS = Path(__file__).parents[1] / "docs" / "serving-flags.md"
+DOCS = Path(__file__).parents[1] / "docs" / "serving.md"
 X = np.ones([2, 3], np.float32)
 
 
 def test_the_table_of_the_docs_is_that_of_the_flags() -> None:
-    assert flags.markdown() in DOCS.read_text(), "write flags.markdown() into serving/docs/serving-flags.md"
+    assert flags.markdown() in DOCS.read_text(), "write flags.markdown() into serving/docs/serving.md"
 
 
 def test_values_are_in_the_unit_that_the_name_of_a_flag_says() -> None:

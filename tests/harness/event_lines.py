@@ -1,19 +1,18 @@
-"""Reads event logs, holds each line against the schema in observe/monitoring/docs/monitoring.md; reads metrics."""
+"""Reads event logs, holds each line against observe/monitoring/event_schema.json; reads metrics."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "observe" / "monitoring" / "docs" / "monitoring.md"
+FOLDER = Path(__file__).parents[2] / "observe" / "monitoring"
+PAGE, SCHEMA = FOLDER / "docs" / "monitoring.md", FOLDER / "event_schema.json"
 
 
 def schema() -> dict[str, Any]:
-    (block,) = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return json.loads(block)
+    return json.loads(SCHEMA.read_text())
 
 
 def parse_events(path: Path) -> list[dict[str, Any]]:

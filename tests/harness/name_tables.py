@@ -17,6 +17,7 @@ import ast
 import functools
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKS, BETTER, REFUSED = "works", "works better", "refused"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 VERDICTS = {"WORKS": WORKS, "BETTER": BETTER, "REFUSED": REFUSED}
 
 
@@ -102,9 +104,8 @@ class Table:
             sections = {key: each for key, each in self.sections.items() if each.title == title}
             text = next(iter(sections.values())).text
             lines += ["", f"## {title}", "", *([text, ""] if text else [])]
-            lines += ["| name | | how, or why not |", "|---|---|---|"]
             names = self.names(*sections)
-            lines += [_line(each, names[each.base]) for each in self.rows().values() if each.base in names]
+            lines += _lines({each: names[each.base] for each in self.rows().values() if each.base in names})
         return "\n".join(lines) + "\n"
 
 
@@ -136,13 +137,36 @@ def _row(call: ast.Call, source: str) -> Row:
     )
 
 
-def _line(row: Row, parameters: list[str] | None) -> str:
+def _lines(rows: dict[Row, list[str] | None]) -> list[str]:
+    """Returns the lines of a section for rows and the parameters of their names.
+
+    Names that work without a note stand in one sentence, and names with equal notes in one line of the table. Other
+    rows without a note share the one above (tools/structure/tests.py checks that).
+    """
+    plain: list[str] = []
+    table: dict[tuple[str, str], list[str]] = {}
+    for row, parameters in rows.items():
+        name, note = f"`{row.name}`", _note(row, parameters)
+        if note or not table:
+            last = row.verdict, note
+        if row.verdict == WORKS and not note:
+            plain.append(name)
+        else:
+            table.setdefault(last, []).append(name)
+    sentence = f"As documented: {', '.join(each.replace(' ', NO_BREAK) for each in plain)}."
+    lines = [textwrap.fill(sentence, 120, break_on_hyphens=False).replace(NO_BREAK, " ")] if plain else []
+    if table:
+        lines += [*([""] if plain else []), "| name | | how, or why not |", "|---|---|---|"]
+    return lines + [f"| {', '.join(each)} | {verdict} | {note} |" for (verdict, note), each in table.items()]
+
+
+def _note(row: Row, parameters: list[str] | None) -> str:
     notes = [row.note] if row.note else []
     if row.by_keyword and list(row.by_keyword) == (parameters or [])[-len(row.by_keyword) :]:
         notes.append(f"from `{row.by_keyword[0]}` on by keyword")
     elif row.by_keyword:
         notes.append(f"by keyword: {', '.join(f'`{each}`' for each in row.by_keyword)}")
-    return f"| `{row.name}` | {row.verdict} | {'; '.join(notes)} |"
+    return "; ".join(notes)
 
 
 def uses(row: Row) -> bool:
@@ -165,13 +189,10 @@ HOROVOD = Table(
     intro="""
 # Horovod's names
 
-Every public name of the TensorFlow and Keras modules of Horovod {version}. *Works*: as Horovod documents it. *Works
-better*: where Horovod has a restriction or a defect, what is here instead. *Refused*: an error says what to use. Each
-line is a check that tries the name on 2 ranks, and this page is made of these checks
-([how](../../../docs/development.md#tests)). Parameters are Horovod's, too, and in its order; those which must be named
-here are listed.
-
-The guide for those who come from Horovod: [From Horovod](from-horovod.md).
+Every public name of the TensorFlow and Keras modules of Horovod {version}. *Works better*: the note says what
+is here in place of a restriction or a defect. *Refused*: an error says what to use. Parameters have Horovod's names and
+order; the note says which must be passed by keyword. A check tries each name on 2 ranks, and this page is [made of
+these checks](../../../docs/development.md#tests). The guide: [From Horovod](from-horovod.md).
 """,
     sections={
         "horovod": Section("horovod", "horovod."),
@@ -203,11 +224,9 @@ DDL = Table(
     intro="""
 # Names of IBM's DDL
 
-Every name, option and variable of {version}. *Works*: as documented. *Works better*: what is gained is said. *Refused*:
-an error, and here what to use. Each line is a check that tries it, where there are ranks on 2 of them, and this page is
-made of these checks ([how](../../../docs/development.md#tests)).
-
-The guide for those who come from DDL: [From IBM DDL](from-ddl.md).
+Every name, option and variable of {version}. *Refused* is an error; the note says
+what to use. A check tries each name, and this page is [made of these checks](../../../docs/development.md#tests). The
+guide: [From IBM DDL](from-ddl.md).
 """,
     sections={
         "ddl": Section("The module ddl", "ddl."),

@@ -1,4 +1,4 @@
-"""What happens when something goes wrong in a training of three ranks: each case is tried; writes a table of docs/.
+"""What happens when something goes wrong in a training of three ranks: each case is tried; writes a table.
 
     python tests/launch/failure_table.py [CASE...]
 
@@ -26,7 +26,7 @@ from keras_ddl import checkpoint as ckpt
 from launch.launching import Started
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "errors.md"
+PAGE = HERE / "failures.md"
 BEGIN, END = "<!-- failures: written by tests/launch/failure_table.py -->\n", "<!-- end of failures -->\n"
 HEADER = (
     "| what happens to one of three ranks | `keras-ddl run`: seconds, status | what it says last | "
@@ -73,7 +73,7 @@ CASES = {
     "sigkill": Case("SIGKILL (a kernel without memory does this)", r"rank 1 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_goes_on": Case(
-        "SIGKILL, with `--min-np 2`: [the others go on](survive.md)",
+        "SIGKILL, with `--min-np 2`: the others go on",
         r"rank 1 was lost \(killed by SIGKILL\); 2 go on",
         0,
         None,

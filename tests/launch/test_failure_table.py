@@ -1,4 +1,4 @@
-"""The table of failures in docs/errors.md: every case has its row, and (long) each ends as the row says."""
+"""The table of failures in failures.md: every case has its row, and (long) each ends as the row says."""
 
 import pytest
 

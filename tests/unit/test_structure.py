@@ -115,6 +115,11 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {"docs/a.md": "# A b, c\n[to it](#a-b-c) [out](https://example.org/none)"},
         {"README.md": "[a](docs/none.md)", "docs/bad.md": "[a](a.md#b)"},
     ),
+    "link of figures or of an example": (
+        pages.links_lead_somewhere,
+        {"docs/a.md": "# A", "examples/b/README.md": "[a](../../docs/a.md#a)"},
+        {"benchmarks/results/b.md": "[a](a.md)"},
+    ),
     "install by name": (
         pages.nobody_is_told_to_install_by_name,
         {"docs/a.md": "pip install '.[cpu]'\npip install 'keras_ddl-0.1.0-py3-none-any.whl[cpu]'\n"

@@ -36,7 +36,7 @@ def in_backticks(text: str) -> Iterator[tuple[int, str]]:
 def pages_name_files_that_exist(project: Project) -> Iterator[Finding]:
     """A path in backticks on a page exists, and a native source is one by the end of its path."""
     native = [path.relative_to(project.root) for path in project.tracked if "native" in path.parts]
-    for page in project.pages:
+    for page in (*project.pages, *project.beside):
         for line, word in in_backticks(project.text(page)):
             if (
                 PATH.fullmatch(word)
@@ -85,7 +85,7 @@ def anchors(text: str) -> set[str]:
 
 def links_lead_somewhere(project: Project) -> Iterator[Finding]:
     """A link of a page leads to a file that exists, and to a heading in it; `make docs` does not see the README's."""
-    for page in project.pages:
+    for page in (*project.pages, *project.beside):
         for line, match in project.matches(page, r"\]\(([^)#]*)#?([^)]*)\)"):
             target, anchor = match.groups()
             if target.startswith(("http://", "https://")):

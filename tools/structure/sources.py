@@ -51,6 +51,11 @@ class Project:
         own = [self.root / "README.md", *sorted((self.root / "docs").rglob("*.md"))]
         return [path for path in (*own, *sorted(pages), *sorted(readmes)) if path.exists()]
 
+    @functools.cached_property
+    def beside(self) -> list[Path]:
+        """The figures beside the benchmarks, and the walk-throughs beside the examples."""
+        return [*self.root.glob("benchmarks/results/*.md"), *self.root.glob("examples/*/README.md")]
+
     def is_in_missing_part(self, path: Path) -> bool:
         """Whether a path lies in the folder of a part that this checkout does not have: pages may lead there."""
         inside = os.path.normpath(path)

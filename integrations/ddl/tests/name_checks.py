@@ -65,7 +65,7 @@ def check_names_of_ddl_take_their_parameters():
 # ---- the module ------------------------------------------------------------------------------------------------------
 
 
-@row("ddl.init", WORKS, "options that contradict DDL_OPTIONS, or differ between ranks, are an error")
+@row("ddl.init", WORKS, "options that contradict DDL_OPTIONS or differ between ranks are an error")
 def check_name_init():
     ddl.init(options=os.environ["DDL_OPTIONS"])
     refuses(lambda: ddl.init(f"-mode r:1x{SIZE}"), "cannot change")
@@ -73,8 +73,8 @@ def check_name_init():
     refuses(lambda: ddl.init("-modes p"), "'-modes'", "-mode")
 
 
-@row("ddl.rank", WORKS, "0 in a process that was started alone")
-@row("ddl.size", WORKS, "1 in a process that was started alone")
+@row("ddl.rank", WORKS)
+@row("ddl.size", WORKS)
 @row("ddl.local_rank", WORKS)
 @row("ddl.num_hosts", WORKS)
 def check_name_rank():
@@ -82,7 +82,7 @@ def check_name_rank():
     assert ddl.local_rank() == RANK and ddl.num_hosts() == 1
 
 
-@row("ddl.bcast", BETTER, "ranks that differ in shape are told, all of them; in any order")
+@row("ddl.bcast", BETTER, "in any order; if shapes differ, all ranks get the error")
 def check_name_bcast():
     with graph() as session:
         w = tf.Variable(ddl.bcast(init_val=np.full([2], RANK + 1.0)), trainable=False)
@@ -90,7 +90,7 @@ def check_name_bcast():
         np.testing.assert_array_equal(session.run(w), [1.0, 1.0])
 
 
-@row("ddl.allreduce_n", BETTER, "tensors of any dtypes, IndexedSlices and None, too")
+@row("ddl.allreduce_n", BETTER, "also mixed dtypes, IndexedSlices and None")
 def check_name_allreduce_n():
     with graph() as session:
         slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([RANK]), tf.constant([SIZE, 1]))
@@ -109,8 +109,8 @@ def check_name_grads_reduce():
         assert stepped(gradients=pairs) == expected
 
 
-@row("ddl.enable_broadcast", WORKS, "of variables that are made from then on")
-@row("ddl.disable_broadcast", WORKS, "for a graph that one rank initialises: what counts is when a variable is made")
+@row("ddl.enable_broadcast", WORKS)
+@row("ddl.disable_broadcast", WORKS, "for a graph that one rank initialises; applies when a variable is made")
 def check_name_disable_broadcast():
     with graph() as session:
         ddl.disable_broadcast()
@@ -126,12 +126,12 @@ def check_name_disable_broadcast():
 @row(
     "ddl.DDLCallback",
     WORKS,
-    "logs are averaged at the end of each epoch ([`AverageLogs`](../../../docs/callbacks.md#averagelogs))",
+    "averages logs after each epoch ([`AverageLogs`](../../../docs/callbacks.md#averagelogs))",
 )
 @row(
     "ddl.DDLGlobalVariablesCallback",
     WORKS,
-    "rank 0's variables, the optimizer's too, when training begins "
+    "sends rank 0's variables, the optimizer's too, when training begins "
     "([`BroadcastVariables`](../../../docs/callbacks.md#broadcastvariables))",
 )
 def check_name_DDLCallback():
@@ -148,7 +148,7 @@ def check_name_DDLCallback():
 # ---- what import changes ---------------------------------------------------------------------------------------------
 
 
-@row("import ddl", WORKS, "with DDL_OPTIONS; started alone, it is rank 0 of size 1 and trains without DDL")
+@row("import ddl", WORKS, "with DDL_OPTIONS; started alone, it trains without DDL")
 @row("DDL_OPTIONS", WORKS, "read at import; `KERAS_DDL_MODE` goes before its `-mode`")
 def check_name_import_ddl():
     assert "DDL_OPTIONS" in os.environ and keras_ddl.is_initialized()
@@ -158,9 +158,13 @@ def check_name_import_ddl():
 @row(
     "tf.Session",
     WORKS,
-    "sees its rank's GPU alone and takes its share of the cores, where its config says nothing else",
+    "sees its rank's GPU and takes its share of the cores, unless its config says otherwise",
 )
-@row("tf.InteractiveSession", WORKS, "as tf.Session")
+@row(
+    "tf.InteractiveSession",
+    WORKS,
+    "sees its rank's GPU and takes its share of the cores, unless its config says otherwise",
+)
 def check_name_Session():
     with tf.Graph().as_default():
         config = tf.ConfigProto(allow_soft_placement=True)
@@ -174,10 +178,10 @@ def check_name_Session():
 @row(
     "tf.global_variables_initializer",
     WORKS,
-    "trainable variables start from rank 0's values, and moving averages of them",
+    "trainable variables and their moving averages start from rank 0's values",
 )
-@row("tf.variables_initializer", WORKS, "as tf.global_variables_initializer")
-@row("tf.Variable.initializer", WORKS, "as tf.global_variables_initializer")
+@row("tf.variables_initializer", WORKS, "trainable variables and their moving averages start from rank 0's values")
+@row("tf.Variable.initializer", WORKS, "trainable variables and their moving averages start from rank 0's values")
 def check_name_global_variables_initializer():
     with graph() as session:
         w, own = tf.Variable(RANK + 1.0), tf.Variable(RANK + 1.0, trainable=False)
@@ -192,8 +196,7 @@ def check_name_global_variables_initializer():
 @row(
     "tf.train.Optimizer",
     BETTER,
-    "every one averages; what a script clips between `compute_gradients` and `apply_gradients` is averaged "
-    "before; gradients of its own (`tf.gradients`) are averaged, too; ranks need no common order",
+    "averages before clipping, and gradients of `tf.gradients` too; ranks need no common order",
 )
 def check_name_Optimizer():
     assert issubclass(tf.train.GradientDescentOptimizer, tf.train.Optimizer)
@@ -207,8 +210,7 @@ def check_name_Optimizer():
 @row(
     "keras.optimizers.Optimizer",
     BETTER,
-    "every one averages, in `fit` and by hand; what it trains first is compared over ranks; one of tf.train in "
-    "`model.compile` is refused by Keras 3",
+    "averages in `fit` and by hand; Keras 3 refuses an optimizer of tf.train in `model.compile`",
 )
 def check_name_keras_Optimizer():
     variable = keras.Variable(0.0)
@@ -220,8 +222,8 @@ def check_name_keras_Optimizer():
     refuses(lambda: model.compile(tf.train.GradientDescentOptimizer(1.0), "mse"), "optimizer", error=ValueError)
 
 
-@row("tf.train.MonitoredTrainingSession", BETTER, "`checkpoint_dir` may be rank 0's alone: all go on from what it has")
-@row("tf.train.Saver", WORKS, "of an old checkpoint, too; `restore` by hand is for all ranks")
+@row("tf.train.MonitoredTrainingSession", BETTER, "`checkpoint_dir` may be rank 0's alone: all ranks start from it")
+@row("tf.train.Saver", WORKS, "also old checkpoints; `restore` by hand is for all ranks")
 def check_name_MonitoredTrainingSession():
     folder = keras_ddl.broadcast_object(tempfile.mkdtemp())
     with graph() as session:
@@ -252,8 +254,7 @@ def check_name_MonitoredTrainingSession():
 @row(
     "tf.train.export_meta_graph",
     WORKS,
-    "of the base graph: none of DDL's operations in it, then training on top, and [a "
-    "SavedModelBuilder](from-ddl.md#to-a-savedmodel)",
+    "the base graph has no operations of DDL: [a SavedModelBuilder](from-ddl.md#to-a-savedmodel)",
 )
 def check_name_export_meta_graph():
     with tf.Graph().as_default():
@@ -271,13 +272,13 @@ def check_name_export_meta_graph():
 @row(
     "DDL_OPTIONS -mode p",
     WORKS,
-    "`p` alone: the box follows the hosts. `p:4x2`: that box, ranks that share a host first",
+    "`p`: the box follows the hosts; `p:4x2`: that box, ranks of a host first",
 )
-@row("DDL_OPTIONS -mode r", WORKS, "as `p`, with dimensions and without: which algorithm runs in each is measured")
-@row("DDL_OPTIONS -mode b", WORKS, "as `r`")
-@row("DDL_OPTIONS -mode n", WORKS, "as `r`")
-@row("DDL_OPTIONS -mode m", WORKS, "as `r`")
-@row("DDL_OPTIONS -mode c", WORKS, "as `r`")
+@row("DDL_OPTIONS -mode r", WORKS, "as `p`: the algorithm is measured")
+@row("DDL_OPTIONS -mode b", WORKS, "as `p`: the algorithm is measured")
+@row("DDL_OPTIONS -mode n", WORKS, "as `p`: the algorithm is measured")
+@row("DDL_OPTIONS -mode m", WORKS, "as `p`: the algorithm is measured")
+@row("DDL_OPTIONS -mode c", WORKS, "as `p`: the algorithm is measured")
 def check_name_mode():
     assert keras_ddl.topology().mode == f"x:{SIZE}x1"
     for letter in ("p", "r", "b", "n", "m", "c"):
@@ -303,11 +304,10 @@ def told(options):
 @row(
     "DDL_OPTIONS -dump_iter",
     WORKS,
-    "every so many reductions rank 0 prints how long they took after the last gradient was ready, and which rank "
-    "kept the others waiting, by how much",
+    "every so many reductions rank 0 prints how long they took after the last gradient, and which rank was late",
 )
-@row("DDL_OPTIONS -dev_sync", WORKS, "without effect: tensors are there when an op gets them")
-@row("DDL_OPTIONS -rebind_iter", WORKS, "without effect: ranks are not bound to cores")
+@row("DDL_OPTIONS -dev_sync", WORKS, "no effect: tensors are there when an op gets them")
+@row("DDL_OPTIONS -rebind_iter", WORKS, "no effect: ranks are not bound to cores")
 def check_name_dbg_level():
     assert ("device" in told("-dbg_level 1")) == (RANK == 0)
     assert "device" in (text := told("-dbg_level 2")) and "reduces 1 gradients" in text
@@ -318,8 +318,7 @@ def check_name_dbg_level():
 @row(
     "DDL_GROUP_SIZE",
     WORKS,
-    "at most so many elements in one reduction, taken as of 4 bytes. Without it the size is "
-    "[measured](../../../docs/appendix/strategy.md#buckets), and the first gradients travel while others are computed",
+    "the largest reduction in elements of 4 bytes; by default [measured](../../../docs/strategy.md#buckets)",
 )
 def check_name_DDL_GROUP_SIZE():
     def reductions():
@@ -342,7 +341,7 @@ def check_name_DDL_GROUP_SIZE():
 # ---- what there is not -----------------------------------------------------------------------------------------------
 
 
-@row("ddl.Init", REFUSED, "an older interface, whose init was an op: call `ddl.init(options)`")
+@row("ddl.Init", REFUSED, "an older interface: call `ddl.init(options)`")
 @row("ddl_MDR", REFUSED, "the op library of that interface: `import ddl`")
 @row("pyddl", REFUSED, "memory on the GPU: `keras_ddl.communicator` has collectives on arrays")
 def check_name_Init():

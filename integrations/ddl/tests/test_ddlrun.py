@@ -57,26 +57,26 @@ def test_ddlrun_rankfile_gives_hosts_and_ranks():
 @row(
     "ddlrun -H",
     WORKS,
-    "the hosts; this one by default. IBM's checks of them beforehand are left out: mpirun says what is wrong",
+    "the hosts, by default this one; nothing is checked beforehand",
 )
-@row("ddlrun -host", WORKS, "as `-H`")
+@row("ddlrun -host", WORKS, "the hosts, by default this one; nothing is checked beforehand")
 @row("ddlrun -hostfile", WORKS)
 @row(
     "ddlrun -accelerators",
     WORKS,
-    "ranks of each host; by default the GPUs of this one. Without any, the number must be given",
+    "ranks per host, by default the GPUs of this one; required without GPUs",
 )
 @row("ddlrun -m", WORKS, "goes into DDL_OPTIONS; `p` by default")
-@row("ddlrun -racks", WORKS, "the default mode then has their dimensions, `p:4x8x2`, for hosts listed rack by rack")
-@row("ddlrun -aisles", WORKS, "number of aisles, as `-racks`")
-@row("ddlrun -ddlarg", WORKS, "goes into DDL_OPTIONS; checked before anything is started")
-@row("ddlrun -ddloption", WORKS, "as `-ddlarg`")
-@row("ddlrun -no_ddloptions", WORKS, "leaves DDL_OPTIONS to the script")
-@row("ddlrun -rf", WORKS, "hosts and the number of their ranks; slots are not used, as ranks are not bound to cores")
-@row("ddlrun -rankfile", WORKS, "as `-rf`")
+@row("ddlrun -racks", WORKS, "also sets the default mode's dimensions, `p:4x8x2`, for hosts listed rack by rack")
+@row("ddlrun -aisles", WORKS)
+@row("ddlrun -ddlarg", WORKS, "goes into DDL_OPTIONS; checked before anything starts")
+@row("ddlrun -ddloption", WORKS, "goes into DDL_OPTIONS; checked before anything starts")
+@row("ddlrun -no_ddloptions", WORKS)
+@row("ddlrun -rf", WORKS, "hosts and numbers of ranks; slots are not used")
+@row("ddlrun -rankfile", WORKS, "hosts and numbers of ranks; slots are not used")
 @row("ddlrun -tcp", WORKS, "sockets between hosts; Open MPI only")
-@row("ddlrun -nodes", WORKS, "hosts of each rack; all, in equal parts")
-@row("ddlrun -mpiarg", WORKS, "for mpirun; arguments of Spectrum MPI (`-pami_noib`) are not Open MPI's")
+@row("ddlrun -nodes", WORKS)
+@row("ddlrun -mpiarg", WORKS, "for mpirun; Open MPI lacks Spectrum MPI's arguments (`-pami_noib`)")
 def test_ddlrun_command_line(tmp_path):
     (tmp_path / "hosts").write_text("h0\n# h9\nh1\n")
     (tmp_path / "ranks").write_text("rank 0=h0 slot=0:0-3\nrank 1=h1 slot=0:0-3\n")
@@ -98,7 +98,7 @@ def test_ddlrun_command_line(tmp_path):
     assert "p:4x1x2" in shown
 
 
-@row("ddlrun -np", REFUSED, "the number of ranks follows from `-accelerators` and the hosts")
+@row("ddlrun -np", REFUSED, "`-accelerators` and the hosts decide")
 def test_ddlrun_mistakes_are_named_before_anything_starts():
     this_host = ("-accelerators", 2)
     for words, message in (
@@ -112,9 +112,9 @@ def test_ddlrun_mistakes_are_named_before_anything_starts():
         assert message in run(*words, "python", __file__, status=2), words
 
 
-@row("ddlrun -mode", WORKS, "as `-m`")
-@row("ddlrun -v", WORKS, "shows the command that starts the ranks; `--dry-run` does that and nothing else")
-@row("ddlrun -verbose", WORKS, "as `-v`")
+@row("ddlrun -mode", WORKS, "goes into DDL_OPTIONS; `p` by default")
+@row("ddlrun -v", WORKS, "shows the command that starts the ranks; `--dry-run` does only that")
+@row("ddlrun -verbose", WORKS, "shows the command that starts the ranks; `--dry-run` does only that")
 @row("ddlrun -help", WORKS)
 @pytest.mark.parallel
 def test_ddlrun_starts_ranks_with_its_options():

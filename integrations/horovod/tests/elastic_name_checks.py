@@ -37,10 +37,10 @@ def own_model():
 @row(
     "elastic.run",
     BETTER,
-    "after `keras-ddl run --restarts`, too, from the newest commit that a host of the job has: all ranks are started "
-    "again, with the hosts that remain. An exception of TensorFlow is not caught: the job is what is restarted",
+    "also after `keras-ddl run --restarts`, from the newest commit on the remaining hosts. Exceptions of "
+    "TensorFlow are not caught: the job restarts",
 )
-@row("elastic.TensorFlowState", WORKS, "`variables` must be given: TensorFlow 2 keeps no list of them. No `session`")
+@row("elastic.TensorFlowState", WORKS, "`variables` is required; no `session`")
 @row("elastic.TensorFlowState.save", WORKS)
 @row("elastic.TensorFlowState.restore", WORKS)
 @row("elastic.TensorFlowState.sync", WORKS)
@@ -84,20 +84,18 @@ def check_name_elastic_run():
     refuses(hvd.elastic.TensorFlowState, "variables")
 
 
-@row(
-    "elastic.TensorFlowKerasState", WORKS, "of a built model; the optimizer is built if need be. `backend` does nothing"
-)
+@row("elastic.TensorFlowKerasState", WORKS, "of a built model; builds the optimizer if needed; `backend` does nothing")
 @row(
     "elastic.TensorFlowKerasState.sync",
     WORKS,
-    "all ranks have what rank 0 has; random layers draw from streams of their own",
+    "all ranks get rank 0's state; random layers keep a stream per rank",
 )
 @row("elastic.TensorFlowKerasState.save", WORKS)
 @row("elastic.TensorFlowKerasState.restore", WORKS)
-@row("elastic.TensorFlowKerasState.commit", BETTER, "also to the disk of each host, from which a restarted job goes on")
+@row("elastic.TensorFlowKerasState.commit", BETTER, "also on each host's disk, for a restart")
 @row("elastic.TensorFlowKerasState.register_reset_callbacks", WORKS)
 @row("elastic.TensorFlowKerasState.on_reset", WORKS)
-@row("elastic.TensorFlowKerasState.reset", WORKS, "for a class of one's own")
+@row("elastic.TensorFlowKerasState.reset", WORKS)
 @row("elastic.TensorFlowKerasState.on_hosts_updated", WORKS, "on any rank; Horovod asks rank 0 only")
 @row("elastic.TensorFlowKerasState.check_host_updates", WORKS)
 def check_name_TensorFlowKerasState():
@@ -135,14 +133,13 @@ def check_name_TensorFlowKerasState():
 @row(
     "keras.elastic.CommitStateCallback",
     BETTER,
-    "a commit is made when all callbacks have seen the batch, so that their order does not matter",
+    "commits after all callbacks have seen the batch, so their order does not matter",
 )
 @row("keras.elastic.CommitStateCallback.commit", WORKS)
 @row(
     "keras.elastic.UpdateBatchStateCallback",
     BETTER,
-    "`state.batch` counts the batches that are done; a fit begins after as many, which are left out of the data. "
-    "Horovod keeps the number of the last one, which is made again",
+    "`state.batch` counts finished batches, and a fit skips that many; Horovod repeats the last one",
 )
 @row("keras.elastic.UpdateEpochStateCallback", WORKS)
 def check_name_KerasState():

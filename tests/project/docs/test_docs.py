@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.pages import PAGES
+from harness.pages import BESIDE, PAGES
 from harness.serving import serving
 from harness.without_mpi import environment as rank_environment
 
@@ -168,7 +168,7 @@ def test_docs_commands_exist() -> None:
     """Every `make` target and `keras-ddl` command that a page names is there."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     known = run([str(COMMAND), "--help"], ROOT)
-    for page in [ROOT / "README.md", *PAGES]:
+    for page in [ROOT / "README.md", *PAGES, *BESIDE]:
         text = page.read_text(encoding="utf-8")
         for block in blocks(page, "sh"):
             for target in re.findall(r"^make ([a-z]+)", block, re.MULTILINE):

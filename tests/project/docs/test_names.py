@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.pages import PAGES, READMES
+from harness.pages import BESIDE, PAGES, READMES
 from harness.source_modules import MODULES
 from keras_ddl import parts
 
@@ -49,7 +49,7 @@ def by_import_only(written: str) -> bool:
 
 
 def written_names() -> set[str]:
-    texts = [page.read_text(encoding="utf-8") for page in [ROOT / "CHANGELOG.md", *PAGES, *READMES]]
+    texts = [page.read_text(encoding="utf-8") for page in [ROOT / "CHANGELOG.md", *PAGES, *READMES, *BESIDE]]
     texts += [text for path in MODULES.values() for text in strings(path)]
     return {
         match[1]

@@ -1,4 +1,4 @@
-"""What is replaced in Keras and TensorFlow, in processes of their own: what docs/appendix/replaced.md lists."""
+"""The README of strategy/keras_patches lists what is replaced in Keras and TensorFlow, in processes of their own."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ import pytest
 from harness.rank_tests import run_ranks
 from harness.source_modules import MODULES, ROOT
 
+_PAGE = ROOT / "keras_ddl" / "strategy" / "keras_patches" / "README.md"
 # Where programs look for the mathematics: none of it is ours to change.
 _UNTOUCHED = ("losses", "metrics", "optimizers", "layers", "random", "ops")
 # A class that cannot work under this Strategy says so when it is made.
@@ -17,7 +18,7 @@ _REFUSED = "tensorflow.python.distribute.failure_handling.failure_handling.Preem
 def listed():
     """When -> names, of the table on the page; each row's number is that of its names."""
     rows = {}
-    for line in (ROOT / "docs" / "appendix" / "replaced.md").read_text(encoding="utf-8").splitlines():
+    for line in _PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("|") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[1].isdigit():
             rows[cells[0]] = re.findall(r"`([\w.]+)`", cells[2])
             assert len(rows[cells[0]]) == int(cells[1]), line
