@@ -102,8 +102,8 @@ class EpochIterator(_KerasIterator):
                 raise ConfigError(
                     'With Strategy(reader="rank0") rank 0 alone reads, and it must have all rows. Received: a dataset '
                     f"of which each rank reads its own rows (rank {strategy.rank}). Pass a dataset of all rows, not "
-                    "one that keras_ddl.data.from_files or strategy.distribute_datasets_from_function has made; or make "
-                    'keras_ddl.Strategy(), without reader="rank0".'
+                    "one that keras_ddl.data.from_files or strategy.distribute_datasets_from_function has made; or "
+                    'make keras_ddl.Strategy(), without reader="rank0".'
                 )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
             # What this rank reads alone is compared with nothing.
