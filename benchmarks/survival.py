@@ -3,7 +3,7 @@
     python benchmarks/survival.py                          # all tables, all networks, 3 ranks
     python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery
 
-recovery: a job of `keras-ddl run --min-np` for each kill. One rank kills itself by SIGKILL at a random moment of a
+recovery: a job of `keras-ddl run -np MIN:MAX` for each kill. One rank kills itself by SIGKILL at a random moment of a
 random step. Seconds are those from then until rank 0 has ended the first step that was made without it; `steps lost` is
 how many optimizer steps fewer than asked for there were at the end.
 
@@ -11,7 +11,7 @@ joining: a job with a spare for each kill. Seconds from the kill until the spare
 that rank 0 was without the end of a step, from when the spare was to join on: training stops meanwhile.
 
 overhead: one job. A model that may go on and one that may not, of the same layers and data, take turns in rounds of
-some steps of fit. `may not` is what fit does in a job without --min-np: this program switches between the two by
+some steps of fit. `may not` is what fit does in a job without -np MIN:MAX: this program switches between the two by
 private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; of all rounds,
 medians.
 
@@ -203,7 +203,7 @@ def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -
 
 def launched(ranks: int, *arguments: object, spares: int = 0) -> Any:
     """Runs this program on ranks of a job that goes on; returns what rank 0 has printed."""
-    numbers = ["-np", str(ranks), "--min-np", "1", "--spares", str(spares)]
+    numbers = ["-np", f"1:{ranks}", "--spares", str(spares)]
     command = [sys.executable, "-m", "keras_ddl.cli", "run", *numbers, sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         options = {"capture_output": True, "text": True, "cwd": folder}

@@ -161,20 +161,20 @@ class Strategy(tf.distribute.Strategy):
         if layout.is_to_choose:
             raise ConfigError(
                 "A job goes on without a lost rank where the layout is known before it starts. Received: "
-                f"layout={layout.model_size} under `keras-ddl run --min-np` (rank {self.rank}). Pass the "
-                "LayoutMap that a run without --min-np prints."
+                f"layout={layout.model_size} under `keras-ddl run -np MIN:MAX` (rank {self.rank}). Pass the "
+                "LayoutMap that a run with one number of ranks prints."
             )
         if history.takes_newcomers():
             raise ConfigError(
                 "A job with a layout goes on with the ranks that are left, and takes no others. Received: "
-                f"`keras-ddl run --min-np` with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say "
-                "the hosts with --hosts."
+                f"-np MIN:MAX with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say the "
+                "hosts with --hosts."
             )
         if self.job.shards_from_elements is not None:
             raise ConfigError(
                 "A job with a layout goes on where every slice is on two ranks, and shards of slices are not. "
-                f"Received: sharding='optimizer' under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them "
-                "out."
+                f"Received: sharding='optimizer' under `keras-ddl run -np MIN:MAX` (rank {self.rank}). Leave one "
+                "of them out."
             )
 
     def _check_rank_0_stays(self) -> None:
@@ -182,8 +182,8 @@ class Strategy(tf.distribute.Strategy):
         if membership.can_ask():
             raise ConfigError(
                 'With Strategy(reader="rank0") a job ends when a rank is lost: rank 0 alone reads the data, and nobody '
-                f"knows its place in it without rank 0. Received: `keras-ddl run --min-np` (rank {self.rank}). Leave "
-                'out --min-np (`keras-ddl run --restarts 1` resumes from a checkpoint), or leave out reader="rank0" '
+                f"knows its place in it without rank 0. Received: -np MIN:MAX (rank {self.rank}). Give one number of "
+                'ranks (`keras-ddl run --restarts 1` resumes from a checkpoint), or leave out reader="rank0" '
                 "and give all ranks the same data."
             )
 
