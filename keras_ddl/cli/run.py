@@ -361,7 +361,10 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     Raises: ConfigError: there is no program.
     """
     if not program:
-        raise ConfigError("A program must be given, after the options. Received: none. Example: python train.py")
+        raise ConfigError(
+            "A program must be given, after the options. Received: none. Try: keras-ddl run -np 2 python train.py, where "
+            "train.py makes its model under `with keras_ddl.Strategy().scope():`. More: keras-ddl run --help."
+        )
     name, *arguments = program
     if name.endswith(".py"):
         name, arguments = sys.executable, list(program)
