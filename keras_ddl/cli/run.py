@@ -362,8 +362,8 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     """
     if not program:
         raise ConfigError(
-            "A program must be given, after the options. Received: none. Try: keras-ddl run -np 2 python train.py, where "
-            "train.py makes its model under `with keras_ddl.Strategy().scope():`. More: keras-ddl run --help."
+            "A program must be given, after the options. Received: none. Try: keras-ddl run -np 2 python train.py, "
+            "where train.py makes its model under `with keras_ddl.Strategy().scope():`. More: keras-ddl run --help."
         )
     name, *arguments = program
     if name.endswith(".py"):
