@@ -1,6 +1,6 @@
 """horovod.tensorflow.elastic: states that are committed, and `run`, which continues from the last commit.
 
-Where the launcher may go on with fewer ranks (`keras-ddl run --min-np`, on one host), the processes that are left call
+Where the launcher may go on with fewer ranks (`-np MIN:MAX`, on one host), the processes that are left call
 the function again, as Horovod's do. Else all processes of a job are restarted (`keras-ddl run --restarts`), so commits
 are written to the disk of each host (commits.py), and `run` restores the job's newest one.
 """

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.strategy import cluster
 from keras_ddl.strategy.interface import StrategyInterface
 
 # The job's, the latest last. Kept alive: what `existing` returns must not depend on when a rank collects garbage,
@@ -16,7 +15,7 @@ _made: list[StrategyInterface] = []
 # All that are still in use, also those of earlier jobs of the process.
 _alive: weakref.WeakSet[StrategyInterface] = weakref.WeakSet()
 # Arguments that do not tell one Strategy from another.
-_NOT_SETTINGS = ("mode", "seed")
+_NOT_SETTINGS = ("seed",)
 
 
 def remember(strategy: StrategyInterface) -> None:
@@ -38,10 +37,6 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     if not communicator.is_initialized():
         return None
     settings = {name: value for name, value in arguments.items() if value is not None and name not in _NOT_SETTINGS}
-    options = settings.pop("communication_options", None)
-    if options is not None and "bucket_bytes" not in settings:
-        packed = cluster.bucket_bytes_of(options, communicator.rank())
-        settings |= {} if packed is None else {"bucket_bytes": packed}
     place = communicator.topology()
     for each in reversed(_made):
         if type(each) is not cls or each.topology is not place:

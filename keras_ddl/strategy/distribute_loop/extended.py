@@ -54,7 +54,6 @@ class DdlExtended(strategies.StrategyExtendedV1):
         super().__init__(container)
         self._job, self.device = job, job.device
         self.bucket_size = job.bucket_size
-        self._sparse_as_dense = job.settings.sparse_as_dense is True
         self.share = RowShare(job.rank, job.size)
         self._warned_of_updates = False
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -231,9 +230,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
 
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
-        return buckets.all_reduce_in_buckets(
-            values, op=op, name=name, bucket_size=self.bucket_size, as_dense=self._sparse_as_dense
-        )
+        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]

@@ -153,7 +153,7 @@ class Layout:
                 raise self._error(
                     f"a layout names axes of the mesh, {', '.join(map(repr, names))}, or None",
                     f"{axes!r} for {key!r}, with unknown axes {unknown}",
-                    "Name axes of layout_map.device_mesh.",
+                    "Name axes of the LayoutMap's device_mesh.",
                 )
             if len(set(named)) < len(named):
                 raise self._error(
@@ -199,7 +199,7 @@ class Layout:
         if self._is_of_smaller_mesh and extent and extent % self.model_size:
             if self._rank == 0:
                 stack_position.warn(
-                    f"layout_map: every rank keeps all of {path!r}, of shape {tuple(shape)}: {self.model_size} model "
+                    f"layout: every rank keeps all of {path!r}, of shape {tuple(shape)}: {self.model_size} model "
                     "ranks, which are left, do not divide it."
                 )
             return None
@@ -226,10 +226,10 @@ class Layout:
                 "model.variables: print(each.path)`.",
             )
         if unmatched and self._rank == 0:
-            stack_position.warn(f"layout_map: these keys match no variable, and have no effect: {unmatched}.")
+            stack_position.warn(f"layout: these keys match no variable, and have no effect: {unmatched}.")
         if of_outputs and self._rank == 0:
             stack_position.warn(
-                "layout_map: how outputs of layers are laid out follows from the variables. These keys have no effect: "
+                "layout: how outputs of layers are laid out follows from the variables. These keys have no effect: "
                 f"{of_outputs}."
             )
         self._unmatched = []
@@ -261,7 +261,7 @@ class Layout:
             )
 
     def _error(self, rule: str, received: str, remedy: str) -> ConfigError:
-        return ConfigError(f"layout_map: {rule}. Received: {received} (rank {self._rank}). {remedy}")
+        return ConfigError(f"layout: {rule}. Received: {received} (rank {self._rank}). {remedy}")
 
 
 def _is_of_output(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Optimizer slots in shards on a mesh: Strategy(layout_map=..., shard_optimizer=True).
+"""Optimizer slots in shards on a mesh: Strategy(layout=..., sharding="optimizer").
 
 What an optimizer keeps for a weight is cut along the model axis as the weight is, if a layout cuts it, and the slice is
 shared out among the data ranks of that model position in flat shards. The step is cut accordingly: along the model axis

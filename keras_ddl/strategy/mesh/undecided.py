@@ -1,4 +1,4 @@
-"""Variables of which it is not decided yet how a mesh holds them: `Strategy(model_parallel=N)` chooses a layout when it
+"""Variables of which it is not decided yet how a mesh holds them: `Strategy(layout=N)` chooses a layout when it
 builds the first step that uses them (choice.py).
 
 Until then each rank has all of such a variable. What an optimizer keeps for a weight is made while the step is traced

@@ -1,4 +1,4 @@
-"""Optimizer slots of large weights in shards: Strategy(shard_optimizer=True).
+"""Optimizer slots of large weights in shards: Strategy(sharding='optimizer').
 
 A slot is a variable that an optimizer keeps for a weight, as Adam's moments. Keras creates it, and its value is
 replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own;
@@ -233,11 +233,11 @@ class ShardedVariable(UninitializedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), can be used only "
+            "A variable that an optimizer keeps in shards, with Strategy(sharding='optimizer'), can be used only "
             "inside steps of fit and strategy.function, and not with run_eagerly=True. Received: "
             f"{what} of {self.name} {where} (rank {self.share.rank}). Read and save it inside `with "
             "strategy.whole_optimizer(model):`, on all ranks; save with "
-            "keras_ddl.callbacks.Checkpoint; or make the Strategy without shard_optimizer."
+            "keras_ddl.callbacks.Checkpoint; or make the Strategy without sharding."
         )
 
     def __repr__(self) -> str:
@@ -346,9 +346,9 @@ def check_entrywise(optimizer: Any) -> None:
         return
     names = ", ".join(each.__name__ for each in _ENTRYWISE)
     raise ConfigError(
-        f"Strategy(shard_optimizer=True) takes the optimizers of Keras that update each entry by itself: {names}. "
+        f"Strategy(sharding='optimizer') takes the optimizers of Keras that update each entry by itself: {names}. "
         f"Received: {type(optimizer).__name__} {optimizer.name!r} (rank {job.rank}). Use one of these, or make "
-        "the Strategy without shard_optimizer."
+        "the Strategy without sharding."
     )
 
 

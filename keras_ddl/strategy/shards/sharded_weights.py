@@ -1,4 +1,4 @@
-"""Large weights in shards: Strategy(shard_weights=True), which is stage 3 of ZeRO.
+"""Large weights in shards: Strategy(sharding='weights'), which is stage 3 of ZeRO.
 
 Keras makes them, and their value is at once a `ShardedWeight`: for Keras a variable of the full shape, which has no
 memory of its own; beside it this rank's chunk, as of a slot. A step that is traced on the global batch reads and
@@ -65,10 +65,10 @@ class ShardedWeight(ShardedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A weight that Strategy(shard_weights=True) keeps in shards can be used in steps of fit, evaluate, predict "
+            "A weight that Strategy(sharding='weights') keeps in shards can be used in steps of fit, evaluate, predict "
             f"and strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank}). Read and save "
             "it inside `with strategy.whole_model(model):`, on all ranks; save with keras_ddl.callbacks.Checkpoint; or "
-            "make the Strategy without shard_weights."
+            "make the Strategy without sharding."
         )
 
 

@@ -126,7 +126,7 @@ class CutStep:
             form = "form a smaller mesh, and " if self._job.mesh is not None else ""
             return f"when a rank is lost: the others {form}make this step again"
         return (
-            "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
+            "when a rank is lost: the job ends. Started by `keras-ddl run -np MIN:MAX`, the others make this step again"
         )
 
     def restore(self) -> None:

@@ -85,7 +85,7 @@ class KerasSteps:
         has_part = self._job.mesh is not None or self._job.shards_weights and self._job.size > 1
         if has_part and (execution.is_local or tf.executing_eagerly()):
             what = "predict_on_batch" if execution.is_local else "run_eagerly=True"
-            why = "that a layout_map cuts" if self._job.mesh is not None else "in shards (shard_weights)"
+            why = "that a layout cuts" if self._job.mesh is not None else "in shards"
             raise ConfigError(
                 f"A model with variables {why} runs in steps that are traced and cut for all ranks. Received: "
                 f"{what} of {execution.model.name!r} (rank {self._job.rank}). Use fit, evaluate, predict or "
