@@ -5,20 +5,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from keras_ddl import parts
 from keras_ddl.checkpoint import Checkpoint
 
 
-class BaseGraphs(Protocol):
-    """Writes base graphs on rank 0, and publishes checkpoints. Every method is COLLECTIVE that does not say otherwise.
+class BaseGraphs:
+    """Writes base graphs on rank 0, and publishes checkpoints: neither here, where the export part is not installed.
+
+    Every method of the export part's is COLLECTIVE that does not say otherwise.
 
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
     """
 
-    is_due: bool
+    is_due = False
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        self._is_wanted = is_wanted
 
     def follow(self, callbacks: Sequence[Any]) -> None:
         """Takes what ExportBase and Publish, among the callbacks of a fit, say. On all ranks; not collective."""
@@ -28,6 +33,9 @@ class BaseGraphs(Protocol):
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known."""
+        if self._is_wanted:
+            self._is_wanted = False
+            warnings.warn(f"Checkpoint writes no base graph. {parts.why_missing('export')}", stacklevel=2)
 
     def write(self, model: Any) -> None:
         """Writes the graphs after a batch."""
@@ -37,6 +45,7 @@ class BaseGraphs(Protocol):
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0. Not collective."""
+        return []
 
     def publish(self, checkpoint: Checkpoint) -> None:
         """Publishes a checkpoint. Returns at once. On rank 0; not collective."""
@@ -49,33 +58,4 @@ def base_graphs(dir: Path | None) -> BaseGraphs:
     """Returns the writer of a Checkpoint's base graphs. `dir`: the checkpoint directory; None: no graph is wanted."""
     for written in parts.provided("base_graphs"):
         return written(dir)
-    return _NoGraphs(is_wanted=dir is not None)
-
-
-class _NoGraphs:
-    """Writes none, where the export part is not installed. Nothing in it is collective."""
-
-    is_due = False
-
-    def __init__(self, *, is_wanted: bool) -> None:
-        self._is_wanted = is_wanted
-
-    def follow(self, callbacks: Sequence[Any]) -> None: ...
-
-    def prepare_publishing(self) -> None: ...
-
-    def at_train_begin(self, model: Any) -> None:
-        if self._is_wanted:
-            self._is_wanted = False
-            warnings.warn(f"Checkpoint writes no base graph. {parts.why_missing('export')}", stacklevel=2)
-
-    def write(self, model: Any) -> None: ...
-
-    def answer(self, model: Any) -> None: ...
-
-    def here(self, model: Any) -> list[Any]:
-        return []
-
-    def publish(self, checkpoint: Checkpoint) -> None: ...
-
-    def wait(self) -> None: ...
+    return BaseGraphs(is_wanted=dir is not None)
