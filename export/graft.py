@@ -72,7 +72,7 @@ def export_saved_model(
 
     Args:
         which: 'latest', 'best' (of `metric`, by `mode`) or a step.
-        model: the part of the model to export, by its name in training (`Checkpoint(serve=...)`); None: the model
+        model: the part of the model to export, by its name in training (`ExportBase(serve=...)`); None: the model
             itself, or the only part.
         version: a number; None for the highest in `out_dir` plus one; 'step' for the checkpoint's step.
         validate: 'process' replays the stored sample in a clean process, 'here' in this one; 'off' skips this.

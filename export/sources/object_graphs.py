@@ -73,7 +73,7 @@ class ObjectGraph:
             raise ExportError(
                 f"Exactly one object in a TensorFlow checkpoint must match the model. Received: "
                 f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all match. Give a file with one of "
-                "them, or name it in training as the file does: Checkpoint(serve=...)."
+                "them, or name it in training as the file does: ExportBase(serve=...)."
             )
         return best[0][1] if best else {}
 

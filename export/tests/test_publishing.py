@@ -20,9 +20,9 @@ def compiled(layers):
     return model
 
 
-def fit(model, folder, rows=12, **options):
-    keep = callbacks.Checkpoint(folder, monitor="loss", **options)
-    model.fit(X[:rows], X[:rows, :1], batch_size=4, epochs=3, verbose=0, callbacks=[keep])
+def fit(model, folder, rows=12, *beside):
+    keep = callbacks.Checkpoint(folder, monitor="loss")
+    model.fit(X[:rows], X[:rows, :1], batch_size=4, epochs=3, verbose=0, callbacks=[keep, *beside])
 
 
 def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
@@ -54,7 +54,7 @@ def test_base_graph_of_a_model_without_an_input_is_written_after_its_first_batch
 @pytest.mark.long
 def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
     model, served = compiled([keras.Input((3,)), keras.layers.Dense(1)]), tmp_path / "served"
-    fit(model, tmp_path / "ckpt", publish_to=served, publish_keep=1)
+    fit(model, tmp_path / "ckpt", 12, callbacks.Publish(served, keep=1))
     # Of those that came while another was exported, the newest; it is there when fit returns.
     assert [entry.name for entry in served.iterdir() if entry.name.isdecimal()] == ["9"]
     record = json.loads((served / "9" / "assets.extra" / "keras_ddl_export.json").read_text())
@@ -65,8 +65,22 @@ def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
 
 
 def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
-    with pytest.raises(ConfigError, match="publish_keep must be 1 or more. Received"):
-        callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served", publish_keep=0)
+    with pytest.raises(ConfigError, match="keep must be a number of versions, 1 or more. Received"):
+        callbacks.Publish(tmp_path / "served", keep=0)
+    with pytest.raises(ConfigError, match=r"Pass callbacks=.*keras_ddl\.callbacks\.Publish\(directory\)"):
+        callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served")
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match="needs a directory"):
-        fit(compiled([keras.Input((3,)), keras.layers.Dense(1)]), tmp_path / "ckpt", publish_to=tmp_path / "file")
+        fit(
+            compiled([keras.Input((3,)), keras.layers.Dense(1)]),
+            tmp_path / "ckpt",
+            12,
+            callbacks.Publish(tmp_path / "file"),
+        )
+
+
+def test_what_is_exported_is_said_beside_one_checkpoint_that_writes_the_graph(tmp_path):
+    model = compiled([keras.Input((3,)), keras.layers.Dense(1)])
+    for beside in ([], [callbacks.Checkpoint(tmp_path, export_base=False)]):
+        with pytest.raises(ConfigError, match="ExportBase works beside one callbacks.Checkpoint that writes"):
+            model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, callbacks.ExportBase()])

@@ -121,7 +121,7 @@ def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
     model = kind()
     model.compile(None)
     folder, out = tmp_path / "ckpt", tmp_path / "out"
-    fit(model, checkpointing(folder, serve=["generator", "critic"], sample={"generator": Z}))
+    fit(model, checkpointing(folder), callbacks.ExportBase(serve=["generator", "critic"], sample={"generator": Z}))
     assert not (folder / "base").exists()
     for name, rows in (("generator", Z), ("critic", X)):
         result = export.export_saved_model(folder, out / name, model=name, validate="here")
@@ -135,7 +135,7 @@ def test_parts_are_exported_each_with_its_proof(tmp_path, kind):
         with pytest.raises(ExportError, match="base graphs of critic, generator.*--model critic"):
             export.export_saved_model(folder, out, model=wrong)
     # A run that starts anew moves them out of the way.
-    fit(make_gan(None), checkpointing(folder, serve="generator"), epochs=1)
+    fit(make_gan(None), checkpointing(folder), callbacks.ExportBase(serve="generator"), epochs=1)
     bases = lambda folder: sorted(entry.name for entry in folder.glob("base*"))  # noqa: E731
     assert bases(folder) == ["base-generator"] and bases(folder / "previous-1") == ["base-critic", "base-generator"]
     # The only part needs no name.
@@ -161,14 +161,12 @@ def test_parts_are_served_from_a_loop_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize("serve", [[], 3, {"a b": "generator"}, ["student.encoder"], {"g": 3}, ""])
-def test_serve_names_parts(tmp_path, serve):
+def test_serve_names_parts(serve):
     with pytest.raises(ConfigError, match="serve must be an attribute.*Received"):
-        checkpointing(tmp_path, serve=serve)
+        callbacks.ExportBase(serve=serve)
 
 
-def test_options_of_several_parts_are_by_name(tmp_path):
+def test_options_of_several_parts_are_by_name():
     for sample in (Z, {"critics": X}):
         with pytest.raises(ConfigError, match=r"sample must be a mapping from their names, \['critic', 'generator'\]"):
-            checkpointing(tmp_path, serve=["critic", "generator"], sample=sample)
-    with pytest.raises(ConfigError, match="publish_to and serve need the base graph.*export_base=False"):
-        checkpointing(tmp_path, serve="critic", export_base=False)
+            callbacks.ExportBase(serve=["critic", "generator"], sample=sample)

@@ -90,8 +90,8 @@ def test_checkpoint_declares_signatures_of_a_subclassed_model(tmp_path: Path) ->
     model, x = Encoder(), rows(3)
     model.compile("sgd", "mse")
     signatures = {"embedding": {"vector": "hidden"}, "encode": model.encode}
-    keep = callbacks.Checkpoint(tmp_path, monitor="loss", signatures=signatures)
-    model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[keep])
+    keep = [callbacks.Checkpoint(tmp_path, monitor="loss"), callbacks.ExportBase(signatures=signatures)]
+    model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=keep)
     result = export.export_saved_model(tmp_path, tmp_path / "out", validate="here")
     assert "as the trained model did" in result.proof and "signatures embedding, encode" in result.proof
     expected = model.encode(x, training=False)

@@ -75,8 +75,8 @@ class Strategy(tf.distribute.Strategy):
             rank its rows: for data that differs each time it is read (docs/strategy.md). Rank 0's setting is used.
         gather_predictions: what `model.predict` returns. "all": all rows, on every rank. "rank0": all rows on rank 0,
             and only its own rows on every other rank, for predictions too large to hold once per rank.
-        removed: arguments of other strategies, and of earlier versions: rejected with an error that names the
-            replacement.
+        positional, removed: arguments of other strategies, and of earlier versions: rejected with an error that names
+            the replacement.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -88,7 +88,7 @@ class Strategy(tf.distribute.Strategy):
 
     def __init__(
         self,
-        *,
+        *positional: Any,
         seed: int | None = None,
         batch_statistics: str = "global",
         sharding: str | None = None,
@@ -99,7 +99,7 @@ class Strategy(tf.distribute.Strategy):
         gather_predictions: str = "all",
         **removed: Any,
     ) -> None:
-        cluster.check_arguments(removed)
+        cluster.check_arguments(positional, removed)
         topology = communicator.init()
         self._check_no_other_scope(topology.rank)
         if hasattr(self, "job"):  # made before: see __new__

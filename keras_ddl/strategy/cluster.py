@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_ddl import communicator
@@ -50,12 +50,14 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
     )
 
 
-def check_arguments(removed: Mapping[str, Any]) -> None:
+def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> None:
     """Checks the arguments that Strategy() does not take: its line may have been that of another strategy, or older.
 
     Raises: ConfigError: an argument of TensorFlow's strategies, or of earlier versions: it names the replacement.
         TypeError: one that no strategy takes.
     """
+    if positional:  # a mode, in earlier versions, or MirroredStrategy's devices
+        removed = {"mode" if isinstance(positional[0], str) else "devices": positional[0], **removed}
     for name, value in removed.items():
         if name in _REPLACED:
             raise ConfigError(f"Strategy: {name} is now {_REPLACED[name]}. Received: {name}={value!r}.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.job import Settings
 
 # The job's, the latest last. Kept alive: what `existing` returns must not depend on when a rank collects garbage,
 # because making another is collective.
@@ -32,11 +33,15 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     """Returns the latest Strategy of this job that has the settings of these arguments, or None.
 
     Args:
-        arguments: by name, as the caller wrote them; None for those left out.
+        arguments: by name, as the caller wrote them.
     """
     if not communicator.is_initialized():
         return None
-    settings = {name: value for name, value in arguments.items() if value is not None and name not in _NOT_SETTINGS}
+    settings = {
+        name: value
+        for name, value in arguments.items()
+        if name not in _NOT_SETTINGS and (value is not None or name in Settings.__dataclass_fields__)
+    }
     place = communicator.topology()
     for each in reversed(_made):
         if type(each) is not cls or each.topology is not place:

@@ -185,7 +185,7 @@ def exact_for(kinds):
 
 @long
 def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
-    strategy = keras_ddl.Strategy(data="rank0")
+    strategy = keras_ddl.Strategy(reader="rank0")
     one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
     model_and_beginning.cache_clear()
     try:

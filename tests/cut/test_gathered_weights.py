@@ -1,4 +1,4 @@
-"""Weights of which each rank holds a chunk, gathered for as long as a step uses them: shard_weights=True."""
+"""Weights of which each rank holds a chunk, gathered for as long as a step uses them: sharding="weights"."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Layouts that are chosen (`Strategy(model_parallel=N)`), without ranks; tests/strategy/mesh_checks.py has some."""
+"""Layouts that are chosen (`Strategy(layout=N)`), without ranks; tests/strategy/mesh_checks.py has some."""
 
 from __future__ import annotations
 

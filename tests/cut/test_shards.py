@@ -1,4 +1,4 @@
-"""Variables of which each rank holds a chunk, as the slots of optimizers are with shard_optimizer=True."""
+"""Variables of which each rank holds a chunk, as the slots of optimizers are with sharding="optimizer"."""
 
 import keras
 import numpy as np

@@ -81,7 +81,7 @@ def check_jit_compile():
 
 
 def check_nested_scopes():
-    other = keras_ddl.Strategy(bucket_bytes=1 << 20)
+    other = keras_ddl.Strategy(batch_statistics="rank")
     stock = tf.distribute.OneDeviceStrategy("/cpu:0")
 
     def enter(outer, inner):
@@ -101,8 +101,9 @@ def check_nested_scopes():
 
 
 def check_arguments():
-    refuses(ConfigError, "bucket_bytes must be 1 or more", lambda: keras_ddl.Strategy(bucket_bytes=0))
-    refuses(ConfigError, "mode", lambda: keras_ddl.Strategy("x:1x1x7"))
+    refuses(ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="rank1"))
+    refuses(ConfigError, 'is now sharding="optimizer"', lambda: keras_ddl.Strategy(shard_optimizer=True))
+    refuses(ConfigError, "mode is now an argument of keras_ddl.init", lambda: keras_ddl.Strategy("p"))
 
 
 def check_data_that_was_split_already():

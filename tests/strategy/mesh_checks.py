@@ -1,4 +1,4 @@
-"""Strategy(layout_map=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+"""Strategy(layout=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
 
 from typing import Any
 
@@ -107,7 +107,7 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
 @long
 def check_sequences_in_parts_equal_one_process():
     mesh = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
-    in_parts = keras_ddl.Strategy(layout_map=mesh, data_layout=("batch", "model"))
+    in_parts = keras_ddl.Strategy(layout=mesh, data_layout=("batch", "model"))
     set_precision("float64")  # of the loss, too
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     models, outputs = [], []
@@ -171,7 +171,7 @@ def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
 def check_keys_that_match_nothing_are_told():
     other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     other["nothing"] = ("model",)
-    strategy = keras_ddl.Strategy(layout_map=other)
+    strategy = keras_ddl.Strategy(layout=other)
     set_precision("float64")
     with strategy.scope():
         model = dense_model()

@@ -1,9 +1,11 @@
-"""Strategy(model_parallel=2) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+"""Strategy(layout=2) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
 
 import contextlib
 import io
+import os
 import re
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -16,7 +18,8 @@ from keras_ddl.strategy.shards import gathered_slots
 from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, recorded_warnings, shared_folder
 from strategy.mesh_models import alone, assert_equal, compiled, fit_both
 
-CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
+with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
+    CHOOSES = keras_ddl.Strategy(layout=2)
 
 
 def shown_layout(output: str) -> keras.distribution.LayoutMap:

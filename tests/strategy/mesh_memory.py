@@ -43,7 +43,7 @@ if not options.alone:
     layout[".*up/kernel"] = (None, "model")
     layout[".*down/kernel"] = ("model", None)
     layout[".*up/bias"] = ("model",)
-    strategy = keras_ddl.Strategy(layout_map=layout)
+    strategy = keras_ddl.Strategy(layout=layout)
     scope, rank = strategy.scope(), strategy.rank
 keras.ops.matmul(np.ones((64, 64), "float32"), np.ones((64, 64), "float32"))
 runtime, data = memory("VmRSS"), memory("VmData")

@@ -1,6 +1,8 @@
 """Models on a mesh of 2 x 2 ranks, and what compares them with one process: for mesh_*checks.py."""
 
+import os
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -19,10 +21,11 @@ LAYOUT[".*attention.*attention_output/kernel"] = ("model", None, None)
 LAYOUT[".*(up0|dense_wide)/kernel"] = (None, "model")
 LAYOUT[".*(up0|dense_wide)/bias"] = ("model",)
 LAYOUT[".*(down0|dense_narrow)/kernel"] = ("model", None)
-STRATEGY = keras_ddl.Strategy(layout_map=LAYOUT, drift_check_percent=100)
+with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
+    STRATEGY = keras_ddl.Strategy(layout=LAYOUT)
 
 after_commit._SMALL = requests._ALONE = 1  # updates, and gathers of new weights, wait for the commit as large ones do
-SHARDING = keras_ddl.Strategy(layout_map=LAYOUT, shard_optimizer=True)  # ZeRO 1 beside the model axis
+SHARDING = keras_ddl.Strategy(layout=LAYOUT, sharding="optimizer")  # ZeRO 1 beside the model axis
 SHARDING.job.shards_from_elements = 4
 
 TOKENS, LABELS = (np.random.default_rng(3).integers(0, 16, (23, 5)).astype("int32") for _ in range(2))

@@ -1,4 +1,4 @@
-"""Strategy(layout_map=..., shard_optimizer=True), and functions on a mesh, on 2 x 2 ranks. Run by test_mesh.py."""
+"""Strategy(layout=..., sharding="optimizer"), and functions on a mesh, on 2 x 2 ranks. Run by test_mesh.py."""
 
 import keras
 import numpy as np
@@ -55,7 +55,7 @@ def check_a_training_with_slots_in_shards_of_slices_is_resumed():
 layers = keras.layers
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*dense_wide/kernel"] = (None, "model")
-KERNELS = keras_ddl.Strategy(layout_map=LAYOUT)
+KERNELS = keras_ddl.Strategy(layout=LAYOUT)
 
 
 def normalized():

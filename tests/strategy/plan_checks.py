@@ -2,6 +2,7 @@
 
 import os
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -35,7 +36,9 @@ def check_a_steady_step_needs_nothing_from_rank_0():
     set_precision("float32")
     rng = np.random.default_rng(2)
     x = rng.normal(size=(STEPS * SIZE * 20, WIDTH)).astype(np.float32)
-    with keras_ddl.Strategy(bucket_bytes=1).scope():  # a bucket for each layer
+    with mock.patch.dict(os.environ, KERAS_DDL_BUCKET_BYTES="1"):  # a bucket for each layer
+        strategy = keras_ddl.Strategy(batch_statistics="rank")  # another one than that of other checks
+    with strategy.scope():
         model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     more = STEPS * 4

@@ -1,4 +1,4 @@
-"""Strategy(shard_optimizer=True) on real ranks, against one process. Run by test_strategy.py."""
+"""Strategy(sharding="optimizer") on real ranks, against one process. Run by test_strategy.py."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from strategy.common import (
     step_of,
 )
 
-SHARDED = keras_ddl.Strategy(shard_optimizer=True)
+SHARDED = keras_ddl.Strategy(sharding="optimizer")
 optimizers = keras.optimizers
 
 
@@ -158,7 +158,7 @@ def check_momentum_follows_the_learning_rate():
         return keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=2)
 
     model = fitted(SHARDED, optimizer=make, callbacks=[warmup()])
-    one = fitted(keras_ddl.Strategy(shard_optimizer=False), optimizer=make, callbacks=[warmup()])
+    one = fitted(keras_ddl.Strategy(sharding=None), optimizer=make, callbacks=[warmup()])
     assert gathered_slots.slots_of(model) and not gathered_slots.slots_of(one)
     assert_close(model.get_weights(), one.get_weights())
 

@@ -7,12 +7,10 @@ TensorFlow adds the parts of its gradient up to a dense tensor. Programs that ma
 from unittest import mock
 
 import numpy as np
-import pytest
 
-import keras_ddl
 from keras_ddl import ops as collectives
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import STRATEGY, X, Y, keras
+from strategy.common import STRATEGY, X, keras
 from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
@@ -72,32 +70,3 @@ class TokensAndPositions(layers.Layer):
         unique, position = tf.unique(tf.reshape(tokens, [-1]))
         once = tf.reshape(tf.gather(self.table(unique), position), tf.concat([tf.shape(tokens), [4]], 0))
         return self.table(tokens) + self.table(ops.arange(ops.shape(tokens)[1])) * once
-
-
-def check_tables_as_dense_gradients():
-    """What one process computes does not depend on how gradients of tables travel."""
-
-    class OneHot(TokensAndPositions):
-        def call(self, tokens):
-            positions = ops.one_hot(ops.arange(ops.shape(tokens)[1]), 7, dtype="float64")
-            table = ops.convert_to_tensor(self.table.embeddings)
-            rows = ops.matmul(ops.one_hot(tokens, 7, dtype="float64"), table)
-            return rows + ops.matmul(positions, table) * rows
-
-    weights = []
-    for as_dense, layer in ((True, TokensAndPositions), (False, TokensAndPositions), ("auto", OneHot)):
-        keras.utils.set_random_seed(7)
-        STRATEGY.extended.sparse_as_dense = as_dense
-        try:
-            with STRATEGY.scope():
-                inputs = keras.Input(TOKENS.shape[1:], dtype=TOKENS.dtype)
-                model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layer()(inputs))))
-                model.compile(keras.optimizers.Adam(0.01), "mse")
-            fit(model, TOKENS, Y)
-        finally:
-            STRATEGY.extended.sparse_as_dense = "auto"
-        weights.append(model.get_weights()[0])
-    np.testing.assert_allclose(weights[0], weights[1], rtol=0, atol=1e-13)
-    assert np.abs(weights[1] - weights[2]).max() > 1e-3  # Adam squares the rows of a token that occurs twice one by one
-    with pytest.raises(keras_ddl.errors.ConfigError, match="sparse_as_dense must be True, False or 'auto'"):
-        keras_ddl.Strategy(sparse_as_dense="always")

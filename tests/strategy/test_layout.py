@@ -11,7 +11,7 @@ from keras_ddl import errors
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.mesh import layout_to_choose, ranks
+from keras_ddl.strategy.mesh import layout_of, ranks
 from keras_ddl.strategy.mesh.choice import written
 from keras_ddl.strategy.mesh.layout import DataLayout, Layout
 
@@ -113,10 +113,10 @@ def test_a_mesh_that_is_not_of_the_ranks_is_refused():
 @pytest.mark.parametrize("other", [{"compression": "float16"}, {"batch_statistics": "rank"}])
 def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
     layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
-    with pytest.raises(ConfigError, match=f"with a layout_map, {next(iter(other))} must be"):
-        keras_ddl.Strategy(layout_map=layout, **other)
-    with pytest.raises(ConfigError, match=r"layout_map must be a keras\.distribution\.LayoutMap"):
-        keras_ddl.Strategy(layout_map={".*": ("model",)})
+    with pytest.raises(ConfigError, match=f"with a LayoutMap, {next(iter(other))} must be"):
+        keras_ddl.Strategy(layout=layout, **other)
+    with pytest.raises(ConfigError, match=r"layout must be a keras\.distribution\.LayoutMap"):
+        keras_ddl.Strategy(layout={".*": ("model",)})
 
 
 def test_data_layout_names_both_axes_of_the_mesh():
@@ -135,20 +135,17 @@ def test_data_layout_names_both_axes_of_the_mesh():
         layout.of_arguments(values[1:2], rows, 2, "step")
 
 
-def test_model_parallel_is_refused_beside_a_layout_or_where_it_is_no_number_of_ranks():
-    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
-    with pytest.raises(ConfigError, match="model_parallel chooses a layout, and layout_map is one"):
-        keras_ddl.Strategy(layout_map=layout, model_parallel=2)
-    with pytest.raises(ConfigError, match="with model_parallel, compression must be None"):
-        keras_ddl.Strategy(compression="float16", model_parallel=2)
-    keras_ddl.Strategy()  # whose model_parallel is 1, and so equals True
+def test_number_of_model_ranks_is_refused_where_it_cannot_be():
+    for other in ({"compression": "float16"}, {"sharding": "optimizer"}):
+        with pytest.raises(ConfigError, match="with a number of model ranks, .* must be None"):
+            keras_ddl.Strategy(layout=2, **other)
     for wrong in (0, 2.0, True):
-        with pytest.raises(ConfigError, match="model_parallel must be a number of ranks"):
-            keras_ddl.Strategy(model_parallel=wrong)
+        with pytest.raises(ConfigError, match="or a number of model ranks, 1 or more"):
+            keras_ddl.Strategy(layout=wrong)
     topology = SimpleNamespace(size=6, rank=3)
-    with pytest.raises(ConfigError, match=r"divide the number of ranks \(6\)\. Received: model_parallel=4 \(rank 3\)"):
-        layout_to_choose(4, topology)
-    assert layout_to_choose(2, SimpleNamespace(size=1, rank=0)) is None  # one rank trains alone
+    with pytest.raises(ConfigError, match=r"divide the number of ranks \(6\)\. Received: layout=4 \(rank 3\)"):
+        layout_of(4, None, topology)
+    assert layout_of(2, None, SimpleNamespace(size=1, rank=0)) is None  # one rank trains alone
 
 
 def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():

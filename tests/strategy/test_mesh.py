@@ -1,4 +1,4 @@
-"""Weights cut along a model axis, on real ranks: Strategy(layout_map=...)."""
+"""Weights cut along a model axis, on real ranks: Strategy(layout=...)."""
 
 import shutil
 from pathlib import Path

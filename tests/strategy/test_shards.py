@@ -1,4 +1,4 @@
-"""Checkpoints of optimizers in shards: Strategy(shard_optimizer=True). test_strategy.py trains with them."""
+"""Checkpoints of optimizers in shards: Strategy(sharding="optimizer"). test_strategy.py trains with them."""
 
 import shutil
 from pathlib import Path

@@ -183,10 +183,11 @@ def test_two_of_three_are_killed_at_random_moments(
 
 
 DRIFTED = """
-import signal
+import os, signal
 import keras, numpy as np
 import keras_ddl
-strategy = keras_ddl.Strategy(seed=3, drift_check_percent=1e-6)
+os.environ["KERAS_DDL_DRIFT_CHECK_PERCENT"] = "1e-6"
+strategy = keras_ddl.Strategy(seed=3)
 me = strategy.rank
 with strategy.scope():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -35,7 +35,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.errors import ConfigError, RankLostError
 SHARDS = ...
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "1"
-strategy = keras_ddl.Strategy(seed=3, shard_optimizer=SHARDS)
+strategy = keras_ddl.Strategy(seed=3, sharding="optimizer" if SHARDS else None)
 me = strategy.rank
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
 optimizer = keras.optimizers.Adam(0.1)

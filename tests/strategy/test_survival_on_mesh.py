@@ -64,7 +64,7 @@ import keras
 import keras_ddl
 layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 2)))
 layout[".*"] = (None, "model")
-keras_ddl.Strategy(layout_map=layout)
+keras_ddl.Strategy(layout=layout)
 """
 
 

@@ -1,6 +1,8 @@
-"""Strategy(shard_weights=True) on real ranks, against one process. Run by test_strategy.py."""
+"""Strategy(sharding="weights") on real ranks, against one process. Run by test_strategy.py."""
 
 import contextlib
+import os
+from unittest import mock
 
 import keras
 import numpy as np
@@ -28,7 +30,8 @@ from strategy.common import (
     state,
 )
 
-STRATEGY = keras_ddl.Strategy(shard_weights=True, drift_check_percent=100)
+with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
+    STRATEGY = keras_ddl.Strategy(sharding="weights")
 optimizers = keras.optimizers
 
 
@@ -108,7 +111,7 @@ def check_mixed_precision_gathers_halves():
 
 @long
 def check_a_training_is_resumed_with_or_without_weights_in_shards():
-    whole = keras_ddl.Strategy(shard_weights=False, drift_check_percent=100)
+    whole = keras_ddl.Strategy(sharding=None)
     with shared_folder() as path:
         for epochs, strategy in ((1, STRATEGY), (2, whole), (3, STRATEGY)):
             save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_freq=2, save_best=False)
@@ -186,9 +189,9 @@ def check_a_weight_in_shards_is_refused_outside_of_steps():
 def check_settings_that_exclude_one_another_are_refused():
     layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE, 1)))
     for options, words in (
-        ({"shard_weights": "yes"}, "shard_weights must be True or False"),
-        ({"shard_weights": True, "compression": "float16"}, "and shard_weights=True"),
-        ({"shard_weights": True, "layout_map": layout}, "with a layout_map, shard_weights must be False"),
+        ({"sharding": "yes"}, "sharding must be 'optimizer', 'weights' or None"),
+        ({"sharding": "weights", "compression": "float16"}, "and sharding='weights'"),
+        ({"sharding": "weights", "layout": layout}, "with a LayoutMap, sharding must be None or 'optimizer'"),
     ):
         with pytest.raises(ConfigError, match=words):
             keras_ddl.Strategy(**options)
