@@ -13,14 +13,22 @@ import click
 from click.core import ParameterSource
 
 from keras_ddl import parts
-from keras_ddl.cli.option_kinds import InFile, Ranks, Rare
+from keras_ddl.cli.option_kinds import InFile, Rare
 from keras_ddl.errors import ConfigError
 
 _COMMAND, _ENV = "command", "env"
 _NOT_IN_FILES = ("config", "help", _ENV)
 # Of these one names the hosts: one on the command line takes the place of those in the file.
 _HOSTS = ("hosts", "hostfile", "tf_config", "tf_config_file", "host_discovery_script")
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+# Name of an option's type -> types of TOML that it takes, in words, and as an example.
+_TEXT = ((str,), "a string", "'text'")
+_KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
+    "boolean": ((bool,), "true or false", "true"),
+    "integer": ((int,), "a whole number", "2"),
+    "integer range": ((int,), "a whole number", "2"),
+    "float": ((int, float), "a number", "2.5"),
+    "ranks": ((int, str), "a whole number, or a range as '2:4'", "2"),
+}
 _NUMBER = re.compile(r"-np?=?(\d+(?::\d*)?)")
 # Options of earlier versions.
 _REPLACED = {
@@ -160,17 +168,14 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 
 def _value(ctx: click.Context, option: click.Option, key: str, given: object, file: str) -> Any:
     """Returns the value of an option, checked as on the command line."""
-    if isinstance(option.type, Ranks) and isinstance(given, int) and not isinstance(given, bool):
-        given = str(given)
-    kind: type = {"boolean": bool, "integer": int, "integer range": int, "float": float}.get(option.type.name, str)
+    accepted, what, example = _KINDS.get(option.type.name, _TEXT)
     values = given if option.multiple and isinstance(given, list) else [given]
     for each in values:
-        accepted = (int, float) if kind is float else (kind,)
-        if not isinstance(each, accepted) or (isinstance(each, bool) and kind is not bool):
-            what = f"{_KINDS[kind]}{', or a list of these' if option.multiple else ''}"
+        if not isinstance(each, accepted) or (isinstance(each, bool) and bool not in accepted):
+            rule = f"{what}{', or a list of these' if option.multiple else ''}"
             raise ConfigError(
-                f"--config: {key} must be {what}. Received: {key} = {each!r} ({type(each).__name__}) in {file}. "
-                f"{_example(key, kind)}"
+                f"--config: {key} must be {rule}. Received: {key} = {each!r} ({type(each).__name__}) in {file}. Write "
+                f"{key} = {example}."
             )
         try:
             option.type.convert(each, option, ctx)
@@ -180,10 +185,6 @@ def _value(ctx: click.Context, option: click.Option, key: str, given: object, fi
                 f"{error.message} See `keras-ddl run --help`."
             ) from None
     return values if option.multiple else given
-
-
-def _example(key: str, kind: type) -> str:
-    return f"Write {key} = {'true' if kind is bool else 2 if kind is int else 2.5 if kind is float else repr('text')}."
 
 
 def _program(given: object, file: str) -> tuple[str, ...]:

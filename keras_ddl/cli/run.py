@@ -101,7 +101,9 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--mode", cls=Rare, help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
 @click.option("--mpirun", cls=Rare, help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
-@click.option("--mpi-arg", "mpi_args", cls=InFile, multiple=True, help="Arguments for mpirun.", metavar="ARGS")
+@click.option(
+    "--mpi-arg", "mpi_args", cls=Rare, multiple=True, help="Arguments for mpirun; may be repeated.", metavar="ARGS"
+)
 @environment_options
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"

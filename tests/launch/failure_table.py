@@ -51,7 +51,7 @@ class Case:
         mpirun_words: what somebody says under mpirun; None: the case is not for mpirun.
         seconds: until the job has ended, at most, on a busy machine.
         env: further variables.
-        around: words before the command. options: of `keras-ddl run`.
+        around: words before the command. ranks: what -np is given. options: of `keras-ddl run`.
         has_checkpoint: whether it happens after the first checkpoint, which is then named.
     """
 
@@ -62,52 +62,53 @@ class Case:
     seconds: float = 30.0
     env: Mapping[str, str] = field(default_factory=dict)
     around: tuple[str, ...] = ()
+    ranks: str = "3"
     options: tuple[str, ...] = ()
     has_checkpoint: bool = True
 
 
 _LOST = r"RankLostError"
-_MIN_NP = ("--min-np", "2")
+_MIN_NP = "2:3"
 _CALLBACK = r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong"
 CASES = {
     "sigkill": Case("SIGKILL (a kernel without memory does this)", r"rank 1 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_goes_on": Case(
-        "SIGKILL, with `--min-np 2`: the others go on",
+        "SIGKILL, with `-np 2:3`: the others go on",
         r"rank 1 was lost \(killed by SIGKILL\); 2 go on",
         0,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigkill_too_few": Case(
-        "SIGKILL of ranks 1 and 2, with `--min-np 2`: too few are left",
+        "SIGKILL of ranks 1 and 2, with `-np 2:3`: too few are left",
         r"rank [12] .*: killed by SIGKILL",
         137,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigkill_rank_0_goes_on": Case(
-        "SIGKILL of rank 0, with `--min-np 2`: the next one writes",
+        "SIGKILL of rank 0, with `-np 2:3`: the next one writes",
         r"rank 0 was lost \(killed by SIGKILL\); 2 go on",
         0,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigstop_goes_on": Case(
-        "SIGSTOP, with `--min-np 2` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others go on",
+        "SIGSTOP, with `-np 2:3` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others go on",
         r"rank 1 has not come to the others for 8 s, and is killed",
         0,
         None,
         90.0,
         {"KERAS_DDL_DEADLINE_SECONDS": "8"},
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "callback_min_np": Case(
-        "an exception in a callback, with `--min-np 2`: it would be raised again",
+        "an exception in a callback, with `-np 2:3`: it would be raised again",
         _CALLBACK,
         1,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigstop": Case(
         "SIGSTOP, with `KERAS_DDL_DEADLINE_SECONDS=8`",
@@ -259,7 +260,7 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         # A shell between: the first process of a namespace would survive its own SIGKILL.
         shell = ["sh", "-c", '"$@"; exit $?', "sh"]
         python = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell, *python]
-    run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "3", *told.options, "--", *python]
+    run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", told.ranks, *told.options, "--", *python]
     if launcher == MPIRUN:
         mpirun = str(Path(sys.executable).with_name("mpirun"))
         run = [mpirun, *["-np", "3", "--bind-to", "none", "--oversubscribe"], *python]

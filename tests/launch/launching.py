@@ -147,7 +147,7 @@ def write_script(path: Path, text: str) -> str:
 
 
 def run_program(
-    folder: Path, source: str, *options: str, np: int = 2, words: Sequence[str] = (), **rest: object
+    folder: Path, source: str, *options: str, np: int | str = 2, words: Sequence[str] = (), **rest: object
 ) -> Ended:
     """Runs `keras-ddl run -np NP OPTIONS python PROGRAM WORDS` to its end, where `source` is for write_program."""
     return run(["run", "-np", str(np), *options, "python", write_program(folder, source), *words], folder, **rest)

@@ -123,7 +123,7 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_for_all(starter: str, tmp_p
     secrets.write_text(f"BY_FILE={given['BY_FILE']}\n")
     agent = write_agent(tmp_path, 'export TMPDIR="${TMPDIR%/*}/$host"')
     hosts = [shared(tmp_path / name) for name in ("tmp", "h0", "h1")]
-    options = ["--min-np", "2"] if starter == "remote_ranks" else ["--mpi-arg", f"--prtemca plm_ssh_agent {agent}"]
+    options = ["-np", "2:"] if starter == "remote_ranks" else ["--mpi-arg", f"--prtemca plm_ssh_agent {agent}"]
     options += ["--env", "BY_NAME", "--env-file", str(secrets)]
     command = ["run", "--hosts", "h0:1,h1:1", *options, "python", write_program(tmp_path, TELLS)]
     env = {"KERAS_DDL_SSH": agent} | {name: given[name] for name in ("BY_NAME", "INHERITED")}

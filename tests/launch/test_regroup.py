@@ -56,7 +56,7 @@ print(json.dumps([ME, keras_ddl.rank(), total, sizes]), flush=True)
 
 
 def job(tmp_path: Path, ranks: int, least: int, plan: dict[int, tuple[int | str, str]]) -> Ended:
-    return run_program(tmp_path, PROGRAM, "--min-np", str(least), np=ranks, words=[json.dumps(plan)])
+    return run_program(tmp_path, PROGRAM, np=f"{least}:{ranks}", words=[json.dumps(plan)])
 
 
 def left(ended: Ended) -> list[list]:
@@ -81,4 +81,4 @@ def test_the_others_go_on_when_one_is_killed(rank: int, tmp_path: Path) -> None:
 
 def test_regroup_is_refused_where_the_launcher_ends_the_job(tmp_path: Path) -> None:
     ended = run_program(tmp_path, "import keras_ddl\nkeras_ddl.init()\nkeras_ddl.regroup()")
-    assert ended.status == 1 and "--min-np N" in ended.err.splitlines()[-1], ended
+    assert ended.status == 1 and "-np MIN:MAX" in ended.err.splitlines()[-1], ended

@@ -70,7 +70,7 @@ def test_run_hosts_restarts_without_a_lost_host(on_hosts: list[str], tmp_path: P
     source = 'here("up"); print(RANK, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)\n'
     source += 'if os.environ["KERAS_DDL_RESTART"] == "0": time.sleep(600)'
     program = write_program(tmp_path, source)
-    started = Started([*on_hosts, "--restarts", "2", "--min-np", "2", "python", program], tmp_path)
+    started = Started([*on_hosts, "--restarts", "2", "-np", "2:", "python", program], tmp_path)
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
     started.may_leave = ("prted.", "keras_ddl-")  # nobody is left on that host to remove it
     kill_host(started.mark, "h1")

@@ -137,7 +137,7 @@ except keras_ddl.errors.RankLostError:
 print("\\rbar 2/2", RANK, keras_ddl.rank(), sys.stdin.read() == "", os.get_terminal_size().columns)
 """,
     )
-    arguments = ["run", "-np", "3", "--min-np", "1", "python", program]
+    arguments = ["run", "-np", "1:3", "python", program]
     status, shown = on_terminal(arguments, tmp_path, rows=33, columns=111)
     assert status == 0, shown
     assert b"\rbar 2/2 1 0 True 111\r\n" in shown and b"[1]" not in shown, shown

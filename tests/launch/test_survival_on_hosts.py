@@ -1,4 +1,4 @@
-"""Jobs on several hosts that go on when ranks, or a host, are lost: keras-ddl run --hosts ... --min-np."""
+"""Jobs on several hosts that go on when ranks, or a host, are lost: keras-ddl run --hosts ... -np MIN:."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def agent(tmp_path: Path) -> str:
 
 def arguments(tmp_path: Path, least: int, plan: dict[int, list], program: str = PROGRAM) -> list[str]:
     name = write_program(tmp_path, program)
-    return ["run", "--hosts", "h0:2,h1:2", "--min-np", str(least), "python", name, json.dumps(plan)]
+    return ["run", "--hosts", "h0:2,h1:2", "-np", f"{least}:", "python", name, json.dumps(plan)]
 
 
 def test_the_others_go_on_when_a_rank_of_another_host_is_killed(agent: str, tmp_path: Path) -> None:

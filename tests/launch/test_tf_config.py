@@ -49,7 +49,8 @@ def test_run_tf_config_takes_hosts_and_ranks_from_the_variable_or_a_file(
     shown = keras_ddl("run", "--dry-run", "--tf-config", "python", "there.py")
     assert "-np 3 " in shown and "--host h0:1,h1:2" in shown and "keras-ddl: Left out: ps 0 on h7" in shown, shown
     (tmp_path / "tf_config.json").write_text(config_of("localhost:1", "localhost:2"))
-    assert "-np 2 " in keras_ddl("run", "--dry-run", "--tf-config-file", "tf_config.json", "true")
+    (tmp_path / "job.toml").write_text('tf-config-file = "tf_config.json"')
+    assert "-np 2 " in keras_ddl("run", "--dry-run", "--config", "job.toml", "true")
 
 
 @pytest.mark.long
@@ -67,7 +68,7 @@ def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Pa
         ("--tf-config", "no json", "TF_CONFIG must be JSON"),
         ("--tf-config -np 3", config_of("h0:1", "h1:1"), "Received: np=3, hosts=None as well"),
         ("--tf-config --hosts h0:2", config_of("h0:1", "h1:1"), "Received: np=None, hosts='h0:2' as well"),
-        ("--tf-config-file nowhere.json", "", "'nowhere.json' does not exist"),
+        ("--hosts-timeout 3", "", "hosts-timeout is a setting of --config FILE: write hosts-timeout = SECONDS there"),
     ],
 )
 def test_run_tf_config_mistake_is_one_clear_message(arguments: str, text: str, message: str, monkeypatch):

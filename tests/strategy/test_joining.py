@@ -107,7 +107,7 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
 ) -> None:
     program = write_program(tmp_path, OWN_STATE.replace("KIND", repr(kind)))
     alone = run(["run", "-np", "1", "python", program], tmp_path)
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.splitlines()[0] == alone.out.strip(), (alone, ended)
     assert "rank 2 has joined; 2 go on." in ended.err, ended
     said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
@@ -115,5 +115,5 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
 
 
 def test_spares_that_nobody_needs_end_with_the_job(tmp_path: Path) -> None:
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", "-c", "print('ran')"], tmp_path)
+    ended = run(["run", "-np", "1:2", "--spares", "1", "python", "-c", "print('ran')"], tmp_path)
     assert ended.status == 0 and ended.out.count("ran") == 2 and "spare" not in ended.err, ended

@@ -106,7 +106,7 @@ def check_checkpoints(left: Path, one: Path, absent: tuple[int, ...] = ()) -> No
 
 
 def train(tmp_path: Path, *plan: str, ranks: int = 3) -> Ended:
-    ended = run(["run", "-np", str(ranks), "--min-np", "1", "python", PROGRAM, "written", *plan], tmp_path)
+    ended = run(["run", "-np", f"1:{ranks}", "python", PROGRAM, "written", *plan], tmp_path)
     assert ended.status == 0, ended
     assert ended.err.count(" was lost (killed by SIGKILL); ") == len(plan), ended
     return ended
@@ -153,7 +153,7 @@ def test_rank_0_is_killed_while_a_checkpoint_is_written(where: str, tmp_path: Pa
 
 def test_a_run_resumes_from_what_the_next_rank_has_written(tmp_path: Path, of_one_process: Path) -> None:
     plan = [f"checkpoint:{SECOND}:0", "step:13:1", "step:13:2"]
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, "written", *plan], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", PROGRAM, "written", *plan], tmp_path)
     assert ended.status == 137, ended
     saved = [each.step for each in ckpt.list_checkpoints(tmp_path / "written" / "ckpt")]
     assert saved in ([5], [5, 10]), ended
@@ -191,6 +191,6 @@ if strategy.rank == 0:
 @pytest.mark.parametrize("lost", [0, 1])
 def test_predictions_that_rank_0_alone_has_are_lost_with_it(lost: int, tmp_path: Path) -> None:
     program = write_program(tmp_path, PREDICTING.replace("LOST", str(lost)))
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", program], tmp_path)
     assert (ended.status, ended.out.count("right")) == ((137, 0) if lost == 0 else (0, 1)), ended
     assert "killed by SIGKILL" in ended.err, ended

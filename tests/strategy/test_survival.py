@@ -34,7 +34,7 @@ def of_one_process(program: str, model: str, data: str, epochs: int) -> list:
 def of_ranks(
     tmp_path: Path, ranks: int, program: str, *arguments: str, options: tuple[str, ...] = (), **env: str
 ) -> tuple[Ended, list[list]]:
-    command = ["run", "-np", str(ranks), "--min-np", "1", *options, "python", program, *arguments]
+    command = ["run", "-np", f"1:{ranks}", *options, "python", program, *arguments]
     ended = run(command, tmp_path, env=env)
     assert ended.status == 0, str(ended)
     return ended, printed(ended)
@@ -128,7 +128,7 @@ def test_a_rank_is_killed_while_shards_are_gathered_to_be_saved(killed: str, tmp
 @pytest.mark.long
 def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path) -> None:
     killed = ["between", "1:5", "2:5"]
-    ended = run(["run", "-np", "4", "--min-np", "1", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
+    ended = run(["run", "-np", "1:4", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
     assert ended.status == 137, ended
     assert "were lost together" in ended.err and "--restarts" in ended.err, ended
 
@@ -211,7 +211,7 @@ except keras_ddl.errors.DriftError as error:
 
 @pytest.mark.long
 def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: Path) -> None:
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", write_program(tmp_path, DRIFTED)], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", write_program(tmp_path, DRIFTED)], tmp_path)
     assert ended.status == 0 and ended.out.count("told") == 2, ended
 
 

@@ -73,7 +73,7 @@ print("went on", flush=True)
 @pytest.mark.parametrize("shards", [False, True])
 def test_a_program_that_catches_the_error_goes_on_with_its_strategy(shards: bool, tmp_path: Path) -> None:
     program = write_program(tmp_path, CAUGHT.replace("...", repr(shards), 1))
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.count("refused" if shards else "went on") == 2, ended
 
 
@@ -88,7 +88,7 @@ WHY = {
 @pytest.mark.parametrize("kind", WHY)
 def test_why_a_job_ends(kind: str, tmp_path: Path) -> None:
     where = "collective" if kind == "collective" else "step"
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, kind, "-", where, "1:5"], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", PROGRAM, kind, "-", where, "1:5"], tmp_path)
     assert ended.status != 0, ended
     told = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: ranks 0, 2: ")]
     assert told and "The other ranks do not go on without rank 1. " in told[-1], ended

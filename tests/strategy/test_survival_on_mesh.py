@@ -17,7 +17,7 @@ def check(
     tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int, mesh: str, left: list[int]
 ) -> Ended:
     """`mesh`: at the end. `left`: ranks at the end, as the launcher counts; others were killed, or have left."""
-    command = ["run", "-np", str(ranks), "--min-np", "1", "python", PROGRAM, model, data, where, *killed]
+    command = ["run", "-np", f"1:{ranks}", "python", PROGRAM, model, data, where, *killed]
     ended = run(command, tmp_path, env={"EPOCHS": "3"})
     assert ended.status == 0, ended
     lost = {int(each.partition(":")[0]) for each in killed}
@@ -55,7 +55,7 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
 
 def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
-    ended = run(["run", "-np", "4", "--min-np", "1", *command], tmp_path)
+    ended = run(["run", "-np", "1:4", *command], tmp_path)
     assert ended.status == 137 and "slice 1 of 2 were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
@@ -70,5 +70,5 @@ keras_ddl.Strategy(layout=layout)
 
 def test_spares_are_refused(tmp_path: Path) -> None:
     program = write_program(tmp_path, LAID_OUT)
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 1 and "Leave out --spares, and say the hosts with --hosts" in ended.err, ended
