@@ -54,7 +54,8 @@ FOLDERS = {
     "trackers": "integrations/trackers",
 }
 _ALSO_CALLED = {
-    **{name: (name,) for name in ("export", "verify", "bench", "doctor")},
+    **{name: (name,) for name in ("verify", "bench", "doctor")},
+    "export": ("export", "callbacks.ExportBase", "callbacks.Publish"),
     "serving": ("serve", "predict"),
     "timeline": ("trace", "callbacks.StepMetrics"),
     "monitoring": ("--events", "--metrics-port", "--metrics-address"),

@@ -16,7 +16,9 @@ from keras_ddl.callbacks.learning_rate_schedule import LearningRateSchedule
 from keras_ddl.callbacks.learning_rate_warmup import LearningRateWarmup
 
 if TYPE_CHECKING:
-    from keras_ddl.timeline.step_metrics import StepMetrics
+    from keras_ddl.export.checkpoints.callbacks import ExportBase as ExportBase
+    from keras_ddl.export.checkpoints.callbacks import Publish as Publish
+    from keras_ddl.timeline.step_metrics import StepMetrics as StepMetrics
 
 __all__ = [
     "AverageLogs",
@@ -25,12 +27,12 @@ __all__ = [
     "DivergenceGuard",
     "LearningRateSchedule",
     "LearningRateWarmup",
-    "StepMetrics",
 ]
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    of_parts = [what for part in parts.installed() for what in part.provides if what.startswith("callbacks.")]
+    return sorted([*__all__, *(what.removeprefix("callbacks.") for what in of_parts)])
 
 
 if not TYPE_CHECKING:

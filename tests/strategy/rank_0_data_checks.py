@@ -150,7 +150,7 @@ def check_a_dataset_of_a_rank_s_own_rows_is_refused():
 
 
 def check_who_reads_is_one_of_two():
-    raises(ConfigError, "data must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(data="first"))
+    raises(ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="first"))
     with mock.patch.object(membership, "can_ask", lambda: True):
         raises(
             ConfigError, "Received: -np MIN:MAX.*Give one number of ranks", lambda: keras_ddl.Strategy(reader="rank0")
