@@ -76,7 +76,7 @@ def test_event_log_refuses_what_could_hold_the_launcher_up(tmp_path: Path) -> No
             EventLog(path, fail)
 
 
-def test_schema_refuses_other_lines() -> None:
+def test_schema_of_the_page_refuses_other_lines() -> None:
     import jsonschema
 
     jsonschema.Draft202012Validator.check_schema(schema())
