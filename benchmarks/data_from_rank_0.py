@@ -1,4 +1,4 @@
-"""What Strategy(data="rank0") costs: milliseconds per batch, and per MB of it, beside batches that every rank reads.
+"""What Strategy(reader="rank0") costs: milliseconds per batch, and per MB of it, beside batches that every rank reads.
 
     keras-ddl run -np 2 python benchmarks/data_from_rank_0.py
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--mb", default="0.1,1,8,32", help="sizes of the global batch (default: 0.1,1,8,32)")
     parser.add_argument("--rounds", type=int, default=7, help="turns, of which medians count (default: 7)")
     options = options_of(parser, mb="0.1", rounds=1)
-    ways = {"every rank reads": keras_ddl.Strategy(data="all"), "rank 0 reads": keras_ddl.Strategy(data="rank0")}
+    ways = {"every rank reads": keras_ddl.Strategy(reader="all"), "rank 0 reads": keras_ddl.Strategy(reader="rank0")}
     rank = ways["rank 0 reads"].rank
     if rank == 0:
         print(f"{machine()}; ms per batch, medians of {options.rounds} turns")

@@ -6,7 +6,7 @@
 Contestants take turns, each in fresh processes on this host, in float32 and from the same weights:
 
     one     plain Keras on TensorFlow, one process: the bound
-    ddl     keras_ddl.Strategy(layout_map=...), `keras-ddl run`, a process for each place of the mesh
+    ddl     keras_ddl.Strategy(layout=...), `keras-ddl run`, a process for each place of the mesh
     jax     keras.distribution.ModelParallel on JAX, one process with a virtual CPU device for each place of the mesh
 
 step = median seconds of a step after the first two; memory = what training has added to the peak resident memory of
@@ -94,7 +94,7 @@ def train(contestant: str, options: argparse.Namespace) -> None:
             keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch", auto_shard_dataset=False)
         )
     elif contestant == "ddl":
-        strategy = keras_ddl.Strategy(layout_map=layout)
+        strategy = keras_ddl.Strategy(layout=layout)
         rank, scope = strategy.rank, strategy.scope()
         scope.__enter__()
     keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""What shard_optimizer=True and shard_weights=True save: resident memory of a rank, and the time of a step, with Adam.
+"""What sharding="optimizer" and sharding="weights" save: resident memory of a rank, and the time of a step, with Adam.
 
     python benchmarks/shard_optimizer.py                    # the MLP of 101 MB, 2 ranks
     python benchmarks/shard_optimizer.py --ranks 4 --network cnn
@@ -8,8 +8,8 @@ Contestants take turns in one run, each time as fresh processes, so that memory 
 
     independent  every rank trains by itself at the same time, in plain Keras
     whole        every rank trains under keras_ddl.Strategy(), and keeps all of the optimizer's variables
-    shards       under Strategy(shard_optimizer=True)
-    weights      under Strategy(shard_weights=True)
+    shards       under Strategy(sharding="optimizer")
+    weights      under Strategy(sharding="weights")
 
 memory = resident memory (VmRSS of /proc/self/status) of the largest rank after the last step; peak = VmHWM, its most
 until then; both less what the process had before the model was made. variables = bytes of the weights and of the
@@ -54,7 +54,7 @@ def train(contestant: str, network_name: str, steps: int, threads: int, layers: 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     warnings.filterwarnings("ignore", "Model .* was made outside the scope")
-    strategy = keras_ddl.Strategy(shard_optimizer=contestant == "shards", shard_weights=contestant == "weights")
+    strategy = keras_ddl.Strategy(sharding={"shards": "optimizer", "weights": "weights"}.get(contestant))
     network, rank = NETWORKS[network_name], keras_ddl.rank()
     keras_ddl.all_reduce(tf.zeros([1024]))
     before = memory("VmRSS")

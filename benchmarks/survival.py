@@ -3,7 +3,7 @@
     python benchmarks/survival.py                          # all tables, all networks, 3 ranks
     python benchmarks/survival.py --networks mlp,lstm --kills 20 --part recovery
 
-recovery: a job of `keras-ddl run --min-np` for each kill. One rank kills itself by SIGKILL at a random moment of a
+recovery: a job of `keras-ddl run -np MIN:MAX` for each kill. One rank kills itself by SIGKILL at a random moment of a
 random step. Seconds are those from then until rank 0 has ended the first step that was made without it; `steps lost` is
 how many optimizer steps fewer than asked for there were at the end.
 
@@ -11,11 +11,11 @@ joining: a job with a spare for each kill. Seconds from the kill until the spare
 that rank 0 was without the end of a step, from when the spare was to join on: training stops meanwhile.
 
 overhead: one job. A model that may go on and one that may not, of the same layers and data, take turns in rounds of
-some steps of fit. `may not` is what fit does in a job without --min-np: this program switches between the two by
+some steps of fit. `may not` is what fit does in a job without -np MIN:MAX: this program switches between the two by
 private attributes of the Strategy. The overhead of a round is the ratio of the medians of its steps; of all rounds,
 medians.
 
-mirrors: as overhead, with Strategy(shard_optimizer=True), for a small network and a larger one. Each step
+mirrors: as overhead, with Strategy(sharding="optimizer"), for a small network and a larger one. Each step
 of the model that may go on also sends the new shards to their mirrors.
 """
 
@@ -76,7 +76,7 @@ def model_of(network: str) -> Any:
 # ---- in the ranks
 
 
-def begin(steps: int, *, shard_optimizer: bool = False) -> tuple[Any, Any, Any]:
+def begin(steps: int, *, sharding: str | None = None) -> tuple[Any, Any, Any]:
     """Returns the Strategy, and data of `steps` batches."""
     import numpy as np
     import tensorflow as tf
@@ -85,7 +85,7 @@ def begin(steps: int, *, shard_optimizer: bool = False) -> tuple[Any, Any, Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    strategy = keras_ddl.Strategy(seed=0, shard_optimizer=shard_optimizer)
+    strategy = keras_ddl.Strategy(seed=0, sharding=sharding)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH * steps, 32, 16)).astype(np.float32)
     return strategy, x, rng.integers(10, size=len(x))
@@ -173,12 +173,12 @@ def train_and_replace(network: str, victim: int) -> None:
         print(MARK + json.dumps({"seconds": seconds, "stop": max(gaps)}), flush=True)
 
 
-def train_both(network: str, rounds: int, steps: int, *, shard_optimizer: bool) -> None:
+def train_both(network: str, rounds: int, steps: int, *, sharding: str | None) -> None:
     """Trains a model that may go on, and one that may not, in turn. Rank 0 prints the medians of each round."""
     from keras_ddl.bench.training.step_times import StepTimes
     from keras_ddl.communicator import Communicator
 
-    strategy, x, y = begin(steps, shard_optimizer=shard_optimizer)
+    strategy, x, y = begin(steps, sharding=sharding)
     ways = {True: (strategy.survival, Communicator.recover, strategy.job.mirror_offset), False: (None, None, 0)}
     assert strategy.survival is not None
     models, watch = {may: compiled(strategy, network) for may in ways}, StepTimes()
@@ -191,7 +191,7 @@ def train_both(network: str, rounds: int, steps: int, *, shard_optimizer: bool) 
             models[may].fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[watch])
             seconds["may go on" if may else "may not"] = statistics.median(watch.seconds)
         medians.append(seconds)
-    if shard_optimizer:
+    if sharding:
         has_mirrors = {may: "mirror " in strategy.explain(each) for may, each in models.items()}
         assert has_mirrors == {True: True, False: False}, has_mirrors
     if strategy.rank == 0:
@@ -203,7 +203,7 @@ def train_both(network: str, rounds: int, steps: int, *, shard_optimizer: bool) 
 
 def launched(ranks: int, *arguments: object, spares: int = 0) -> Any:
     """Runs this program on ranks of a job that goes on; returns what rank 0 has printed."""
-    numbers = ["-np", str(ranks), "--min-np", "1", "--spares", str(spares)]
+    numbers = ["-np", f"1:{ranks}", "--spares", str(spares)]
     command = [sys.executable, "-m", "keras_ddl.cli", "run", *numbers, sys.executable]
     with tempfile.TemporaryDirectory() as folder:
         options = {"capture_output": True, "text": True, "cwd": folder}
@@ -251,7 +251,7 @@ def main() -> None:
         elif what == "joining":
             train_and_replace(network, int(numbers[0]))
         else:
-            train_both(network, int(numbers[0]), int(numbers[1]), shard_optimizer=what == "mirrors")
+            train_both(network, int(numbers[0]), int(numbers[1]), sharding="optimizer" if what == "mirrors" else None)
         return
     networks = options.networks.split(",")
     if unknown := set(networks) - set(NETWORKS):

@@ -6,8 +6,8 @@
 Three ranks on this host train one network of dense layers in float64 with Adam; one is killed by SIGKILL at a random
 moment of a random step. Contestants take turns:
 
-    fit      Keras under keras_ddl.Strategy, `keras-ddl run --min-np`
-    ddl      PyTorch, DistributedDataParallel on backend "ddl", `keras-ddl run --min-np`; the program regroups
+    fit      Keras under keras_ddl.Strategy, `keras-ddl run -np MIN:MAX`
+    ddl      PyTorch, DistributedDataParallel on backend "ddl", `keras-ddl run -np MIN:MAX`; the program regroups
     torchft  PyTorch, torchft's Manager and Optimizer on gloo, three replica groups of one process, and a lighthouse; a
              loop as in its example train_ddp.py, where a batch has its rows by group. Gradients are summed by
              Manager.allreduce: with PyTorch 2.13 its DistributedDataParallel (0.2.0) fails when a rank is lost
@@ -310,7 +310,7 @@ def lose(contestant: str, plan: tuple[int, int, float], options: argparse.Namesp
                 server.kill()
                 server.wait()
         else:
-            job = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", str(RANKS), "--min-np", "1", *this]
+            job = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", f"1:{RANKS}", *this]
             finish([run(job, folder)])
         return json.loads((folder / "seen").read_text()), np.load(folder / "weights.npy")
 

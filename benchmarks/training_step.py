@@ -121,7 +121,6 @@ def main() -> None:
         "that a rank alone does not use the others' cores)",
     )
     parser.add_argument("--batch", type=int, default=None, help="rows of each rank (default: the network's)")
-    parser.add_argument("--bucket-bytes", type=int, default=None, help="as for keras_ddl.Strategy")
     parser.add_argument("--batch-statistics", default="global", help="as for keras_ddl.Strategy (default: %(default)s)")
     parser.add_argument("--processor", action="store_true", help="also say what the threads of a rank take")
     options = options_of(parser, networks="cnn", steps=2, rounds=1, threads=0, batch=2)
@@ -129,7 +128,7 @@ def main() -> None:
     if options.threads:
         tf.config.threading.set_intra_op_parallelism_threads(options.threads)
         tf.config.threading.set_inter_op_parallelism_threads(options.threads)
-    strategy = keras_ddl.Strategy(bucket_bytes=options.bucket_bytes, batch_statistics=options.batch_statistics)
+    strategy = keras_ddl.Strategy(batch_statistics=options.batch_statistics)
     # The contestants without a strategy are meant to train alone.
     warnings.filterwarnings("ignore", "Model .* was made outside the scope")
     first, size = keras_ddl.rank() == 0, keras_ddl.size()

@@ -73,7 +73,8 @@ def build_model() -> keras.Model:
 
 def main() -> None:
     arguments = parse_arguments()
-    strategy = keras_ddl.Strategy(mode=arguments.mode, seed=arguments.seed)
+    keras_ddl.init(arguments.mode)
+    strategy = keras_ddl.Strategy(seed=arguments.seed)
     keras.utils.set_random_seed(arguments.seed)
     data = load_split()
 
@@ -98,9 +99,8 @@ def main() -> None:
         callbacks=[
             keras_ddl.callbacks.LearningRateWarmup(warmup_epochs=arguments.warmup_epochs, scaling=scaling),
             keras_ddl.callbacks.LearningRateSchedule(0.1, start_epoch=max(1, arguments.epochs * 3 // 4)),
-            keras_ddl.callbacks.Checkpoint(
-                ckpt_dir, monitor="val_accuracy", resume=arguments.resume, sample=data["train"][0][:8]
-            ),
+            keras_ddl.callbacks.Checkpoint(ckpt_dir, monitor="val_accuracy", resume=arguments.resume),
+            keras_ddl.callbacks.ExportBase(sample=data["train"][0][:8]),
             keras.callbacks.CSVLogger(arguments.output_dir / "history.csv", append=arguments.resume),
         ],
     )

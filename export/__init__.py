@@ -23,26 +23,22 @@ if TYPE_CHECKING:
     from keras_ddl.export.tracing.base_graph import BaseGraph, write_base_graph
     from keras_ddl.export.tracing.inputs import inputs_are_known, record_inputs
 
-_MODULE_OF = {
-    "BaseGraph": "tracing.base_graph",
-    "write_base_graph": "tracing.base_graph",
-    "inputs_are_known": "tracing.inputs",
-    "is_name": "manifest",
-    "record_inputs": "tracing.inputs",
-    "CheckReport": "proof.check",
-    "CleanProcess": "proof.validate",
-    "ExportResult": "graft",
-    "check_saved_model": "proof.check",
-    "export_format": "formats",
-    "export_graph": "sources.graph_mode",
-    "export_saved_model": "graft",
-    "Classify": "signatures",
-    "EncodedImages": "signatures.encoded_images",
-    "Function": "signatures.functions",
-    "Regress": "signatures",
-    "scan_saved_model": "proof.scan",
-    "validate_saved_model": "proof.validate",
+_MODULES = {
+    "formats": "export_format",
+    "graft": "ExportResult export_saved_model",
+    "manifest": "is_name",
+    "proof.check": "CheckReport check_saved_model",
+    "proof.scan": "scan_saved_model",
+    "proof.validate": "CleanProcess validate_saved_model",
+    "signatures": "Classify Regress",
+    "signatures.encoded_images": "EncodedImages",
+    "signatures.functions": "Function",
+    "sources.graph_mode": "export_graph",
+    "tracing.base_graph": "BaseGraph write_base_graph",
+    "tracing.inputs": "inputs_are_known record_inputs",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
 __all__ = [
     "BaseGraph",
     "CheckReport",

@@ -34,7 +34,7 @@ USUAL_MODEL_NAME = "model"  # of keras-ddl serve, keras-ddl predict and the imag
 )
 @click.option("--version", help="A number, or 'step'; default: the highest in OUTPUT plus one.", metavar="N")
 @click.option("--keep", type=click.IntRange(min=1), help="Keep only the N highest versions.", metavar="N")
-@click.option("--model", help="The part of the model, by its name in Checkpoint(serve=...).", metavar="NAME")
+@click.option("--model", help="The part of the model, by its name in ExportBase(serve=...).", metavar="NAME")
 @click.option(
     "--signature",
     multiple=True,

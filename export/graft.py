@@ -72,7 +72,7 @@ def export_saved_model(
 
     Args:
         which: 'latest', 'best' (of `metric`, by `mode`) or a step.
-        model: the part of the model to export, by its name in training (`Checkpoint(serve=...)`); None: the model
+        model: the part of the model to export, by its name in training (`ExportBase(serve=...)`); None: the model
             itself, or the only part.
         version: a number; None for the highest in `out_dir` plus one; 'step' for the checkpoint's step.
         validate: 'process' replays the stored sample in a clean process, 'here' in this one; 'off' skips this.
@@ -132,8 +132,7 @@ def export_saved_model(
         clock.lap("validate")
         size = digests.size_of(staged)
         on_disk.result()
-        final = versions.publish(staged, final, automatic=version is None)
-        removed = versions.prune(final, keep) if keep is not None else []
+        final, removed = versions.publish(staged, final, keep, automatic=version is None)
         clock.lap("publish")
     return ExportResult(
         path=final,
@@ -145,7 +144,7 @@ def export_saved_model(
         seconds=clock.laps,
         proof=proof,
         warnings=tuple(base["warnings"]),
-        removed=tuple(int(version.name) for version in removed),
+        removed=removed,
     )
 
 

@@ -44,27 +44,30 @@ def choose(out_dir: Path, version: int | str | None, step: int | None, kind: str
     return _next(out_dir) if version is None else out_dir / str(int(version))
 
 
-def publish(staged: Path, final: Path, *, automatic: bool) -> Path:
-    """Syncs the staged files and renames them to the version's directory, which it returns.
+def publish(staged: Path, final: Path, keep: int | None, *, automatic: bool) -> tuple[Path, tuple[int, ...]]:
+    """Syncs the staged files and renames them to the version's directory.
 
     Args:
+        keep: how many versions stay, as in `_prune`; None: all.
         automatic: whether `choose` chose the number; if another export took it meanwhile, the next one is used.
+    Returns: that directory, and the versions that were removed.
     Raises: ExportError: another export took the number that the user chose.
     """
     while True:
         try:
             durable.publish(staged, final, replace=False)
-            return final
+            break
         except FileExistsError as error:
             if error.errno != errno.EEXIST:
                 raise
             if not automatic:
                 raise _exists(final) from error
         final = _next(final.parent)
+    return final, () if keep is None else tuple(_prune(final, keep))
 
 
-def prune(final: Path, keep: int) -> list[Path]:
-    """Removes all versions beside `final` but the `keep` highest and `final` itself; returns what was removed.
+def _prune(final: Path, keep: int) -> list[int]:
+    """Removes all versions beside `final` but the `keep` highest and `final` itself; returns which it removed.
 
     A version that `keras-ddl serve` is loading stays until the next call. Each is renamed before its files are removed,
     so nobody sees an incomplete one. A version that cannot be removed is a warning, because `final` is published.
@@ -74,7 +77,7 @@ def prune(final: Path, keep: int) -> list[Path]:
     for version in [found[number] for number in sorted(found, reverse=True)[keep:] if number != int(final.name)]:
         try:
             if durable.remove_unless_read(version):
-                removed.append(version)
+                removed.append(int(version.name))
         except OSError as error:
             warnings.warn(durable.explain(error, "Removing an old version", version), stacklevel=2)
     return removed

@@ -63,37 +63,14 @@ if TYPE_CHECKING:
 _MODULES = ("callbacks", "checkpoint", "communicator", "data", "errors", "model_state", "ops", "schedules")
 
 _HOMES = {
-    "communicator": (
-        "init",
-        "shutdown",
-        "is_initialized",
-        "rank",
-        "regroup",
-        "size",
-        "local_rank",
-        "local_size",
-        "num_hosts",
-        "barrier",
-        "join",
-        "broadcast_object",
-        "all_gather_object",
-        "split",
-        "Communicator",
-    ),
-    "launch": ("run",),
-    "ops": (
-        "all_reduce",
-        "all_reduce_n",
-        "reduce_scatter",
-        "all_gather",
-        "all_to_all",
-        "broadcast",
-        "broadcast_variables",
-    ),
-    "strategy": ("Strategy",),
-    "strategy.mesh": ("device_mesh",),
+    "communicator": "init shutdown is_initialized rank regroup size local_rank local_size num_hosts barrier join split "
+    "broadcast_object all_gather_object Communicator",
+    "launch": "run",
+    "ops": "all_reduce all_reduce_n reduce_scatter all_gather all_to_all broadcast broadcast_variables",
+    "strategy": "Strategy",
+    "strategy.mesh": "device_mesh",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "Communicator",

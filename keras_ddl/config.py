@@ -224,14 +224,14 @@ _TABLE = (
         "SHARD_FROM_ELEMENTS",
         "count",
         65536,
-        "Strategy(shard_optimizer=True) shards the optimizers' slots of weights with this many elements or more; rank "
+        "Strategy(sharding='optimizer') shards the optimizers' slots of weights with this many elements or more; rank "
         "0's value counts.",
     ),
     Variable(
         "GATHERED_WEIGHT_BYTES",
         "bytes",
         64 << 20,
-        "Strategy(shard_weights=True) has weights of so many bytes gathered at a time in a step, or what one operation "
+        "Strategy(sharding='weights') has weights of so many bytes gathered at a time in a step, or what one operation "
         "needs. With more, gathers run further ahead, and weights that are used again soon are gathered once. Rank 0's "
         "value counts.",
     ),

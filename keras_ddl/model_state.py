@@ -7,7 +7,7 @@ export copies key by key and needs neither Keras nor the model's code. Metrics a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -216,6 +216,8 @@ def restore_checkpoint(
     Returns: the checkpoint, with its `step`, `epoch` (finished epochs: pass as initial_epoch), `metrics`, `extra`.
     Raises: CheckpointError: no such checkpoint, damaged, or of another model (names the first variable that differs).
     """
+    from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
+
     if seeds not in ("all", "none"):
         raise CheckpointError(f"seeds must be 'all' or 'none'. Received: {seeds!r}.")
     checkpoint = ckpt.find(ckpt_dir, which, metric)
@@ -234,7 +236,11 @@ def restore_checkpoint(
             source = {target: key for target, key in source.items() if not is_seed(targets[target])}
         in_boxes = {} if parts == "complete" else {target: slot_in_parts(targets[target]) for target in source}
         with bundle.translated(_WHAT, prefix, CheckpointError):
-            for group in _groups([each for each in source if in_boxes.get(each) is None], targets):
+            whole = [each for each in source if in_boxes.get(each) is None]
+            # In groups: so much is in memory twice.
+            for group in in_groups(
+                whole, [math.prod(targets[key].shape) * _BYTES_AT_MOST for key in whole], _GROUP_BYTES
+            ):
                 values = bundle.read(prefix, {source[target]: dtype_of(targets[target]) for target in group})
                 for target in group:
                     targets[target].assign(values.pop(source[target]))
@@ -336,21 +342,6 @@ def _sources(
         stored = match(table(slots), state["optimizer"], "optimizer variable", checkpoint.path)
         sources.append((checkpoint.optimizer, slots, stored))
     return sources
-
-
-def _groups(keys: Sequence[str], variables: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yields the keys, those of some 64 MB at a time: so much is in memory twice while it is restored."""
-    group: list[str] = []
-    nbytes = 0
-    for key in keys:
-        size = math.prod(variables[key].shape) * _BYTES_AT_MOST
-        if group and nbytes + size > _GROUP_BYTES:
-            yield group
-            group, nbytes = [], 0
-        group.append(key)
-        nbytes += size
-    if group:
-        yield group
 
 
 def _parts_of(variables: Mapping[str, Any]) -> dict[str, bundle.Part]:

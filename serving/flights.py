@@ -45,7 +45,6 @@ class Flight:
         self.moved_at = None
 
     def drop_after(self, seconds: float) -> None:
-        """Drops it if it has not ended by then."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.drop)
 
     def ended(self) -> None:

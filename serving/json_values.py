@@ -262,7 +262,7 @@ def predict_response(names: Sequence[str], arrays: Sequence[np.ndarray], in_rows
     is_finite = all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays)
     columns = [_values(name, array, is_finite) for name, array in zip(names, arrays)]
     # JSON has no NaN and Infinity; Python's json writes them as TensorFlow Serving does.
-    write = dumps if is_finite else _dumps_any
+    write = dumps if is_finite else lambda value: json.dumps(value).encode()
     if in_rows and len(names) > 1:
         return b'{"predictions":[' + b",".join(_written_rows(names, columns, write)) + b"]}"
     if in_rows:
@@ -280,10 +280,6 @@ def _written_rows(names: Sequence[str], columns: Sequence[Any], write: Callable[
 def dumps(value: Any) -> bytes:
     """Returns JSON; finite floats in arrays are written in the shortest form that reads back exactly."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _dumps_any(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 def _with_json_dtype(name: str, array: np.ndarray) -> np.ndarray:

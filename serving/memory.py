@@ -11,7 +11,6 @@ MEGABYTE = 2**20
 
 
 def resident_bytes() -> int:
-    """Returns the resident size of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

@@ -79,7 +79,6 @@ class Version:
         return dataclasses.replace(self, state=State.LOADING, error=self.servable.error)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a ModelVersionStatus."""
         status = {"error_code": "UNKNOWN" if self.error else "OK", "error_message": self.error}
         return {"version": str(self.number), "state": self.state.name, "status": status}
 
@@ -122,7 +121,6 @@ class ModelManager:
 
     @property
     def busy(self) -> int:
-        """The number of unanswered requests."""
         return sum(each.busy for each in self._servables())
 
     def close(self) -> None:
@@ -194,7 +192,6 @@ class ModelManager:
         return sorted(versions, key=lambda version: -version.number)
 
     def all_available(self) -> bool:
-        """Whether every model has an available version."""
         return all(self._is_available(name) for name in self._configs)
 
     def _is_available(self, name: str) -> bool:

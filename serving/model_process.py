@@ -15,15 +15,43 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from keras_ddl.serving import frames, memory
+from keras_ddl.compat.tensorflow import tf
+from keras_ddl.serving import frames, memory, messages
 from keras_ddl.serving.handlers import Handlers
 from keras_ddl.serving.servable import Servable
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
-from keras_ddl.serving.warm_up import warm_up
 
 _LARGE_BYTES = 8 * memory.MEGABYTE  # of request and response, after which memory is returned to the system
 _SWITCH_SECONDS = 0.001
+FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+MAX_REQUESTS = 1000
+_METHODS = {
+    "predict_log": "Predict",
+    "classify_log": "Classify",
+    "regress_log": "Regress",
+    "multi_inference_log": "MultiInference",
+}
+
+
+def warm_up(handlers: Handlers, path: Path) -> int:
+    """Replays the warm-up requests of the model in `path`. Returns their number.
+
+    Raises: RequestError, ValueError: a request fails.
+    """
+    if not (path / FILE).exists():
+        return 0
+    count = 0
+    for record in tf.data.TFRecordDataset(str(path / FILE)).as_numpy_iterator():
+        if count == MAX_REQUESTS:
+            raise ValueError(f"{path / FILE} has more than {MAX_REQUESTS} requests")
+        log = messages.message("PredictionLog").FromString(record)
+        kind = log.WhichOneof("log_type")
+        if kind not in _METHODS:
+            raise ValueError(f"a warm-up request of kind {kind}")
+        handlers.respond(_METHODS[kind], getattr(log, kind).request, {})
+        count += 1
+    return count
 
 
 def main(connection: socket.socket, path: Path, name: str, version: int, options: Options) -> None:

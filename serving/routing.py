@@ -87,12 +87,10 @@ def status_response(versions: Sequence[Any]) -> bytes:
 
 
 def reload_response(error: RequestError | None) -> bytes:
-    """Returns a ReloadConfigResponse."""
     return _text(1, status(error.code, error.message)) if error is not None else b""
 
 
 def status(code: int, message: str) -> bytes:
-    """Returns a StatusProto."""
     return _number(1, code) + _text(2, message.encode(errors="replace"))
 
 

@@ -54,7 +54,6 @@ class Options:
 
     @property
     def computing(self) -> int:
-        """How many requests a model computes at the same time."""
         return self.threads or os.cpu_count() or 1
 
 

@@ -57,7 +57,6 @@ class RequestError(Exception):
 
 
 def invalid(message: str) -> RequestError:
-    """Returns the error for an invalid request."""
     return RequestError(Code.INVALID_ARGUMENT, message)
 
 

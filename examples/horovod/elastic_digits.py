@@ -1,7 +1,7 @@
 """An elastic script of Horovod's Keras interface, with every line it has there: only its import names keras_ddl.
 
     keras-ddl run -np 2 --restarts 3 python examples/horovod/elastic_digits.py
-    keras-ddl run -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts --restarts 3 \\
+    keras-ddl run -np 1:4 --host-discovery-script ./hosts --restarts 3 \\
         python examples/horovod/elastic_digits.py
 
 Kill a rank: the job is started again, and goes on from the last commit.

@@ -112,8 +112,8 @@ def train(
                 keep=settings.average,
                 save_freq=settings.save_every,
                 resume=resume,
-                **exported,
             ),
+            keras_ddl.callbacks.ExportBase(**exported),
         ],
     )
     averaged = average_checkpoints(model, run.checkpoints, settings.average)

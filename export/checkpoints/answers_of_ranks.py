@@ -9,11 +9,12 @@ from keras_ddl import communicator
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.models import plain_name
 from keras_ddl.errors import DeadlineError, ExportError, RankLostError
+from keras_ddl.export import signatures
 from keras_ddl.export.proof.replay import storable
-from keras_ddl.export.tracing.elsewhere import Elsewhere
-from keras_ddl.export.tracing.isolation import unchanged
-from keras_ddl.export.tracing.live import Live, live
-from keras_ddl.export.tracing.tracer import differing
+from keras_ddl.export.signatures import declarations
+from keras_ddl.export.tracing.inputs import find_inputs
+from keras_ddl.export.tracing.isolation import isolated, unchanged
+from keras_ddl.export.tracing.tracer import Elsewhere, differing, own_rows
 from keras_ddl.strategy.shards import gathered_slots
 
 
@@ -28,10 +29,15 @@ class AnswersOfRanks:
 
     def __init__(self, model: Any, part: Any, options: Mapping[str, Any]) -> None:
         self._model, self._name = model, f"Checkpoint/{plain_name(part.name)}/answers"
-        self._live: Live = live(part, **options)
-        self._rows = communicator.broadcast_object(dict(self._live.rows), name=self._name)
+        sample, further = options.get("sample"), (options.get("classify"), options.get("regress"))
+        self._is_given = sample is not None
+        declared = declarations.read(options.get("signatures"), functions=True, taken=signatures.METHODS)
+        inputs = find_inputs(part, options.get("input_signature"), sample)
+        rows = inputs.flatten(sample) if self._is_given else inputs.made_up_sample()
+        trace = isolated(lambda: signatures.trace(part, inputs, *further, float32_outputs=True, declared=declared))
+        self._rows = communicator.broadcast_object({**rows, **own_rows(trace, declared)}, name=self._name)
         self._runs = True  # the same on all ranks
-        self._step: Callable[..., dict[str, Any]] = keras_compat.strategy_of(model).function(self._live.function)
+        self._step: Callable[..., dict[str, Any]] = keras_compat.strategy_of(model).function(trace.live)
 
     def elsewhere(self) -> Elsewhere:
         """Returns what the base graph needs to know of the model. COLLECTIVE.
@@ -43,7 +49,7 @@ class AnswersOfRanks:
         second, problem = self._try() if problem is None else (None, problem)
         self._runs = problem is None
         if first is None or second is None:
-            if self._live.is_given:
+            if self._is_given:
                 raise ExportError(f"The model must run on sample=. Received: {problem}. Give rows as in fit.")
             return Elsewhere(None, (), spread)
         return Elsewhere(self._rows, differing(first, second), spread)
@@ -68,6 +74,6 @@ class AnswersOfRanks:
     def _run(self) -> dict[str, Any]:
         # What inference changes, as seeds, is small, and no rank has parts of it.
         state = [v for v in self._model.variables if not v.trainable and not gathered_slots.spread_in([v])]
-        with unchanged([each.value for each in state]), gathered_slots.inference():
+        with unchanged([each.value for each in state]), gathered_slots.inference(True):
             outputs = self._step(**self._rows)
         return {name: storable(tensor.numpy()) for name, tensor in outputs.items()}

@@ -9,14 +9,15 @@ from typing import Any
 import keras
 
 from keras_ddl import export
-from keras_ddl.callbacks._base_graphs import Serve
+from keras_ddl.checkpoint import Checkpoint
 from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.first_rank import on_first_rank
 from keras_ddl.compat.models import is_built, layers_of
-from keras_ddl.errors import ConfigError, ExportError
+from keras_ddl.errors import ExportError
 from keras_ddl.export.checkpoints.answers_of_ranks import AnswersOfRanks
+from keras_ddl.export.checkpoints.callbacks import ExportBase, Publish
 from keras_ddl.export.checkpoints.publisher import Publisher, wait_for
-from keras_ddl.export.tracing.elsewhere import Elsewhere
+from keras_ddl.export.tracing.tracer import Elsewhere
 from keras_ddl.strategy.shards import gathered_slots
 
 
@@ -26,27 +27,32 @@ class BaseGraphs:
     Attributes:
         is_due: whether graphs are still to be written; equal on all ranks, because it decides about collectives.
         is_written: whether they have been; equal on all ranks.
-        names: of the parts to be served; [None] for the model itself.
     """
 
-    def __init__(self, dir: Path | None, serve: Serve, options: Mapping[str, Any]) -> None:
-        """
-        Args:
-            dir: the checkpoint directory; None if no graph is wanted.
-            serve: as in `callbacks.Checkpoint`.
-            options: as in `export.write_base_graph`; for several parts, each is a mapping: part -> its value.
-        Raises: ConfigError: serve or an option has another form.
-        """
+    def __init__(self, dir: Path | None) -> None:
+        """`dir`: the checkpoint directory; None: no graph is wanted."""
         self._dir = dir
-        self._parts = _parts(serve)
-        self.names = list(self._parts)
-        self.is_single = serve is None or isinstance(serve, str)
-        self._options = {name: _options_of(name, self.names, self.is_single, options) for name in self.names}
+        self._how = ExportBase()
+        self._publish: Publish | None = None
+        self._publisher: Publisher | None = None  # on rank 0
+        self._forget()
+
+    def _forget(self) -> None:
         self.is_written = self.is_due = False
         self._written: list[Any] = []  # by this process
         self._ranks: dict[str | None, AnswersOfRanks] = {}  # of a model of which ranks have parts
         self._elsewhere: dict[str | None, Elsewhere] = {}
         self._answers: dict[str | None, Mapping[str, Any] | None] = {}
+
+    def follow(self, callbacks: Sequence[Any]) -> None:
+        """Takes what ExportBase and Publish, among the callbacks of a fit, say. On all ranks; not collective."""
+        how = next((each for each in callbacks if isinstance(each, ExportBase)), None)
+        if how is not None and how is not self._how:
+            self._how = how
+            self._forget()
+        publish = next((each for each in callbacks if isinstance(each, Publish)), None)
+        if publish is not self._publish:
+            self._publish, self._publisher = publish, None
 
     def at_train_begin(self, model: Any) -> None:
         """Writes the graphs if all inputs are known.
@@ -67,19 +73,28 @@ class BaseGraphs:
         on_first_rank(lambda: self._refuse_uncalled(model), "Checkpoint/inputs")
         self._write(model)
 
-    def publisher(self, checkpoints: Path, directory: Path, keep: int) -> Publisher:
-        """Returns what exports checkpoints to versions in `directory`. On rank 0; not collective.
+    def prepare_publishing(self) -> None:
+        """Makes the directories of versions, if a Publish is among the callbacks. On rank 0; not collective.
 
         Raises: ExportError: a directory cannot be written.
         """
-        versions: dict[str | None, Path] = {None: directory}
-        if not self.is_single:
-            versions = {name: directory / name for name in self.names if name is not None}
-        return Publisher(checkpoints, versions, keep)
+        if self._publish is None or self._publisher is not None:
+            return
+        assert self._dir is not None
+        versions: dict[str | None, Path] = {None: self._publish.dir}
+        if not self._how.is_single:
+            versions = {name: self._publish.dir / name for name in self._how.parts if name is not None}
+        self._publisher = Publisher(self._dir, versions, self._publish.keep)
 
-    def wait_for(self, publisher: Publisher | None) -> None:
-        """Waits until all is published. `publisher`: on rank 0."""
-        wait_for(publisher)
+    def publish(self, checkpoint: Checkpoint) -> None:
+        """Publishes a checkpoint, after the current one. Returns at once. On rank 0; not collective."""
+        if self._publisher is not None and self._written:
+            self._publisher.offer(checkpoint)
+
+    def wait(self) -> None:
+        """Waits until all is published."""
+        if self._publish is not None:
+            wait_for(self._publisher)
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0; one that has become rank 0 writes them anew. Not collective."""
@@ -92,7 +107,7 @@ class BaseGraphs:
 
     def _are_ready_at_begin(self, model: Any) -> bool:
         served = self._served(model)
-        if self.names == [None]:
+        if list(self._how.parts) == [None]:
             _refuse_without_call(model)
             model_is_built = model.built
         else:
@@ -101,7 +116,7 @@ class BaseGraphs:
         return model_is_built and len(ready) == len(served)
 
     def _inputs_are_known(self, name: str | None, part: Any) -> bool:
-        is_set = any(self._options[name][option] is not None for option in ("input_signature", "sample"))
+        is_set = any(self._how.options[name][option] is not None for option in ("input_signature", "sample"))
         return is_set or export.inputs_are_known(part)
 
     def _refuse_uncalled(self, model: Any) -> None:
@@ -109,18 +124,20 @@ class BaseGraphs:
             if is_built(part) and self._inputs_are_known(name, part):
                 continue
             which = f"{model.name!r}" if name is None else f"serve={name!r}"
-            parts = f" Pass serve={_candidates(model)}, or some of them, if parts of it are to be served." * (
-                name is None
+            parts = (
+                f" Pass callbacks.ExportBase(serve={_candidates(model)}), or some of them, to serve parts of it."
+                * (name is None)
             )
             raise ExportError(
                 "Checkpoint writes the graph that `keras-ddl export` needs from the inputs that the model is called "
                 f"with in training. Received: {which}, which the first training step has not called.{parts} Pass "
-                f"sample= or input_signature= to serve it anyway, or export_base=False to skip the graph."
+                f"callbacks.ExportBase(sample=...) to serve it anyway, or Checkpoint(export_base=False) to skip "
+                "the graph."
             )
 
     def _served(self, model: Any) -> dict[str | None, Any]:
         """Returns name -> the part of the model, None -> the model itself."""
-        return {name: model if name is None else _find(model, name, part) for name, part in self._parts.items()}
+        return {name: model if name is None else _find(model, name, part) for name, part in self._how.parts.items()}
 
     def answer(self, model: Any) -> None:
         """Finds out what the served models answer, for the next checkpoint, where no rank has all of their weights."""
@@ -139,7 +156,7 @@ class BaseGraphs:
     def _run_on_ranks(self, model: Any) -> None:
         if not self._ranks:
             parts = self._served(model).items()
-            self._ranks = {name: AnswersOfRanks(model, part, self._options[name]) for name, part in parts}
+            self._ranks = {name: AnswersOfRanks(model, part, self._how.options[name]) for name, part in parts}
             self._elsewhere = {name: each.elsewhere() for name, each in self._ranks.items()}
 
     def _write_here(self, model: Any) -> None:
@@ -151,43 +168,11 @@ class BaseGraphs:
             elsewhere = self._elsewhere.get(name, Elsewhere(None, (), spread)) if spread else None
             with gathered_slots.without_values(gathered_slots.slots_in(spread)):
                 base = export.write_base_graph(
-                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._options[name]
+                    part, self._dir, name=name, whole=whole, elsewhere=elsewhere, **self._how.options[name]
                 )
             for sentence in base.warnings:
                 stack_position.warn(sentence)
             self._written.append(base)
-
-
-def _parts(serve: Serve) -> dict[str | None, Any]:
-    """Returns name -> attribute of the model, or the part itself."""
-    if serve is None:
-        return {None: None}
-    named = {serve: serve} if isinstance(serve, str) else serve
-    if not isinstance(named, Mapping):
-        named = {name: name for name in named} if isinstance(named, (list, tuple)) else {}
-    valid: dict[str | None, Any] = {name: part for name, part in named.items() if export.is_name(name)}
-    kinds = (str, keras.layers.Layer)
-    if not valid or len(valid) < len(named) or not all(isinstance(part, kinds) for part in valid.values()):
-        raise ConfigError(
-            "serve must be an attribute of the model, a list of attributes, or a mapping from names to attributes or "
-            f"layers, with names of letters, digits, '_' and '-'. Received: serve={serve!r}. For a part of a part, use "
-            "serve={'encoder': 'student.encoder'}, for example."
-        )
-    return valid
-
-
-def _options_of(
-    name: str | None, names: Sequence[str | None], is_single: bool, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    if is_single:
-        return dict(options)
-    for option, value in options.items():
-        if value is not None and not (isinstance(value, Mapping) and set(value) <= set(names)):
-            raise ConfigError(
-                f"With several parts in serve, {option} must be a mapping from their names, {names}, to a value each. "
-                f"Received: {list(value) if isinstance(value, Mapping) else type(value).__name__}."
-            )
-    return {option: None if value is None else value.get(name) for option, value in options.items()}
 
 
 def _find(model: Any, name: str, part: Any) -> Any:
@@ -217,6 +202,7 @@ def _refuse_without_call(model: Any) -> None:
     if type(model).call is keras.Model.call:
         raise ExportError(
             f"Checkpoint writes a servable graph of the model for `keras-ddl export`. Received: "
-            f"{type(model).__name__} {model.name!r}, which has no call(). Pass serve={_candidates(model)}, or some of "
-            f"them, to serve parts of it, or export_base=False to skip the graph."
+            f"{type(model).__name__} {model.name!r}, which has no call(). Pass "
+            f"callbacks.ExportBase(serve={_candidates(model)}), or some of them, to serve parts of it, or "
+            "Checkpoint(export_base=False) to skip the graph."
         )

@@ -82,9 +82,9 @@ class Publisher:
         if higher and directory not in self._warned:
             self._warned.add(directory)
             stack_position.warn(
-                f"A server loads the highest version, and Checkpoint numbers versions by steps. Received: {directory} "
+                f"A server loads the highest version, and Publish numbers versions by steps. Received: {directory} "
                 f"with version {max(higher)}, higher than step {step}: a server keeps serving that. Use another "
-                "publish_to directory for each run, or remove the earlier run's versions."
+                "directory for each run, or remove the earlier run's versions."
             )
         command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
         options = ["--which", step, "--version", "step", "--keep", self._keep]
@@ -116,6 +116,6 @@ def wait_for(publisher: Publisher | None) -> None:
 
 def _warn_of_failure(step: int, directory: Path, problem: str) -> None:
     stack_position.warn(
-        f"Checkpoint publishes each checkpoint to {directory}. Received: step {step} could not be exported: {problem}. "
+        f"Publish exports each checkpoint to {directory}. Received: step {step} could not be exported: {problem}. "
         "Training continues; earlier versions are untouched."
     )

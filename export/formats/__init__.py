@@ -108,8 +108,7 @@ def export_format(
         }
         (staged / PROVENANCE).write_text(json.dumps(record, indent=1))
         size = (staged / target.file).stat().st_size
-        final = versions.publish(staged, final, automatic=version is None)
-        removed = versions.prune(final, keep) if keep is not None else []
+        final, removed = versions.publish(staged, final, keep, automatic=version is None)
     return replace(
         exported,
         path=final,
@@ -118,7 +117,7 @@ def export_format(
         seconds={**exported.seconds, "convert": converted - start, "compare": compared - converted},
         proof=f"{comparison['proof']}; the SavedModel {exported.proof}",
         warnings=(*exported.warnings, *conversion["warnings"]),
-        removed=tuple(int(directory.name) for directory in removed),
+        removed=removed,
     )
 
 

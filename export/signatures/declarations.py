@@ -116,7 +116,6 @@ def check_at_export(declared: Declared, record: Mapping[str, Any]) -> None:
 
 
 def outputs_in(record: Mapping[str, Any]) -> Outputs:
-    """Returns what the shared function of a base graph can return. `record`: its manifest."""
     return Outputs(record["answers"], record["layers"], record["float32"])
 
 

@@ -106,7 +106,6 @@ class SavedGraph:
         self._sweep()
 
     def write(self) -> None:
-        """Writes saved_model.pb, and updates its fingerprint."""
         self.file.write_bytes(self.proto.SerializeToString(deterministic=True))
         fingerprint.follow_graph(self.file.parent, self._meta)
 
@@ -139,16 +138,14 @@ class SavedGraph:
             argument = f"layer_{index}"
             self._body.signature.output_arg.add(name=argument, type=_enum(dtype))
             self._body.ret[argument] = place
-            for node in [*self._all_nodes(), self._call]:
+            of_functions = [node for each in self._library.function for node in each.node_def]
+            for node in [*self._meta.graph_def.node, *of_functions, self._call]:
                 if _calls(node) == self._body.signature.name:
                     node.attr["Tout"].list.type.append(_enum(dtype))
                     if "_output_shapes" in node.attr:
                         _set_shape(node.attr["_output_shapes"].list.shape.add(), shape)
             self._indices[source] = index
         return self._indices[source]
-
-    def _all_nodes(self) -> list[Any]:
-        return [*self._meta.graph_def.node, *(node for each in self._library.function for node in each.node_def)]
 
     # ---- functions ---------------------------------------------------------------------------------------------------
 

@@ -79,8 +79,7 @@ def export_graph(
         answer = validate_saved_model(staged / "model", None, golden, process=process)
         same = "bit for bit" if answer["bitwise"] else f"to within {answer['largest']:.1e}"
         size = digests.size_of(staged / "model")
-        final = versions.publish(staged / "model", final, automatic=version is None)
-        removed = versions.prune(final, keep) if keep is not None else []
+        final, removed = versions.publish(staged / "model", final, keep, automatic=version is None)
     return ExportResult(
         path=final,
         version=int(final.name),
@@ -90,7 +89,7 @@ def export_graph(
         bytes=size,
         seconds={"export": time.perf_counter() - begin},
         proof=f"answers {_ROWS} made-up rows in a clean process as the graph of {file.name} does, {same}",
-        removed=tuple(int(each.name) for each in removed),
+        removed=removed,
     )
 
 

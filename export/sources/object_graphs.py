@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_ddl.checkpoint import tensor_bundle as bundle
+from keras_ddl.compat.models import plain_name
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import Manifest
 from keras_ddl.model_state import COMPLETE
@@ -72,7 +73,7 @@ class ObjectGraph:
             raise ExportError(
                 f"Exactly one object in a TensorFlow checkpoint must match the model. Received: "
                 f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all match. Give a file with one of "
-                "them, or name it in training as the file does: Checkpoint(serve=...)."
+                "them, or name it in training as the file does: ExportBase(serve=...)."
             )
         return best[0][1] if best else {}
 
@@ -127,12 +128,12 @@ class ObjectGraph:
         paths = [bundle.name_of(key) for key in order]
         for slots in named:
             ends = ["_".join(path.partition("#")[0].split("/")[-2:]) for path in paths]
-            same = all(_plain(end) in _plain(slot) for end, slot in zip(ends, slots))
+            same = all(plain_name(end) in plain_name(slot) for end, slot in zip(ends, slots))
             if not same or _ranks(slots) != _ranks(paths):
                 return None
         # Without slots, the order is the model's if Keras built the optimizer. Otherwise variables of equal name and
         # shape cannot be distinguished.
-        alike = [(_plain(path.partition("#")[0].rpartition("/")[2]), specs[key]) for key, path in zip(order, paths)]
+        alike = [(plain_name(path.partition("#")[0].rpartition("/")[2]), specs[key]) for key, path in zip(order, paths)]
         hidden = [each for key, each in zip(order, alike) if key not in known]
         if not named and len(set(hidden)) < len(hidden) and not (is_own and set(known) & set(ours)):
             return None
@@ -144,7 +145,7 @@ class ObjectGraph:
         return len(order) == len(nodes) and all(
             value is not None
             and self._entries[value[0]] == specs[key]
-            and _plain(value[1]).endswith(_plain(bundle.name_of(key).partition("#")[0].rpartition("/")[2]))
+            and plain_name(value[1]).endswith(plain_name(bundle.name_of(key).partition("#")[0].rpartition("/")[2]))
             for key, value in zip(order, values)
         )
 
@@ -159,11 +160,6 @@ class ObjectGraph:
         return current
 
 
-def _plain(name: str) -> str:
-    """Removes the numbers with which Keras makes names unique in a process."""
-    return re.sub(r"_\d+(?=/|_|$)", "", name)
-
-
 def _ranks(names: Sequence[str]) -> list[int]:
     """Returns the rank of each name among those that differ from it in numbers only."""
     numbered = []
@@ -174,7 +170,7 @@ def _ranks(names: Sequence[str]) -> list[int]:
                 numbers[-1] = int(word)
             else:
                 numbers.append(0)
-        numbered.append((_plain(name.partition("#")[0]), numbers))
+        numbered.append((plain_name(name.partition("#")[0]), numbers))
     groups: dict[str, list[list[int]]] = {}
     for group, numbers in sorted(numbered):
         groups.setdefault(group, []).append(numbers)

@@ -18,8 +18,6 @@ from keras_ddl import export
 from keras_ddl.errors import ExportError
 from keras_ddl.export import EncodedImages
 
-_random = np.random.default_rng(3)
-
 
 def picture(height: int, width: int, channels: int) -> np.ndarray:
     """Smooth, so that JPEG changes little."""

@@ -21,8 +21,10 @@ from export_zoo import Blocks, rows
 from keras import layers
 
 from keras_ddl import export, model_state
+from keras_ddl.checkpoint import tensor_bundle
 from keras_ddl.errors import CheckpointError, ConfigError, ExportError
 from keras_ddl.export import manifest, versions
+from keras_ddl.export.sources import weights
 from keras_ddl.files import digests
 from keras_ddl.serving import model_config
 
@@ -191,7 +193,7 @@ def test_exports_at_once_into_one_directory_all_get_a_number(tmp_path: Path) -> 
         staged.mkdir()
         (staged / "saved_model.pb").write_text(str(number))
         chosen.wait()  # all have chosen 1
-        return versions.publish(staged, final, automatic=True).name
+        return versions.publish(staged, final, None, automatic=True)[0].name
 
     with ThreadPoolExecutor(6) as threads:
         assert sorted(threads.map(export, range(6))) == contents(tmp_path / "out") == list("123456")
@@ -204,7 +206,7 @@ def test_version_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path) -
     (final / "saved_model.pb").mkdir(parents=True)  # another export is faster
     (tmp_path / "staged").mkdir()
     with pytest.raises(ExportError, match="never overwritten"):
-        versions.publish(tmp_path / "staged", final, automatic=False)
+        versions.publish(tmp_path / "staged", final, None, automatic=False)
 
 
 def test_output_must_be_a_directory_one_may_write_to(trained: Path, tmp_path: Path) -> None:
@@ -251,24 +253,27 @@ def test_weights_that_are_not_numbers_are_refused(trained: Path, tmp_path: Path)
     assert contents(tmp_path / "out") == []
 
 
-def test_only_what_is_not_finite_counts() -> None:
-    from keras_ddl.checkpoint.tensor_bundle import variable_key
-    from keras_ddl.export.sources import weights
-
+def test_only_what_is_not_finite_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_SLICE", 2)  # large weights are looked at in slices
     largest = [3.4e38, 3.4e38]  # their sum is not finite
     values = {
         "fine": [tf.constant(largest), tf.constant([], tf.float32), tf.constant([65504, 65504], tf.float16)],
         "bad": [
-            tf.constant([*largest, np.inf, -np.inf]),  # their sum is no number
+            tf.constant([np.inf, *largest, -np.inf]),
+            tf.constant([np.inf, -np.inf, 0]),  # their sum is no number
             tf.constant(np.nan, tf.float64),
             tf.constant([1, np.inf], tf.bfloat16),
             tf.cast([1, np.nan], tf.dtypes.experimental.float8_e5m2),
             tf.constant([complex(0, np.nan), 1]),
         ],
     }
-    held = {variable_key("w", f"{kind}{i}"): each for kind, group in values.items() for i, each in enumerate(group)}
-    found = weights._not_finite(held)
-    assert found == ["bad0 (2 of 4)", "bad1 (1 of 1)", "bad2 (1 of 2)", "bad3 (1 of 2)", "bad4 (1 of 2)"]
+    held = {
+        tensor_bundle.variable_key("w", f"{kind}{i}"): each
+        for kind, group in values.items()
+        for i, each in enumerate(group)
+    }
+    counts = ["2 of 4", "2 of 3", "1 of 1", "1 of 2", "1 of 2", "1 of 2"]
+    assert weights._not_finite(held) == [f"bad{i} ({count})" for i, count in enumerate(counts)]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from keras import layers
 
 from keras_ddl import export, model_state
 from keras_ddl.errors import ExportError
-
-HERE = Path(__file__).parent
 
 
 def dense_model() -> Any:
@@ -111,7 +107,7 @@ def test_signatures_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> Non
     assert export.write_base_graph(open_length, tmp_path, regress=export.Regress(features=features))
 
 
-@pytest.mark.parametrize("kind", ["weights.h5", "keras", "checkpoint", "checkpoint of a child"])
+@pytest.mark.parametrize("kind", ["weights.h5", "keras", "checkpoint"])
 def test_weights_come_from_other_files_too(tmp_path: Path, kind: str) -> None:
     model = dense_model()
     export.write_base_graph(model, tmp_path / "ckpt")
@@ -121,8 +117,6 @@ def test_weights_come_from_other_files_too(tmp_path: Path, kind: str) -> None:
         model.save_weights(file)
     elif kind == "keras":
         model.save(file)
-    elif kind == "checkpoint":
-        tf.train.Checkpoint(model).write(str(file))
     else:
         file = Path(tf.train.Checkpoint(step=tf.Variable(1), net=model).save(str(tmp_path / "other")))
     x = rows(4)
@@ -251,48 +245,3 @@ def test_clean_process_computes_with_the_threads_of_training(tmp_path: Path, rec
     with export.CleanProcess() as process:
         answer = export.validate_saved_model(path, golden=tmp_path / "golden.npz", process=process)
     assert answer["threads"] == cores + recorded and answer["rows"] == 5
-
-
-def test_c_program_answers_as_python_does(tmp_path: Path) -> None:
-    compiler = shutil.which("g++") or shutil.which("gcc")
-    library = Path(tf.sysconfig.get_lib())
-    if compiler is None or not (library / "libtensorflow_cc.so.2").exists():
-        pytest.skip("needs a C compiler and the wheel's libtensorflow_cc.so.2")
-    program = tmp_path / "serve_check"
-    command = [
-        compiler,
-        "-x",
-        "c",
-        HERE / "serve_check.c",
-        "-x",
-        "none",
-        "-I",
-        tf.sysconfig.get_include(),
-        "-o",
-        program,
-    ]
-    command += [library / "libtensorflow_cc.so.2", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
-    subprocess.run([str(part) for part in command], check=True, timeout=600)
-
-    model = dense_model()
-    disturb(model)
-    base = export.write_base_graph(model, tmp_path / "ckpt")
-    model_state.save_checkpoint(model, tmp_path / "ckpt", 1, base=base)
-    path = export.export_saved_model(tmp_path / "ckpt", tmp_path / "out", validate="off").path
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0]
-    signature = graph.signature_def["serving_default"]
-    names = [signature.inputs["x"].name.split(":")[0], signature.outputs["probabilities"].name.split(":")[0]]
-    x = rows(4)
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [str(program), str(path), *names, "5", "4"],
-        input=x.tobytes(),
-        capture_output=True,
-        timeout=600,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    answer = np.frombuffer(done.stdout, np.float32).reshape(5, 3)
-    np.testing.assert_allclose(answer, serve(path, x=x)["probabilities"], atol=1e-6)

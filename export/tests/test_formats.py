@@ -196,15 +196,6 @@ def test_an_operation_that_the_format_lacks_is_named(checkpoints, tmp_path, form
 
 
 @needs(*FORMATS)
-def test_the_command_ends_with_status_1_when_the_format_lacks_an_operation(checkpoints, tmp_path):
-    command = [COMMAND, "export", checkpoints("sampler"), tmp_path / "out", "--format", "onnx"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and "StatelessRandomNormalV2 (node" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
-    assert contents(tmp_path / "out") == []
-
-
-@needs(*FORMATS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_answers_otherwise_is_refused(checkpoints, tmp_path, monkeypatch, format):
     """The file is altered between the two processes, as a converter with a defect would have written it."""

@@ -43,8 +43,11 @@ def test_models_above_two_gigabytes_go_from_training_to_answers(make: Any, tmp_p
     with keras_ddl.Strategy().scope():
         model = make()
         model.compile(keras.optimizers.SGD(0.1), "mse")
-    keep = keras_ddl.callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss", sample=rows)
-    model.fit(rows, np.ones([2, 2]), batch_size=2, epochs=1, verbose=0, callbacks=[keep])
+    keep = [
+        keras_ddl.callbacks.Checkpoint(tmp_path / "ckpt", monitor="loss"),
+        keras_ddl.callbacks.ExportBase(sample=rows),
+    ]
+    model.fit(rows, np.ones([2, 2]), batch_size=2, epochs=1, verbose=0, callbacks=keep)
     expected = model.predict(rows, verbose=0)
     del model, keep
     (saved,) = checkpoint.list_checkpoints(tmp_path / "ckpt")

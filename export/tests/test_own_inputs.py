@@ -13,7 +13,7 @@ import tensorflow as tf
 from asking import ask, exported
 from keras import layers
 
-from keras_ddl import callbacks, export
+from keras_ddl import export
 from keras_ddl.errors import ExportError
 from keras_ddl.export import Function
 from keras_ddl.export.warmup import FILE
@@ -134,19 +134,6 @@ def test_an_export_may_put_another_signature_in_its_place(exported_in_words: dic
     assert ask(result.path, "in_words", ids=np.array([[1]]))["output_0"].shape == (1, 1, 1)
     servable = Servable(result.path, "model", 1)
     assert set(servable.signature("lengths").inputs) == {"text"}
-
-
-def test_checkpoint_declares_functions_of_their_own_inputs(tmp_path: Path) -> None:
-    model = of_ids()
-    model.compile("sgd", "mse")
-    words = InWords(model)
-    declared = {"in_words": Function(words.call, {"text": SENTENCES, "times": np.array([1], np.int32)})}
-    keep = callbacks.Checkpoint(tmp_path, monitor="loss", signatures=declared)
-    ids = np.array([[0, 1], [2, 3], [1, 1]])
-    model.fit(ids, ids[..., None], batch_size=2, epochs=2, verbose=0, callbacks=[keep])
-    result = export.export_saved_model(tmp_path, tmp_path / "out", validate="here")
-    assert "as the trained model did" in result.proof and "so do the signatures in_words" in result.proof
-    assert ask(result.path, "in_words", text=["x"], times=np.array([2], np.int32))["text"].tolist() == [b"xx"]
 
 
 @pytest.mark.parametrize(

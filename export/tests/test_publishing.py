@@ -1,11 +1,28 @@
-"""Checkpoints that are exported while the training goes on."""
+"""Checkpoints that are exported while the training goes on, and the base graph that callbacks.Checkpoint writes."""
+
+import json
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from keras_ddl import checkpoint, export, model_state
+from keras_ddl import callbacks, checkpoint, export, model_state
+from keras_ddl.errors import ConfigError, ExportError
 from keras_ddl.export.checkpoints.publisher import Publisher
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+
+
+def compiled(layers):
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    return model
+
+
+def fit(model, folder, rows=12, *beside):
+    keep = callbacks.Checkpoint(folder, monitor="loss")
+    model.fit(X[:rows], X[:rows, :1], batch_size=4, epochs=3, verbose=0, callbacks=[keep, *beside])
 
 
 def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
@@ -25,3 +42,45 @@ def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
             pass
     assert sorted(path.name for path in (tmp_path / "served").iterdir()) == ["1", "7"]
     assert checkpoint.prune(tmp_path, 1) == [1]
+
+
+@pytest.mark.parametrize("rows", [12, 4], ids=["several batches", "one batch"])
+def test_base_graph_of_a_model_without_an_input_is_written_after_its_first_batch(tmp_path, rows):
+    fit(compiled([keras.layers.Dense(1)]), tmp_path, rows)
+    assert (tmp_path / "base" / "saved_model.pb").exists()
+    assert all("golden.npz" in each.state["files"] for each in checkpoint.list_checkpoints(tmp_path))
+
+
+@pytest.mark.long
+def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
+    model, served = compiled([keras.Input((3,)), keras.layers.Dense(1)]), tmp_path / "served"
+    fit(model, tmp_path / "ckpt", 12, callbacks.Publish(served, keep=1))
+    # Of those that came while another was exported, the newest; it is there when fit returns.
+    assert [entry.name for entry in served.iterdir() if entry.name.isdecimal()] == ["9"]
+    record = json.loads((served / "9" / "assets.extra" / "keras_ddl_export.json").read_text())
+    assert record["step"] == 9
+    loaded = tf.saved_model.load(str(served / "9"))  # kept: its signatures do not keep the variables alive
+    answer = loaded.signatures["serving_default"](inputs=tf.constant(X))
+    np.testing.assert_allclose(next(iter(answer.values())), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
+    with pytest.raises(ConfigError, match="keep must be a number of versions, 1 or more. Received"):
+        callbacks.Publish(tmp_path / "served", keep=0)
+    with pytest.raises(ConfigError, match=r"Pass callbacks=.*keras_ddl\.callbacks\.Publish\(directory\)"):
+        callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="needs a directory"):
+        fit(
+            compiled([keras.Input((3,)), keras.layers.Dense(1)]),
+            tmp_path / "ckpt",
+            12,
+            callbacks.Publish(tmp_path / "file"),
+        )
+
+
+def test_what_is_exported_is_said_beside_one_checkpoint_that_writes_the_graph(tmp_path):
+    model = compiled([keras.Input((3,)), keras.layers.Dense(1)])
+    for beside in ([], [callbacks.Checkpoint(tmp_path, export_base=False)]):
+        with pytest.raises(ConfigError, match="ExportBase works beside one callbacks.Checkpoint that writes"):
+            model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, callbacks.ExportBase()])

@@ -17,8 +17,6 @@ from keras_ddl import export, model_state
 from keras_ddl.errors import ExportError
 from keras_ddl.serving.status import RequestError
 
-_random = np.random.default_rng(3)
-
 
 def test_components_have_the_names_of_their_attributes(tmp_path: Path) -> None:
     model, sample = ZOO["sparse_and_ragged"]()

@@ -12,9 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_ddl import export, model_state
-from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.errors import CheckpointError, ExportError
-from keras_ddl.export.sources import weights
 
 X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
 
@@ -115,20 +113,6 @@ def test_what_the_optimizer_trains_in_another_order_is_not_taken(tmp_path: Path,
                 exported(tmp_path, file)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_order_in_which_an_optimizer_was_given_layers_is_not_trusted(tmp_path: Path, optimizer: str) -> None:
-    trained(Hidden, tmp_path)
-    model = Hidden()
-    model(X)
-    beside = keras.optimizers.get(optimizer)
-    beside.build(
-        [*model.blocks[1].trainable_variables, *model.blocks[0].trainable_variables, *model.trainable_variables[4:]]
-    )
-    file = tf.train.Checkpoint(net=model, beside=beside).save(str(tmp_path / "file"))
-    with pytest.raises(ExportError, match=r"without \d+ variables of the graph"):
-        exported(tmp_path, Path(file))
-
-
 def test_what_is_not_in_the_file_is_told_and_how_to_save_it(tmp_path: Path) -> None:
     model = trained(lambda: Hidden(statistics=True), tmp_path)
     file = tf.train.Checkpoint(model=model).save(str(tmp_path / "file"))
@@ -189,17 +173,3 @@ def test_parts_are_found_in_files_of_the_whole_by_their_names(tmp_path: Path) ->
     other = tf.train.Checkpoint(one=model.right, two=model.left).save(str(tmp_path / "other"))
     with pytest.raises(ExportError, match="Received: one, two, which all match"):
         exported(tmp_path, Path(other), "left")
-
-
-@pytest.mark.parametrize("place", [0, 4, 10])
-@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.complex64])
-def test_nan_is_found_in_every_slice_of_a_large_weight(
-    place: int, dtype: tf.DType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "_SLICE", 4)
-    values = np.zeros(11)
-    values[[place, 7]] = np.inf
-    tensors = {
-        bundle.variable_key("weights", name): tf.cast(each, dtype) for name, each in (("a", values), ("b", [1.0]))
-    }
-    assert weights._not_finite(tensors) == ["a (2 of 11)"]

@@ -19,10 +19,9 @@ from keras_ddl.export import manifest
 from keras_ddl.export.proof import validate
 from keras_ddl.export.proof.replay import ANSWERS, ROWS, THREADS, compare, kernel_threads, storable
 from keras_ddl.export.signatures import METHODS, Classify, Regress, declarations
-from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.export.tracing.inputs import find_inputs
 from keras_ddl.export.tracing.isolation import isolated
-from keras_ddl.export.tracing.tracer import Traced, Tracer, answer
+from keras_ddl.export.tracing.tracer import Elsewhere, Traced, Tracer, answer
 from keras_ddl.files import durable
 
 _WHAT = "A base graph"
@@ -78,7 +77,8 @@ class BaseGraph:
             live = isolated(lambda: answer(self._traced.functions.live, rows, self._traced.variables))
         except Exception as error:  # a model that runs only inside a tf.function must still get its checkpoints
             return arrays, {"agrees": None, "problems": [f"the live model did not answer: {type(error).__name__}"]}
-        comparison = compare(_without(golden, skip), _without(live, skip), 10 * _tolerance(self.record))
+        tolerance = validate.HALF_TOLERANCE if self.record["half"] else validate.TOLERANCE
+        comparison = compare(_without(golden, skip), _without(live, skip), 10 * tolerance)
         problems = comparison["problems"]
         return arrays, {"agrees": not problems, "difference": comparison["largest"], "problems": problems}
 
@@ -168,10 +168,6 @@ def _refuse_other_checkpoints(root: Path, record: Mapping[str, Any]) -> None:
             f"A checkpoint directory must hold only one model. Received: {root}, with {len(intact)} checkpoints of "
             f"another: {error} Give another directory, or move them aside with checkpoint.set_aside({str(root)!r})."
         ) from error
-
-
-def _tolerance(record: Mapping[str, Any]) -> float:
-    return validate.HALF_TOLERANCE if record["half"] else validate.TOLERANCE
 
 
 def _without(outputs: Mapping[str, Any], names: set[str]) -> dict[str, Any]:

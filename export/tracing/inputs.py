@@ -184,7 +184,8 @@ def as_inputs(structure: Any, first: str = "inputs") -> Inputs:
             name = getattr(leaf, "name", None) or ""
             # Keras numbers unnamed inputs by how many the process has created: clients cannot rely on such names.
             name = "_".join([first, *map(str, path)]) if _AUTOMATIC.fullmatch(name) else name
-        name = _unique(_identifier(name), {*names, *specs})
+        name = re.sub(r"\W", "_", name)  # the name of an argument of a traced function
+        name = _unique(name if name[:1].isalpha() else f"input_{name}", {*names, *specs})
         names.append(name)
         if composites.is_composite(spec):
             composite_specs[name] = composites.spec_of(spec)
@@ -228,12 +229,6 @@ def spec_of_sample(value: Any) -> Any:
         return tf.TensorSpec(array.shape, "string")
     # As fit does: floats of any width become floatx.
     return tf.TensorSpec(array.shape, keras.config.floatx() if array.dtype.kind == "f" else array.dtype)
-
-
-def _identifier(name: str) -> str:
-    """Returns a valid name for an argument of a traced function."""
-    name = re.sub(r"\W", "_", name)
-    return name if name[:1].isalpha() else f"input_{name}"
 
 
 def _unique(name: str, taken: Collection[str]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +20,30 @@ from keras_ddl.export.proof.scan import ScanReport, scan_saved_model
 from keras_ddl.export.signatures import declarations, functions
 from keras_ddl.export.sources.object_graphs import places_in_objects
 from keras_ddl.export.sources.weight_files import places_in_h5
-from keras_ddl.export.tracing.elsewhere import Elsewhere
 from keras_ddl.export.tracing.inputs import Inputs
 from keras_ddl.export.tracing.isolation import layers_of, portable_layers, unchanged
 from keras_ddl.files import digests
 
 UNTRACKED = "untracked"
 _NO_SAMPLE = "the model fails on generated rows ({}), so an export cannot compare outputs; give sample="
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is known of a model that this process cannot run alone, because each rank has parts of its weights.
+
+    Its base graph is traced and written as ever, without the weights, which no base graph keeps. What needs them, the
+    outputs for the sample, the ranks compute together from the live model (export/checkpoints/answers_of_ranks.py).
+
+    Attributes:
+        rows: a sample; None: the model has failed on it.
+        random: outputs that differ between two runs.
+        spread: the variables that have no value in this process.
+    """
+
+    rows: Mapping[str, Any] | None
+    random: Collection[str]
+    spread: Collection[Any]
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,7 @@ class Tracer:
         static = self._drop_weights([*captured, *untracked])
         read_by_any = list({id(v): v for function in traced.values() for v in function.variables}.values())
         rows, origin = self._choose_sample(trace, read_by_any, rows, own_rows(trace, declared), warnings)
+        dtypes = {getattr(layer, "compute_dtype", None) for layer in layers_of(self.model)}
         record: dict[str, Any] = {
             "name": self.name,
             "tensorflow": tf.__version__,
@@ -118,7 +136,7 @@ class Tracer:
             "captured": list(captured),
             "untracked": model_state.table(untracked),
             "constants": {
-                key: _fingerprint(each)
+                key: digests.digest_bytes(model_state.tensor_of(each).numpy().tobytes())
                 for key, each in own.items()
                 if key not in captured and not each.trainable and not model_state.is_seed(each)
                 if self.elsewhere is None or all(each is not spread for spread in self.elsewhere.spread)
@@ -132,7 +150,7 @@ class Tracer:
             "warnings": [*report.warnings, *warnings],
             "sample": origin,
             "random": self._random_outputs(trace.answer, read_by_any, rows),
-            "half": any(_is_half(layer) for layer in layers_of(self.model)),
+            "half": "float16" in dtypes or "bfloat16" in dtypes,
         }
         return Traced(record, trace, rows, read_by_any, untracked)
 
@@ -326,11 +344,3 @@ def _tf_variable(variable: Any) -> Any:
     from keras_ddl.compat.strategies import primary_variable
 
     return primary_variable(variable.value)
-
-
-def _fingerprint(variable: Any) -> str:
-    return digests.digest_bytes(model_state.tensor_of(variable).numpy().tobytes())
-
-
-def _is_half(layer: Any) -> bool:
-    return getattr(layer, "compute_dtype", None) in ("float16", "bfloat16")

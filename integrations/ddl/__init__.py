@@ -11,37 +11,16 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from keras_ddl.ddl.callbacks import DDLCallback, DDLGlobalVariablesCallback
-    from keras_ddl.ddl.job import local_rank, num_hosts, rank, size
-    from keras_ddl.ddl.reduction import allreduce_n, bcast, grads_reduce
-    from keras_ddl.ddl.start import disable_broadcast, enable_broadcast
-
-__all__ = [
-    "DDLCallback",
-    "DDLGlobalVariablesCallback",
-    "allreduce_n",
-    "bcast",
-    "disable_broadcast",
-    "enable_broadcast",
-    "grads_reduce",
-    "init",
-    "local_rank",
-    "num_hosts",
-    "rank",
-    "size",
-]
+from typing import Any
 
 # Imported on first use: ddlrun reads the options without TensorFlow.
-_HOMES = {
-    "callbacks": ("DDLCallback", "DDLGlobalVariablesCallback"),
-    "job": ("local_rank", "num_hosts", "rank", "size"),
-    "reduction": ("allreduce_n", "bcast", "grads_reduce"),
-    "start": ("disable_broadcast", "enable_broadcast"),
+_HOME_OF = {
+    **dict.fromkeys(("DDLCallback", "DDLGlobalVariablesCallback"), "callbacks"),
+    **dict.fromkeys(("local_rank", "num_hosts", "rank", "size"), "job"),
+    **dict.fromkeys(("allreduce_n", "bcast", "grads_reduce"), "reduction"),
+    **dict.fromkeys(("disable_broadcast", "enable_broadcast"), "start"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted({"init", *_HOME_OF})
 _installed = False
 
 

@@ -55,7 +55,6 @@ def init(options: str = "") -> None:
 
 
 def options() -> Options:
-    """Returns the options of `init`."""
     return _State.options
 
 

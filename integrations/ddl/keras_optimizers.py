@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from contextvars import ContextVar
 from typing import Any
 
 import keras
 
 from keras_ddl.compat import optimizers
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.ddl import job, reduction, start
 
-_applying: ContextVar[bool] = ContextVar("keras_ddl_applying", default=False)
+_applying = Setting("applying", False)
 
 
 def install() -> None:
@@ -34,7 +33,7 @@ def _average(optimizer: Any) -> None:
             trainable_variables = list(trainable_variables)
         trained = trainable_variables or optimizers.trained_variables(self) or []
         start.settle([*trained, *(self.variables if self.built else [])])
-        with setting(_applying, True):
+        with _applying(True):
             return original(self, reduction.averaged(list(grads)), trainable_variables)
 
     optimizer.apply = apply

@@ -19,7 +19,7 @@ from keras_ddl.communicator.comparison import is_equal
 from keras_ddl.compat.initializers import after_each_variable, with_initializer, with_initializers
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.ddl import job
-from keras_ddl.gradients.origin import comes_from
+from keras_ddl.gradients.reduced import comes_from
 from keras_ddl.ops import variables as variable_lists
 from keras_ddl.strategy.checksum import checksum
 

@@ -71,7 +71,6 @@ class Commits:
         return sorted((pair for folder in folders for pair in _in_folder(folder)), reverse=True)
 
     def sweep(self) -> None:
-        """Removes temporary files of killed writers."""
         for folder in self.directory.glob("rank-*"):
             durable.sweep_temporaries(folder)
 

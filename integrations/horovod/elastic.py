@@ -1,6 +1,6 @@
 """horovod.tensorflow.elastic: states that are committed, and `run`, which continues from the last commit.
 
-Where the launcher may go on with fewer ranks (`keras-ddl run --min-np`, on one host), the processes that are left call
+Where the launcher may go on with fewer ranks (`-np MIN:MAX`, on one host), the processes that are left call
 the function again, as Horovod's do. Else all processes of a job are restarted (`keras-ddl run --restarts`), so commits
 are written to the disk of each host (commits.py), and `run` restores the job's newest one.
 """
@@ -141,7 +141,6 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """Returns the model's, then the optimizer's."""
         return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
 
     def broadcast_variables(self, root: int) -> None:
@@ -170,5 +169,4 @@ class TensorFlowState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
-        """Returns the variables of the constructor."""
         return self.variables

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from keras_ddl.errors import ConfigError
-from keras_ddl.horovod import old_names_explained
 
 # A folder for PYTHONPATH, with a package `horovod` that calls `install`, for unchanged scripts.
 FOLDER = Path(__file__).with_name("shim")
@@ -34,8 +35,6 @@ _MODULES = {
     "horovod.keras.callbacks": "keras_ddl.horovod.callbacks",
     "horovod.keras.elastic": "keras_ddl.horovod.keras_elastic",
 }
-
-
 # Modules of Horovod that keras_ddl does not provide -> what to use instead.
 _ABSENT = {
     "horovod.torch": "A program of PyTorch uses keras_ddl.torch, a backend of torch.distributed "
@@ -46,6 +45,49 @@ _ABSENT = {
         ("horovod.runner", "horovod.spark", "horovod.ray"), "Start ranks by keras-ddl run or keras_ddl.run."
     ),
 }
+# Names of Keras 2 that scripts use and Keras 3 has not -> what to write.
+_INSTEAD = {
+    "fit_generator": "model.fit, which takes generators and datasets",
+    "evaluate_generator": "model.evaluate",
+    "set_session": 'tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")',
+    "get_session": "eager execution: tensors have numpy()",
+    "ImageDataGenerator": "a tf.data.Dataset, and keras.layers.RandomRotation and the like",
+}
+
+
+def explain_old_names() -> None:
+    """Makes an uncaught error about a name of Keras 2 or TensorFlow 1 end with what to use. Imports nothing."""
+    hook = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(Exception):  # explaining must not hide the error itself
+            explain(error)
+        hook(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+def explain(error: BaseException) -> None:
+    """Adds to the message of an AttributeError or ImportError, if it is about a name of Keras 2 or TensorFlow 1."""
+    if isinstance(error, AttributeError):
+        name, owner = error.name, error.obj
+        old = getattr(getattr(owner, "compat", None), "v1", None)
+        of_tensorflow = getattr(owner, "__name__", "") == "tensorflow" and hasattr(old, str(name))
+    elif isinstance(error, ImportError):
+        match = re.match(r"cannot import name '(\w+)' from '(?:tensorflow\.)?keras", str(error))
+        name, of_tensorflow = match and match[1], False
+    else:
+        return
+    if of_tensorflow:
+        text = f"It is a name of TensorFlow 1: tf.compat.v1.{name}. Scripts of Keras 3 need no session"
+    elif name in _INSTEAD:
+        text = f"It is a name of Keras 2. Use {_INSTEAD[name]}"
+    else:
+        return
+    message = f"{error}. {text}; see integrations/horovod/docs/from-horovod.md."
+    error.args = (message,)
+    if isinstance(error, ImportError):
+        error.msg = message
 
 
 def install() -> None:
@@ -58,7 +100,7 @@ def install() -> None:
     check_no_other()
     if not is_installed():
         sys.meta_path.insert(0, _Finder())
-        old_names_explained.install()
+        explain_old_names()
     if str(FOLDER) not in sys.path:  # for processes that inherit the path: keras_ddl.run, multiprocessing
         sys.path.append(str(FOLDER))
     importlib.import_module("horovod")
@@ -80,7 +122,6 @@ def check_no_other() -> None:
 
 
 def is_installed() -> bool:
-    """Whether this process finds keras_ddl under Horovod's names."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 

@@ -6,15 +6,15 @@ Installed with the first one. Patched: keras/src/optimizers/base_optimizer.py, l
 from __future__ import annotations
 
 import functools
-from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl.compat import keras as keras_compat
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.optimizers import batches_counted
 from keras_ddl.gradients import own_reductions
 
 # True within the update of an optimizer that reduces: there `iterations` counts updates.
-counting_updates: ContextVar[bool] = ContextVar("keras_ddl_counting_updates", default=False)
+counting_updates = Setting("counting_updates", False)
 
 
 @functools.cache

@@ -54,10 +54,15 @@ def _names() -> list[tuple[Any, str, Any]]:
     """Returns the names: (where, name, value)."""
     names: list[tuple[Any, str, Any]] = []
     if not hasattr(keras_compat.BaseOptimizer, "lr"):
-        rate = property(lambda optimizer: optimizer.learning_rate, _set_rate)
+        rate = property(
+            lambda optimizer: optimizer.learning_rate, lambda each, value: setattr(each, "learning_rate", value)
+        )
         names.append((keras_compat.BaseOptimizer, "lr", rate))
     for backend in (keras.backend, tf.keras.backend):
-        names += [(backend, "set_value", _set_value), (backend, "get_value", keras.ops.convert_to_numpy)]
+        names += [
+            (backend, "set_value", lambda x, value: x.assign(value)),
+            (backend, "get_value", keras.ops.convert_to_numpy),
+        ]
     for kind in (keras_compat.BaseOptimizer, keras_compat.LossScaleOptimizer):
         if isinstance(own := vars(kind).get("variables"), property):
             names.append((kind, "variables", _callable_variables(own)))
@@ -76,11 +81,3 @@ def _callable_variables(original: property) -> property:
         return _Variables(original.fget(self))
 
     return property(variables, original.fset, original.fdel)
-
-
-def _set_rate(optimizer: Any, value: Any) -> None:
-    optimizer.learning_rate = value
-
-
-def _set_value(x: Any, value: Any) -> None:
-    x.assign(value)

@@ -9,7 +9,6 @@ from typing import Any
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.compat.context import setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.optimizers import delegates_updates, original_step, replace_steps
 from keras_ddl.compat.tensorflow import tf
@@ -241,7 +240,7 @@ class _ReducingSteps:
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Makes `iterations` count updates, by which momenta are bias-corrected; elsewhere it counts batches."""
-        with setting(counting_updates, True):
+        with counting_updates(True):
             return original_step(self._optimizer, "update")(*args, **kwargs)
 
     def clip(self, grads: Sequence[Any]) -> Any:

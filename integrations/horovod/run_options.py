@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
+from keras_ddl.cli.option_kinds import Rare
 from keras_ddl.cli.part_options import RunOptions
 
 
 class HorovodOptions(RunOptions):
     """Makes `import horovod` find keras_ddl."""
 
-    options = (
-        click.Option(["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."),
-    )
+    options = (Rare(["--as-horovod"], is_flag=True, help="Make `import horovod.tensorflow` find keras_ddl.horovod."),)
 
     def environment(self, values: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
         """Returns the variables, with a PYTHONPATH by which `import horovod` finds keras_ddl, if it is wanted.

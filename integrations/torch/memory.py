@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.communicator.requests import OPS, Memory
 from keras_ddl.errors import ConfigError
 from torch.distributed import ReduceOp
@@ -15,16 +16,7 @@ if TYPE_CHECKING:
     from keras_ddl.torch.engine import Engine
 
 # dtypes that can be reduced -> the engine's names.
-_REDUCED = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.uint8: "uint8",
-    torch.int8: "int8",
-}
+_REDUCED = {getattr(torch, name): name for name in DTYPES}
 _OPS = {
     ReduceOp.SUM: "sum",
     ReduceOp.AVG: "mean",
@@ -97,7 +89,6 @@ def as_is(tensor: torch.Tensor) -> tuple[str, int]:
 
 
 def place(tensor: torch.Tensor, out: torch.Tensor | None, count: int) -> Memory:
-    """Returns the memory of a tensor and of its result."""
     return Memory(tensor.data_ptr(), None if out is None else out.data_ptr(), count)
 
 
@@ -138,7 +129,6 @@ def check_one_each(
 
 
 def text(tensor: torch.Tensor) -> str:
-    """Describes a tensor for messages."""
     return _text(tensor.dtype, tensor.shape, tensor.stride())
 
 

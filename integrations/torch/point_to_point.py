@@ -93,7 +93,6 @@ class Message:
         return True
 
     def error(self) -> Exception | None:
-        """As `Started.error`."""
         return self._error
 
 

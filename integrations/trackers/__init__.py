@@ -10,22 +10,39 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from keras_ddl import config
 from keras_ddl.errors import ConfigError
+from keras_ddl.packages.after_import import AfterImport
 from keras_ddl.topology.launcher import find_launcher
-from keras_ddl.trackers import mlflow_scratch, wandb_disabled
+from keras_ddl.trackers import mlflow_scratch
 
-_CHANGES: dict[str, Callable[[ModuleType, Callable[[], None]], None]] = {
+
+def disable_runs(wandb: ModuleType, notify: Callable[[], None]) -> None:
+    """Has `wandb.init` start disabled runs, whatever its arguments and WANDB_MODE are (wandb 0.31).
+
+    Args:
+        notify: tells the user; called when a run is started.
+    """
+    init = wandb.init
+
+    @functools.wraps(init)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        notify()
+        return init(*args, **{**kwargs, "mode": "disabled"})
+
+    wandb.init = disabled  # type: ignore[attr-defined]
+
+
+_CHANGES: dict[str, Callable[..., None]] = {
     "mlflow": mlflow_scratch.log_to_scratch,
-    "wandb": wandb_disabled.disable_runs,
+    "wandb": disable_runs,
 }
+_after_import = AfterImport({})
 _LOGGED_BY_RANK_0 = (
     "keras_ddl: MLflow and Weights & Biases log on rank 0 only; runs of the other ranks are discarded. If each rank is "
     "to have a run of its own: KERAS_DDL_TRACK_ALL_RANKS=1"
@@ -42,41 +59,13 @@ def leave_to_rank_0() -> None:
         launcher = find_launcher()
         if launcher is None or launcher.rank == 0 or config.get("TRACK_ALL_RANKS"):
             return
-        if not any(isinstance(each, _ChangesOnImport) for each in sys.meta_path):
-            changes = _ChangesOnImport(functools.cache(_notify) if launcher.rank == 1 else lambda: None)
-            sys.meta_path.insert(0, changes)
-            for name in _CHANGES.keys() & sys.modules.keys():
-                _CHANGES[name](sys.modules[name], changes.notify)
-
-
-def _notify() -> None:
-    print(_LOGGED_BY_RANK_0, file=sys.stderr, flush=True)
-
-
-class _ChangesOnImport(importlib.abc.MetaPathFinder):
-    """Finds the trackers as Python does, and changes each when it has been imported."""
-
-    _is_searching = False
-
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self.notify = notify
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _CHANGES or self._is_searching:
-            return None
-        self._is_searching = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._is_searching = False
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_change(module: ModuleType) -> None:
-                run(module)
-                _CHANGES[fullname](module, self.notify)
-
-            spec.loader.exec_module = run_and_change  # type: ignore[method-assign]
-        return spec
+        if _after_import in sys.meta_path:
+            return
+        notify = functools.cache(lambda: print(_LOGGED_BY_RANK_0, file=sys.stderr, flush=True))
+        _after_import.calls = {
+            name: functools.partial(change, notify=notify if launcher.rank == 1 else lambda: None)
+            for name, change in _CHANGES.items()
+        }
+        sys.meta_path.insert(0, _after_import)
+        for name in _CHANGES.keys() & sys.modules.keys():
+            _after_import.calls[name](sys.modules[name])

@@ -34,7 +34,7 @@ def on_all_ranks(tuner: _Tuner) -> _Tuner:
     Returns: a subclass of it, with the same arguments.
     Raises, when one is made:
         ConfigError: KERASTUNER_ORACLE_IP is set, with which each process runs other trials; or the job goes on without
-            lost ranks (`--min-np`), one of which may be rank 0 with its oracle.
+            lost ranks (`-np MIN:MAX`), one of which may be rank 0 with its oracle.
     Cost: a broadcast of a trial's values, and one of its results.
     """
     from keras_ddl.tuner.one_search import OneSearch

@@ -89,12 +89,10 @@ class OneSearch:
         return result
 
     def search_space_summary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own, on rank 0."""
         with _silence():
             return super().search_space_summary(*args, **kwargs)  # type: ignore[misc]
 
     def results_summary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tuner's own, on rank 0."""
         with _silence():
             return super().results_summary(*args, **kwargs)  # type: ignore[misc]
 
@@ -130,7 +128,7 @@ def _check_setting() -> None:
     if any(strategy.job.goes_on for strategy in one_per_job.alive()):
         raise ConfigError(
             "A search on all ranks ends when a rank is lost, because rank 0 alone has its oracle. Received: a job that "
-            f"goes on, of keras-ddl run --min-np (rank {communicator.rank()}). Leave out --min-np; --restarts N starts "
+            f"goes on, of -np MIN:MAX (rank {communicator.rank()}). Give one number of ranks; --restarts N starts "
             "the script again, and the search resumes at the trial that was not finished."
         )
 

@@ -105,7 +105,7 @@ class SavedSnapshots:
                 broadcast_training_state(self._model)
             return step
 
-        with sharded_slots.deferring_restored_values():
+        with sharded_slots.deferring_restored_values(True):
             step = communicator.as_one(restore, lambda: agreement.all_variables(self._model))
         if step is not None:
             self._confirmed = self._latest = step

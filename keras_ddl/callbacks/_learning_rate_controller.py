@@ -169,7 +169,6 @@ class LearningRateController:
 
     @property
     def accumulation(self) -> int:
-        """Batches per optimizer step."""
         return getattr(self._optimizer, "gradient_accumulation_steps", None) or 1
 
     def _steps_done(self) -> int:

@@ -15,7 +15,7 @@ import keras
 
 from keras_ddl import checkpoint as ckpt
 from keras_ddl import config
-from keras_ddl.callbacks._base_graphs import Serve, base_graphs
+from keras_ddl.callbacks._base_graphs import base_graphs
 from keras_ddl.callbacks._clock import Clock
 from keras_ddl.callbacks._direction import resolve_direction
 from keras_ddl.callbacks._in_parts import Fill, InParts, Place
@@ -59,23 +59,14 @@ class Checkpoint(keras.callbacks.Callback):
         save_freq: 'epoch', or a number of optimizer steps (of the optimizer with the most). Checkpoints within an
             epoch have no validation metrics and no golden outputs, and cannot be best.
         save_minutes: also save when this many minutes have passed since the last checkpoint, by rank 0's clock.
-        export_base: write the base graph at train begin, and fail there if the model cannot be served. A subclassed
-            model's is written after its first batch, when its inputs are known.
-        serve: parts to export instead of the model, if the training step does not call the model itself: an attribute
-            (`serve="generator"`), several (`["generator", "discriminator"]`) or name -> attribute or layer
-            (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then selects one.
-        sample: a few rows of real input, on which every export compares outputs; default: made-up rows.
         resume: continue from the latest checkpoint, if there is one. The model must be built.
         on_signal: names of signals that announce the end of the job, as in ("SIGTERM", "SIGUSR1"). When any rank
             receives one, all ranks save after the same step, and end with status 75 (start again) when the checkpoint
             is on disk. Without a Strategy, and during validation, they do so at the end of the epoch.
-        publish_to: a directory to which checkpoints are exported during training, for a server that follows it. A
-            version's number is its checkpoint's step. A process of lower priority exports on rank 0's host; of
-            checkpoints made meanwhile, only the newest is exported next. A failed export is a warning. If there are
-            several parts, each has its own subdirectory.
-        publish_keep: how many versions stay there.
-        input_signature, classify, regress, signatures: as in `keras_ddl.export.write_base_graph`. If serve is a list or
-            a mapping, these and sample are mappings: part -> its value.
+        export_base: write the base graph at train begin, and fail there if the model cannot be served. A subclassed
+            model's is written after its first batch, when its inputs are known. `ExportBase` says what to write,
+            `Publish` exports while training.
+        removed: arguments of earlier versions: rejected with an error that names the replacement.
     Raises: ConfigError: bad arguments (when created); mode='auto' and a metric without a direction (at train begin).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
         a write has failed (at the next step). ExportError: the model cannot be served, or its training step does not
@@ -94,36 +85,25 @@ class Checkpoint(keras.callbacks.Callback):
     def __init__(
         self,
         dir: str | Path,
+        *,
         monitor: str | None = None,
         mode: str = "auto",
         save_best: bool = True,
         keep: int = 3,
         save_freq: str | int = "epoch",
-        export_base: bool = True,
-        sample: Any = None,
-        resume: bool = False,
-        *,
-        serve: Serve = None,
-        input_signature: Mapping[str, Any] | None = None,
-        classify: Any = None,
-        regress: Any = None,
-        signatures: Mapping[str, Any] | None = None,
         save_minutes: float | None = None,
-        publish_to: str | Path | None = None,
-        publish_keep: int = 3,
+        resume: bool = False,
         on_signal: str | Sequence[str] = (),
+        export_base: bool = True,
         verbose: int = 0,
+        **removed: Any,
     ) -> None:
         super().__init__()
+        _refuse(removed)
         if mode not in ("auto", "min", "max"):
             raise ConfigError(f"mode must be 'auto', 'min' or 'max'. Received: mode={mode!r}.")
         if not _is_count(keep):
             raise ConfigError(f"keep must be the number of checkpoints that stay, 1 or more. Received: keep={keep!r}.")
-        if not _is_count(publish_keep) or ((publish_to is not None or serve is not None) and not export_base):
-            raise ConfigError(
-                "publish_to and serve need the base graph (export_base=True), and publish_keep must be 1 or more. "
-                f"Received: export_base={export_base}, publish_keep={publish_keep!r}."
-            )
         if save_freq != "epoch" and not _is_count(save_freq):
             raise ConfigError(
                 f"save_freq must be 'epoch' or a number of steps, 1 or more. Received: save_freq={save_freq!r}."
@@ -137,18 +117,8 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_best, self.keep, self.save_freq, self.save_minutes = save_best, keep, save_freq, save_minutes
         self.resume, self.verbose = resume, verbose
         self._every = None if save_freq == "epoch" else int(save_freq)  # steps
-        self._bases = base_graphs(
-            self.dir if export_base else None,
-            serve,
-            {
-                "sample": sample,
-                "input_signature": input_signature,
-                "classify": classify,
-                "regress": regress,
-                "signatures": signatures,
-            },
-            publishes=publish_to is not None,
-        )
+        self.export_base = export_base
+        self._bases = base_graphs(self.dir if export_base else None)
         self._notice = Notice(on_signal)
         # Lets Keras run on_train_batch_end in a thread, which saves it a wait per batch.
         self.async_safe = self._every is None and save_minutes is None and not self._notice
@@ -161,10 +131,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._clock: Clock | None = None
         self._buffers = Buffers()
         self._writer = BackgroundWriter()
-        self._publish_to = None if publish_to is None else Path(publish_to)
-        self._publish_keep = publish_keep
         self._in_parts = InParts(self.dir, self._writer, self._buffers)
-        self._publisher: Any = None  # on rank 0
         self._in_flight = False  # on all ranks: whether rank 0's writer may be busy, or have failed
 
     # ---- train begin -------------------------------------------------------------------------------------------------
@@ -175,6 +142,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._clock = Clock(60 * self.save_minutes) if self.save_minutes is not None else None
         if self.save_best:
             self._direction = resolve_direction(self.model, self.monitor, self.mode)
+        self._bases.follow(self.others)
         is_resumed = on_first_rank(self._prepare, "Checkpoint/prepare") is not None
         self._in_parts.at_train_begin(self.model)
         if is_resumed:
@@ -184,7 +152,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _prepare(self) -> int | None:
         """On rank 0: cleans the directory; returns the step to resume from, or None for a new run."""
-        self._make_publisher()
+        self._bases.prepare_publishing()
         if self._saved is not None:  # a second fit of this process continues in the directory
             return None
         wait_for_writers()  # of a fit that was interrupted, as in a notebook: its last checkpoint counts
@@ -196,10 +164,6 @@ class Checkpoint(keras.callbacks.Callback):
         if moved is not None:
             print(f"Checkpoint: the earlier run's checkpoints are now in {moved}")
         return None
-
-    def _make_publisher(self) -> None:
-        if self._publish_to is not None and self._publisher is None:
-            self._publisher = self._bases.publisher(self.dir, self._publish_to, self._publish_keep)
 
     def _resume(self) -> None:
         resumed = resume_from_latest(self.model, self.dir, self.params.get("epochs"), in_parts=self._in_parts.is_on)
@@ -284,8 +248,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._complete(functools.partial(self._save, step, self._epoch, logs or {}, stopped_of=stopped_of))
         self._notice.end()
         self._restoration = None
-        if self._publish_to is not None:
-            self._bases.wait_for(self._publisher)
+        self._bases.wait()
 
     def _step(self) -> int:
         """The optimizer steps taken; batches, for a model without an optimizer."""
@@ -419,7 +382,7 @@ class Checkpoint(keras.callbacks.Callback):
         """
         if self._begun is None:  # another rank may have been rank 0 until now
             ckpt.sweep_temporaries(self.dir)
-            self._make_publisher()
+            self._bases.prepare_publishing()
         self._begun = step
         bases = self._bases.here(self.model)
         snapshot = self._in_parts.take(self.model, base=bases, evidence=not extra["in_epoch"])
@@ -443,8 +406,7 @@ class Checkpoint(keras.callbacks.Callback):
             )
             self._note(step, is_news=True)
             ckpt.prune(self.dir, self.keep, best)
-            if self._publisher is not None and bases:
-                self._publisher.offer(saved)
+            self._bases.publish(saved)
             if self.verbose:
                 print(f"\nCheckpoint: saved {saved.path}")
 
@@ -471,3 +433,20 @@ class Checkpoint(keras.callbacks.Callback):
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+_REPLACED = {
+    **dict.fromkeys(("serve", "sample", "input_signature", "classify", "regress", "signatures"), "ExportBase({}=...)"),
+    "publish_to": "Publish(directory)",
+    "publish_keep": "Publish(directory, keep=...)",
+}
+
+
+def _refuse(removed: Mapping[str, Any]) -> None:
+    for name in removed:
+        if name not in _REPLACED:
+            raise TypeError(f"Checkpoint() got an unexpected keyword argument {name!r}")
+        raise ConfigError(
+            "Checkpoint saves; what is exported is said by callbacks of their own beside it. Received: "
+            f"{name}=.... Pass callbacks=[Checkpoint(folder), keras_ddl.callbacks.{_REPLACED[name].format(name)}]."
+        )

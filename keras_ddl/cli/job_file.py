@@ -13,19 +13,54 @@ import click
 from click.core import ParameterSource
 
 from keras_ddl import parts
+from keras_ddl.cli.option_kinds import InFile, Rare
 from keras_ddl.errors import ConfigError
 
 _COMMAND, _ENV = "command", "env"
 _NOT_IN_FILES = ("config", "help", _ENV)
 # Of these one names the hosts: one on the command line takes the place of those in the file.
 _HOSTS = ("hosts", "hostfile", "tf_config", "tf_config_file", "host_discovery_script")
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-_NUMBER = re.compile(r"-np?=?(\d+)")
-_META = "keras_ddl.cli.job_file"
+# Name of an option's type -> types of TOML that it takes, in words, and as an example.
+_TEXT = ((str,), "a string", "'text'")
+_KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
+    "boolean": ((bool,), "true or false", "true"),
+    "integer": ((int,), "a whole number", "2"),
+    "integer range": ((int,), "a whole number", "2"),
+    "float": ((int, float), "a number", "2.5"),
+    "ranks": ((int, str), "a whole number, or a range as '2:4'", "2"),
+}
+_NUMBER = re.compile(r"-np?=?(\d+(?::\d*)?)")
+# Options of earlier versions.
+_REPLACED = {
+    **dict.fromkeys(("--min-np", "--min-num-proc", "--min-ranks", "--max-np", "--max-num-proc"), "-np MIN:MAX"),
+    "--explain-step": "-x KERAS_DDL_EXPLAIN_STEP=1",
+}
+_META, _HELP_ALL = "keras_ddl.cli.job_file", "keras_ddl.cli.help_all"
+
+
+def show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    """Callback of --help-all: shows the help with all options, and ends."""
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 class Command(click.Command):
     """A command with `load` as the callback of its --config."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a line or two for each option that people use daily; with --help-all, all options and spellings."""
+        shows_all = ctx.meta.get(_HELP_ALL, False)
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for title, those in (
+            ("Options", [each for each in options if not isinstance(each, InFile if shows_all else Rare)]),
+            ("Only in the file of --config", [each for each in options if shows_all and isinstance(each, InFile)]),
+        ):
+            rows = [(_spelling(each, shows_all), each.help or "") for each in those]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Completes what the command line says by what the file says of program, variables and hosts.
@@ -38,11 +73,22 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             known = [word for each in self.params for word in each.opts]
             word = next((each for each in words if each.startswith(error.option_name)), error.option_name)
+            if (now := _REPLACED.get(word.partition("=")[0])) is not None:
+                raise click.UsageError(f"{word.partition('=')[0]} is now {now}.", ctx=ctx) from None
             if parts.is_missing(word.partition("=")[0]):
                 raise click.UsageError(parts.why_missing(word.partition("=")[0]), ctx=ctx) from None
             if word.startswith("--") or error.possibilities:
                 raise
             raise click.NoSuchOption(word, possibilities=difflib.get_close_matches(word, known), ctx=ctx) from None
+        for option in self.params:
+            if (
+                isinstance(option, InFile)
+                and ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+            ):
+                key = option.opts[0][2:]
+                raise click.UsageError(
+                    f"{key} is a setting of --config FILE: write {key} = {option.metavar} there.", ctx
+                )
         program, env = ctx.meta.get(_META, ((), ()))
         ctx.params["program"] = ctx.params["program"] or program
         ctx.params["env"] = (*env, *ctx.params["env"])  # the last one counts
@@ -67,6 +113,14 @@ class Command(click.Command):
             if has_value and rest:
                 words.append(rest.pop(0))
         return [*words, *rest]
+
+
+def _spelling(option: click.Option, shows_all: bool) -> str:
+    """Returns an option as the help shows it: by its first name, by all names, or as a line of a file."""
+    metavar = "" if option.is_flag else f" {option.metavar}"
+    if isinstance(option, InFile):
+        return f"{option.opts[0][2:]} ={metavar}"
+    return f"{', '.join(option.opts if shows_all else option.opts[:1])}{metavar}"
 
 
 def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -114,15 +168,14 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 
 def _value(ctx: click.Context, option: click.Option, key: str, given: object, file: str) -> Any:
     """Returns the value of an option, checked as on the command line."""
-    kind: type = {"boolean": bool, "integer": int, "integer range": int, "float": float}.get(option.type.name, str)
+    accepted, what, example = _KINDS.get(option.type.name, _TEXT)
     values = given if option.multiple and isinstance(given, list) else [given]
     for each in values:
-        accepted = (int, float) if kind is float else (kind,)
-        if not isinstance(each, accepted) or (isinstance(each, bool) and kind is not bool):
-            what = f"{_KINDS[kind]}{', or a list of these' if option.multiple else ''}"
+        if not isinstance(each, accepted) or (isinstance(each, bool) and bool not in accepted):
+            rule = f"{what}{', or a list of these' if option.multiple else ''}"
             raise ConfigError(
-                f"--config: {key} must be {what}. Received: {key} = {each!r} ({type(each).__name__}) in {file}. "
-                f"{_example(key, kind)}"
+                f"--config: {key} must be {rule}. Received: {key} = {each!r} ({type(each).__name__}) in {file}. Write "
+                f"{key} = {example}."
             )
         try:
             option.type.convert(each, option, ctx)
@@ -132,10 +185,6 @@ def _value(ctx: click.Context, option: click.Option, key: str, given: object, fi
                 f"{error.message} See `keras-ddl run --help`."
             ) from None
     return values if option.multiple else given
-
-
-def _example(key: str, kind: type) -> str:
-    return f"Write {key} = {'true' if kind is bool else 2 if kind is int else 2.5 if kind is float else repr('text')}."
 
 
 def _program(given: object, file: str) -> tuple[str, ...]:

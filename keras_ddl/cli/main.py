@@ -54,9 +54,10 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "--version", is_flag=True, callback=_show_version, expose_value=False, is_eager=True, help="Show the version."
 )
 def group() -> None:
-    """Distributed data-parallel training for Keras 3.
+    """Train a Keras 3 script on several processes, with the weights of one.
 
     \b
+    with keras_ddl.Strategy().scope():          put this around the lines that make and compile the model
     keras-ddl run -np 2 python train.py         train on 2 ranks of this machine
     keras-ddl export checkpoints saved_model    make a SavedModel of the newest checkpoint
     """

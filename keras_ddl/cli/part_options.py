@@ -41,7 +41,6 @@ class RunOptions:
 
 @functools.cache
 def all_of_them() -> tuple[RunOptions, ...]:
-    """Returns the options of each installed part."""
     return tuple(make() for make in parts.provided("run_options"))
 
 

@@ -19,6 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from keras_ddl.cli import job_file, part_options
+from keras_ddl.cli.option_kinds import InFile, Ranks, Rare
 from keras_ddl.errors import ConfigError, KerasDdlError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from keras_ddl.launch.watchers import Watchers
 
 _COUNT = click.IntRange(min=1)
-_NUMBER = re.compile(r"(-n|-np|--np|--num-proc)(?:=?(?P<value>\d+))?")  # as people write the number of ranks
+_NUMBER = re.compile(r"(-n|-np|--np|--num-proc)(?:=?(?P<value>\d+(?::\d*)?))?")  # as people write the number of ranks
 
 
 def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -41,6 +42,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "env_files",
         multiple=True,
         type=click.Path(exists=True, dir_okay=False),
+        cls=Rare,
         help="Variables for the program from a file of lines NAME=VALUE; may be repeated.",
         metavar="FILE",
     )
@@ -49,8 +51,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--env",
         "env",
         multiple=True,
-        help="Variable for the program; may be repeated. Everybody on this host can read NAME=VALUE (ps): for secrets "
-        "give the NAME alone of a variable that is set here, or --env-file.",
+        help="Variable for the program; NAME alone is copied, as for secrets.",
         metavar="NAME[=VALUE]",
     )
     return by_name(by_file(command))
@@ -68,7 +69,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_eager=True,
     expose_value=False,
     callback=job_file.load,
-    help="A file (TOML) with any of these options, the program and its variables; the command line wins.",
+    help="A TOML file with options and the program.",
     metavar="FILE",
 )
 @click.option(
@@ -77,59 +78,85 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "-n",
     "--num-proc",
     "num_ranks",
-    type=_COUNT,
-    help="Number of ranks (in a job of Slurm: its tasks).",
+    type=Ranks(),
+    help="Number of ranks; MIN:MAX goes on with fewer, and takes more.",
     metavar="N",
 )
-@click.option("--hosts", "-H", help="Hosts and the ranks each takes, as in h0:2,h1:2.", metavar="HOSTS")
+@click.option("--hosts", "-H", help="Hosts and their ranks, as in h0:2,h1:2.", metavar="HOSTS")
 @click.option(
     "--hostfile",
     "--host-file",
     "--machinefile",
     type=click.Path(exists=True, dir_okay=False),
-    help="The same, from a file: Open MPI's, MPICH's or Slurm's. With --min-np the job follows it while it runs.",
+    help="The same, from a file.",
     metavar="FILE",
 )
-@click.option("--tf-config", is_flag=True, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
+@click.option("--tf-config", is_flag=True, cls=Rare, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
 @click.option(
-    "--tf-config-file", type=click.Path(exists=True, dir_okay=False), help="The same, from a file.", metavar="FILE"
+    "--tf-config-file",
+    cls=InFile,
+    type=click.Path(exists=True, dir_okay=False),
+    help="The cluster as in TF_CONFIG.",
+    metavar="FILE",
 )
-@click.option("--mode", help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
-@click.option("--mpirun", help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
-@click.option("--mpi-arg", "mpi_args", multiple=True, help="Argument(s) for mpirun; may be repeated.", metavar="ARG")
+@click.option("--mode", cls=Rare, help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
+@click.option("--mpirun", cls=Rare, help="The mpirun to use (KERAS_DDL_MPIRUN).", metavar="PATH")
+@click.option(
+    "--mpi-arg", "mpi_args", cls=Rare, multiple=True, help="Arguments for mpirun; may be repeated.", metavar="ARGS"
+)
 @environment_options
-@click.option("--explain-step", is_flag=True, help="List each collective of a step and why (KERAS_DDL_EXPLAIN_STEP).")
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"
-)
-@click.option(
-    "--min-np",
-    "--min-num-proc",
-    "--min-ranks",
-    "min_np",
-    type=_COUNT,
-    help="Go on with as few as N when ranks are lost.",
-    metavar="N",
 )
 @click.option(
     "--spares",
     type=click.IntRange(min=0),
     default=0,
-    help="With --min-np: N processes that wait to take the place of lost ranks.",
+    help="N processes wait to replace lost ranks of -np MIN:MAX.",
     metavar="N",
 )
-@click.option("--max-np", "--max-num-proc", type=_COUNT, help="Use up to N when there are more hosts.", metavar="N")
-@click.option("--host-discovery-script", help="Prints the available hosts, as lines host:slots.", metavar="COMMAND")
-@click.option("--slots", "--slots-per-host", type=_COUNT, help="Ranks on hosts without a number.", metavar="N")
-@click.option("--hosts-timeout", type=float, default=600.0, help="How long to wait for hosts (600).", metavar="SECONDS")
-@click.option("--timeout", type=float, help="End the job after this many seconds (status 124).", metavar="SECONDS")
 @click.option(
-    "--grace", type=float, help="Time for the ranks to save and end after SIGTERM or Ctrl-C.", metavar="SECONDS"
+    "--host-discovery-script",
+    cls=Rare,
+    help="Prints the available hosts, as lines host:slots.",
+    metavar="COMMAND",
 )
-@click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output in a file here.")
+@click.option(
+    "--slots",
+    "--slots-per-host",
+    cls=InFile,
+    type=_COUNT,
+    help="Ranks on hosts without a number.",
+    metavar="N",
+)
+@click.option(
+    "--hosts-timeout",
+    cls=InFile,
+    type=float,
+    default=600.0,
+    help="How long to wait for hosts (600).",
+    metavar="SECONDS",
+)
+@click.option("--timeout", type=float, help="End the job then, with status 124.", metavar="SECONDS")
+@click.option(
+    "--grace",
+    cls=Rare,
+    type=float,
+    help="Time for the ranks to save and end after SIGTERM or Ctrl-C.",
+    metavar="SECONDS",
+)
+@click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output there.", metavar="DIR")
 @part_options.add
-@click.option("--verbose", "-v", is_flag=True, help="Show the mpirun command and mpirun's output.")
+@click.option("--verbose", "-v", cls=Rare, is_flag=True, help="Show the mpirun command and mpirun's output.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and do nothing.")
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=job_file.show_all,
+    help="Show all options.",
+)
 @click.argument(
     "program",
     nargs=-1,
@@ -138,7 +165,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     shell_complete=complete_files,
 )
 def command(
-    num_ranks: int | None,
+    num_ranks: tuple[int | None, int | None] | None,
     hosts: str | None,
     hostfile: str | None,
     tf_config: bool,
@@ -148,11 +175,8 @@ def command(
     mpi_args: tuple[str, ...],
     env: tuple[str, ...],
     env_files: tuple[str, ...],
-    explain_step: bool,
     restarts: int,
-    min_np: int | None,
     spares: int,
-    max_np: int | None,
     host_discovery_script: str | None,
     slots: int | None,
     hosts_timeout: float,
@@ -168,18 +192,11 @@ def command(
 
     \b
     keras-ddl run -np 2 python train.py --epochs 3
-    keras-ddl run -np 4 --mode x:2x2 train.py
     keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
-    keras-ddl run --hostfile hosts.txt train.py
-    keras-ddl run --tf-config python train.py
-    keras-ddl run -np 4 --restarts 3 train.py
-    keras-ddl run -np 4 --min-np 2 --spares 1 train.py
-    keras-ddl run --config job.toml
+    keras-ddl run -np 2:4 --spares 1 --restarts 3 train.py
 
-    The output of rank 0 is shown as it arrives, that of others in complete lines with the rank in front. When a rank
-    fails, all are ended, and the traceback of the first that failed is printed last. The exit status is 0 when every
-    rank ended with 0, else that of the first failed rank (128 + number for a signal). With --restarts the job is then
-    restarted.
+    Shows the output of rank 0 as it arrives, and complete lines of the others. When a rank fails the job ends, with the
+    traceback of the first that failed last, and its exit status; with -np MIN:MAX the others go on.
     """
     from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module
@@ -192,25 +209,24 @@ def command(
         check_number_is_before(program)
     own = parse_env(env, env_files)
     variables = dict(own)
-    if explain_step:
-        variables["KERAS_DDL_EXPLAIN_STEP"] = "1"
     if hostfile is not None:
         if hosts is not None:
             raise ConfigError(
                 f"Hosts must be named once. Received: --hosts {hosts} and --hostfile {hostfile}. Leave one of them out."
             )
         hosts = hostfile_module.read(hostfile, slots)
+    least, most = num_ranks or (None, None)
     if tf_config or tf_config_file:
-        num_ranks, hosts = _cluster(tf_config_file, num_ranks, hosts, variables)
+        most, hosts = _cluster(tf_config_file, most, hosts, variables)
     discovery = Discovery(host_discovery_script, slots or 1) if host_discovery_script is not None else None
-    if mode not in (None, "p") and (discovery, min_np, max_np) != (None, None, None):
+    if mode not in (None, "p") and (discovery, least) != (None, None):
         raise ConfigError(
             f"A mode with dimensions is for one number of ranks. Received: mode={mode!r} for hosts that may change. "
             "Leave out --mode."
         )
     job = job_module.make(
         resolve_program(program, local=hosts is None and discovery is None),
-        num_ranks=num_ranks if discovery is None else num_ranks or min_np or 1,
+        num_ranks=most if discovery is None else least or most or 1,
         hosts=hosts,
         mode=mode,
         mpirun=mpirun,
@@ -220,13 +236,14 @@ def command(
         needs_mpi=discovery is not None,
         mpi_args=tuple(word for text in mpi_args for word in shlex.split(text)),
         output_dir=Path(output_dir) if output_dir else None,
-        min_ranks=min_np,
+        min_ranks=least,
         spares=spares,
         hostfile=None if hostfile is None else HostFile(hostfile, slots),
-        max_ranks=max_np or num_ranks,
+        max_ranks=most,
         verbose=verbose,
     )
-    placement = Placement(num_ranks if discovery else job.num_ranks, job.hosts, discovery, min_np, max_np)
+    wanted = None if discovery is not None and least is not None else most if discovery is not None else job.num_ranks
+    placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
         why = f"it does not name as many tasks that train as there are ranks ({job.num_ranks})"
@@ -346,7 +363,10 @@ def resolve_program(program: tuple[str, ...], *, local: bool) -> list[str]:
     Raises: ConfigError: there is no program.
     """
     if not program:
-        raise ConfigError("A program must be given, after the options. Received: none. Example: python train.py")
+        raise ConfigError(
+            "A program must be given, after the options. Received: none. Try: keras-ddl run -np 2 python train.py, "
+            "where train.py makes its model under `with keras_ddl.Strategy().scope():`. More: keras-ddl run --help."
+        )
     name, *arguments = program
     if name.endswith(".py"):
         name, arguments = sys.executable, list(program)

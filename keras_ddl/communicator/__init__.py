@@ -8,45 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from keras_ddl.communicator import history
-from keras_ddl.communicator.group import Communicator as Communicator  # exported here, too
-from keras_ddl.communicator.world import (
-    communicator_of as communicator_of,
-)
-from keras_ddl.communicator.world import (
-    communicator_with_id as communicator_with_id,
-)
-from keras_ddl.communicator.world import (
-    epoch as epoch,
-)
-from keras_ddl.communicator.world import (
-    init as init,
-)
-from keras_ddl.communicator.world import (
-    is_initialized as is_initialized,
-)
-from keras_ddl.communicator.world import (
-    join_others as join_others,
-)
-from keras_ddl.communicator.world import (
-    leave as leave,
-)
-from keras_ddl.communicator.world import (
-    min_ranks as min_ranks,
-)
-from keras_ddl.communicator.world import (
-    regroup as regroup,
-)
-from keras_ddl.communicator.world import (
-    regroup_with as regroup_with,
-)
-from keras_ddl.communicator.world import (
-    shutdown as shutdown,
-)
-from keras_ddl.communicator.world import (
-    some_have_ended as some_have_ended,
-)
-from keras_ddl.communicator.world import (
-    topology as topology,
+from keras_ddl.communicator.group import Communicator
+from keras_ddl.communicator.world import (  # noqa: F401 - those that are not public are for other packages
+    communicator_of,
+    communicator_with_id,
+    epoch,
+    init,
+    is_initialized,
+    join_others,
+    leave,
+    min_ranks,
+    regroup,
+    regroup_with,
+    shutdown,
+    some_have_ended,
+    topology,
 )
 
 if TYPE_CHECKING:

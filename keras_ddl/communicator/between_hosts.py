@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from keras_ddl import config
@@ -169,7 +169,8 @@ class Doorkeeper:
                     f"rank {rank} died, or cannot be reached: {where} ({error}). Ranks need TCP connections between "
                     "all hosts."
                 ) from None
-            with _closing_on_error(connection):
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(connection.close)
                 try:
                     nonce = _receive(connection, _NONCE_BYTES)
                     own_nonce = os.urandom(_NONCE_BYTES)
@@ -179,7 +180,6 @@ class Doorkeeper:
                 except ConnectionError as error:
                     # Strangers may have pushed this knock out. A process that has died refuses the next one.
                     if time.monotonic() < until:
-                        connection.close()
                         time.sleep(_AGAIN_SECONDS)
                         continue
                     raise RankLostError(f"rank {rank} died: {where} ({error}).") from None
@@ -191,7 +191,8 @@ class Doorkeeper:
                     )
                 if answer != _OPEN:
                     raise RankLostError(f"rank {rank} does not wait any more: it has lost another rank.")
-            return connection
+                on_error.pop_all()
+                return connection
 
     # ---- the door's thread ---------------------------------------------------------------------------------------
 
@@ -295,12 +296,3 @@ def _receive(connection: socket.socket, length: int) -> bytes:
             raise ConnectionError("the connection has ended")
         data += part
     return data
-
-
-@contextlib.contextmanager
-def _closing_on_error(connection: socket.socket) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise

@@ -74,7 +74,6 @@ class HostTransport(Transport):
         return [pickle.loads(each) for each in self.gather(data.ljust(max(lengths)))]
 
     def for_messages(self) -> HostMessages:
-        """As Transport.for_messages."""
         return HostMessages(self)
 
 

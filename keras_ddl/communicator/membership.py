@@ -79,12 +79,12 @@ def after(
     if not can_ask():
         raise ConfigError(
             "regroup: ranks can go on without a lost one where `keras-ddl run` has started them without mpirun, with "
-            "--min-np N. Received: a rank that was started otherwise. Restart the job with --restarts instead."
+            "-np MIN:MAX. Received: a rank that was started otherwise. Restart the job with --restarts instead."
         )
     question = {"epoch": epoch, "admits": admits, "door": _door(doorkeeper)}
     answer = _ask(question if leaves is None else question | {"leaves": leaves})
     if not answer:
-        raise RankLostError("regroup: the launcher ends the job, because too few ranks are left (--min-np).")
+        raise RankLostError("regroup: the launcher ends the job, because too few ranks are left (-np MIN:MAX).")
     return _membership(answer, doorkeeper)
 
 

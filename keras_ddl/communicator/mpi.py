@@ -67,7 +67,6 @@ class MpiTransport(native_library.Transport):
         return part
 
     def for_messages(self) -> MpiMessages:
-        """As Transport.for_messages."""
         return MpiMessages(self)
 
 

@@ -133,7 +133,6 @@ class Transport(Structure):
         raise NotImplementedError
 
     def last_error(self) -> str:
-        """Returns the message of the last error."""
         text: bytes = self.functions.last_error(self.self)
         return text.decode(errors="replace")
 

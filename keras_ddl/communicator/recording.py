@@ -57,7 +57,6 @@ def is_on() -> bool:
 
 
 def keep(capacity: int) -> None:
-    """As keras_ddl.timeline.keep."""
     _Running.keeps = capacity > 0
     native_timeline.keep(capacity)
 

@@ -49,7 +49,7 @@ _state = _State()
 def init(mode: str | None = None) -> Topology:
     """Joins this process with the other ranks. COLLECTIVE; calling it again changes nothing.
 
-    A process that `keras-ddl run` has started on one host, or on several with --min-np, is connected without MPI. One
+    A process that `keras-ddl run` has started on one host, or on several with -np MIN:MAX, needs no MPI. One
     that mpirun or srun has started, also for `keras-ddl run`, initialises MPI. One that was started alone is rank 0 of
     size 1.
     Afterwards an uncaught exception ends all ranks.
@@ -128,7 +128,7 @@ def regroup() -> Topology:
 
     For a program that catches RankLostError and goes on: the ranks that are left are numbered from 0 in their order,
     and nothing that was pending is. Communicators of `split` are closed; what the program has on the lost rank alone is
-    lost. The job must have been started by `keras-ddl run --min-np N`, without mpirun.
+    lost. The job must have been started by `keras-ddl run -np MIN:MAX`, without mpirun.
 
     A rank that neither calls this nor ends within KERAS_DDL_DEADLINE_SECONDS of the first call is killed by the
     launcher. Afterwards the job takes no newcomers.

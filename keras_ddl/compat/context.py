@@ -1,11 +1,11 @@
-"""What Python 3.14 has of context variables: a value inside a block of code."""
+"""Values that a block of code sets for what runs in it, in this thread."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -18,3 +18,14 @@ def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
         yield
     finally:
         variable.reset(token)
+
+
+class Setting(Generic[T]):
+    """A context variable: `with inference(True): ...`, inside of which `inference.get()` is True."""
+
+    def __init__(self, name: str, default: T) -> None:
+        self._variable = ContextVar(f"keras_ddl_{name}", default=default)
+        self.get = self._variable.get
+
+    def __call__(self, value: T) -> contextlib.AbstractContextManager[None]:
+        return setting(self._variable, value)

@@ -8,34 +8,13 @@ from typing import Any
 from keras_ddl.compat.tensorflow import ShuffleDataset, do_not_convert, tf
 
 # Datasets whose order in a pass depends on how often they were iterated, and on nothing else.
-_CHAIN = frozenset(
-    (
-        "FixedLengthRecordDatasetV2",
-        "TFRecordDatasetV2",
-        "TextLineDatasetV2",
-        "_AssertCardinalityDataset",
-        "_BatchDataset",
-        "_FilterDataset",
-        "_IgnoreErrorsDataset",
-        "_MapDataset",
-        "_OptionsDataset",
-        "_PaddedBatchDataset",
-        "_ParallelBatchDataset",
-        "_ParallelMapDataset",
-        "_PrefetchDataset",
-        "_RangeDataset",
-        "_RebatchDataset",
-        "_RestructuredDataset",
-        "_ShardDataset",
-        "_ShuffleDataset",
-        "_SkipDataset",
-        "_TakeDataset",
-        "_TensorDataset",
-        "_TensorSliceDataset",
-        "_UnbatchDataset",
-        "_ZipDataset",
-    )
+_IN_A_CHAIN = (
+    "FixedLengthRecordDatasetV2 TFRecordDatasetV2 TextLineDatasetV2 _AssertCardinalityDataset _BatchDataset "
+    "_FilterDataset _IgnoreErrorsDataset _MapDataset _OptionsDataset _PaddedBatchDataset _ParallelBatchDataset "
+    "_ParallelMapDataset _PrefetchDataset _RangeDataset _RebatchDataset _RestructuredDataset _ShardDataset "
+    "_ShuffleDataset _SkipDataset _TakeDataset _TensorDataset _TensorSliceDataset _UnbatchDataset _ZipDataset"
 )
+_CHAIN = frozenset(_IN_A_CHAIN.split())
 # Those that make inner iterators as they are read: without a shuffle they do not matter either.
 _LAZY = frozenset(("_RepeatDataset", "CacheDataset", "_ConcatenateDataset"))
 

@@ -17,7 +17,6 @@ class Arrays(NamedTuple):
 
 
 def arrays_of(adapter: ArrayDataAdapter) -> Arrays:
-    """Returns what an adapter of arrays reads."""
     return Arrays(adapter._inputs, adapter._batch_size, adapter._shuffle)
 
 
@@ -27,13 +26,11 @@ def inputs_of(adapter: Any) -> Any:
 
 
 def batches_of_epoch(iterator: Any) -> int | None:
-    """Returns how many batches an epoch has; None while that is not known."""
     batches: int | None = iterator._num_batches
     return batches
 
 
 def set_batches_of_epoch(iterator: Any, batches: int | None) -> None:
-    """Tells the iterator how many batches an epoch has."""
     iterator._num_batches = batches
 
 

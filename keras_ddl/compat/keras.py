@@ -68,7 +68,6 @@ def is_batch_moment(frames: Iterable[Any]) -> bool:
 
 
 def is_ddl_strategy(strategy: Any) -> bool:
-    """Whether `strategy` is a keras_ddl.Strategy."""
     return getattr(strategy, "is_keras_ddl", False)
 
 

@@ -99,7 +99,6 @@ def attribute_with(model: Any, holds: Callable[[Any], bool]) -> tuple[Any, str] 
 
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
-    """Returns the axes over which BatchNormalization takes its statistics."""
     return list(layer._reduction_axes)
 
 
@@ -132,7 +131,6 @@ def replace_inner_variable(variable: Any, value: Any) -> None:
 
 
 def forget_functions(model: Any) -> None:
-    """Makes a model build the functions of its steps again, as `compile` does."""
     model.train_function = model.test_function = model.predict_function = None
 
 
@@ -178,7 +176,6 @@ def named_optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Returns all optimizers of a model (`named_optimizers_of`)."""
     return list(named_optimizers_of(model).values())
 
 

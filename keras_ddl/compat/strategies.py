@@ -46,7 +46,6 @@ def is_none(strategy: Any) -> bool:
 
 
 def container_strategy(extended: Any) -> Any:
-    """Returns the strategy that a tf.distribute.StrategyExtended belongs to."""
     return extended._container_strategy()
 
 

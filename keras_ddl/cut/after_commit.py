@@ -14,12 +14,11 @@ decide alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from keras_ddl.compat.tensorflow import add_control_input, is_eager, is_stateful, tf
 from keras_ddl.cut.specs.entrywise import BINARY, UNARY
-from keras_ddl.cut.work import FEW_ROWS
+from keras_ddl.cut.work import bytes_of
 
 # Operations that fail on no value. Of integers there are divisions that do.
 _ENTRYWISE = {*UNARY, *BINARY, "AddN", "Select"}
@@ -55,14 +54,13 @@ class AfterCommit:
                 self._operations[each.name] = each
         self._operations = dict(reversed(self._operations.items()))
         for each in list(self._operations.values()):
-            if each.type != _GATHER and not self._inside(each) and _bytes(_made_for(each)) > _bytes(each.outputs):
+            if each.type != _GATHER and not self._inside(each) and bytes_of(_made_for(each)) > bytes_of(each.outputs):
                 del self._operations[each.name]
 
     def __contains__(self, tensor: tf.Tensor) -> bool:
         return not is_eager(tensor) and tensor.op.name in self._operations
 
     def gathers(self) -> list[tf.Operation]:
-        """Returns the collectives among these operations."""
         return [each for each in self._operations.values() if each.type == _GATHER]
 
     def operands(self) -> list[tf.Tensor]:
@@ -102,7 +100,7 @@ def _may_wait(operation: tf.Operation) -> bool:
             (each.dtype.is_floating or each.dtype == tf.bool) and each.shape.is_fully_defined()
             for each in operation.outputs
         )
-        and _bytes(operation.outputs) >= _SMALL
+        and bytes_of(operation.outputs) >= _SMALL
     )
 
 
@@ -112,12 +110,3 @@ def _made_for(operation: tf.Operation) -> list[tf.Tensor]:
 
 
 _LASTING = ("ReadVariableOp", "Const", "Placeholder")
-
-
-def _bytes(tensors: Iterable[tf.Tensor]) -> int:
-    """Returns the bytes of tensors, supposing that unknown extents are of FEW_ROWS rows."""
-    total = 0
-    for each in tensors:
-        if each.shape.rank is not None and each.dtype not in (tf.variant, tf.resource, tf.string):
-            total += math.prod(FEW_ROWS if n is None else n for n in each.shape.as_list()) * each.dtype.size
-    return total

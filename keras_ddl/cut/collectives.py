@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -10,7 +10,6 @@ from keras_ddl import ops
 from keras_ddl.communicator import Communicator
 from keras_ddl.compat.tensorflow import set_numbers, tf
 from keras_ddl.cut.program import Node, Value
-from keras_ddl.cut.weight_gradients import is_weight_gradient
 
 GATHER = "gather"
 _OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
@@ -18,6 +17,27 @@ _OF_SUM = ("tensor_name", "T", "reduction", "compression", "feedback")
 COMBINED_DTYPES = frozenset(
     (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8, tf.bool)
 )
+# As tf.GradientTape and tf.gradients name what they make.
+_BACKWARD = ("gradient_tape/", "gradients/")
+
+
+def is_weight_gradient(value: Value, shapes: Container[tuple[int, ...]]) -> bool:
+    """Returns whether a sum over rows is certain to be the gradient of a kernel or the like.
+
+    A float32 of two axes or more that a backward pass made, of the shape of a variable that is trained (`shapes`). What
+    is as small as a bias, or a statistic of a batch, stays exact: it is no part of the bytes that count, and an error
+    that is made up for in the next step must not be in what belongs to this one.
+    """
+    if value.dtype != tf.float32 or (value.rank or 0) < 2 or not value.shape.is_fully_defined():
+        return False
+    return tuple(value.shape.as_list()) in shapes and _is_of_backward(value.node)
+
+
+def _is_of_backward(node: Node) -> bool:
+    if any(each in node.operation.name for each in _BACKWARD):
+        return True
+    # A weight that is used several times: the tape adds up what each use gives, under a name of its own.
+    return node.type == "AddN" and all(_is_of_backward(value.node) for value in node.inputs)
 
 
 class Depths(NamedTuple):
@@ -45,12 +65,14 @@ class Collectives(Protocol):
 
     def kind_of(self, node: Node) -> str | None:
         """Returns which of these collectives an operation is: the op of a reduction, or GATHER; None: none of them."""
+        return None
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         """Returns the tensors combined over ranks by `op`; shapes are equal on all ranks."""
 
     def compresses(self, value: Value, op: str) -> bool:
         """Whether `value` is to be reduced with `compressed`: rounded between hosts."""
+        return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the ranks' tensors, one after the other along axis 0; their extents there may differ."""

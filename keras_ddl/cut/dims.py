@@ -44,7 +44,6 @@ class Unknown:
 
     @property
     def dims(self) -> list[Dim]:
-        """The operands that are Dims."""
         return [each for each in self.operands if isinstance(each, Dim)]
 
     def __repr__(self) -> str:
@@ -83,7 +82,6 @@ class Dim:
 
     @property
     def number(self) -> int | None:
-        """The integer, if it is known now."""
         return None if self.unknowns else self.factor
 
     @property
@@ -184,12 +182,10 @@ class Dim:
 
 
 def dim(value: Dim | int) -> Dim:
-    """Returns `value` as a Dim."""
     return value if isinstance(value, Dim) else Dim(value)
 
 
 def product(dims: Iterable[Dim | int]) -> Dim:
-    """Returns the product of `dims`; 1 for none."""
     return functools.reduce(lambda a, b: a * b, map(dim, dims), ONE)
 
 
@@ -201,7 +197,6 @@ def total(dims: Sequence[Dim]) -> Dim:
 
 
 def number_of(dims: Iterable[Dim | int]) -> int | None:
-    """Returns the product if it is known now."""
     return product(dims).number
 
 

@@ -158,7 +158,6 @@ def spec_of(node: Node) -> OpSpec:
 
 
 def specs() -> dict[str, OpSpec]:
-    """Returns all specs by type of operation."""
     return _specs
 
 

@@ -1,6 +1,6 @@
 """Flat shards: which chunk of a tensor's entries a rank holds, and the collectives that scatter and gather them.
 
-Slots of optimizers are kept like this with Strategy(shard_optimizer=True), which is stage 1 of ZeRO (Rajbhandari et
+Slots of optimizers are kept like this with Strategy(sharding="optimizer"), which is stage 1 of ZeRO (Rajbhandari et
 al., 2020), as in Xu et al., "Automatic Cross-Replica Sharding of Weight Update" (arXiv 2004.13336): gradients arrive by
 reduce-scatter, weights leave by all-gather, and together that is as many bytes as an all-reduce of the gradients.
 """
@@ -78,7 +78,6 @@ class Layout:
         return Runs(first, count, count, 1)
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the shape in which a rank holds its chunk."""
         return (self.chunk(rank)[1],)
 
     def cut(self, tensor: _Array, rank: int) -> _Array:
@@ -172,6 +171,6 @@ def refusal(node: Node | None, rank: int) -> ConfigError:
     """Returns the error for an operation that a variable in shards is no operand of."""
     return ConfigError(
         "A variable that a Strategy keeps in shards may be read, assigned, added to and, if it is a weight, looked up "
-        f"in; in loops only read. Received: {node} (rank {rank}). Make the Strategy without shard_optimizer and "
-        "shard_weights."
+        f"in; in loops only read. Received: {node} (rank {rank}). Make the Strategy without "
+        "sharding."
     )

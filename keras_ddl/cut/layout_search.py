@@ -48,7 +48,6 @@ class Unit:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The numbers in the path."""
         return tuple(re.findall(r"\d+", self.path))
 
 

@@ -36,7 +36,6 @@ class LocalShapes:
         self._integers: dict[Hashable, tf.Tensor] = {}
 
     def rows_of(self, placement: Sharded) -> Dim:
-        """Returns the extent of one block, in units."""
         return functools.reduce(operator.add, (self.rows_of_batches[each] for each in placement.rows))
 
     def local_rows(self, placement: Sharded) -> Scalar:
@@ -44,11 +43,9 @@ class LocalShapes:
         return self.total([self.batches[each].local for each in placement.rows])
 
     def extent(self, placement: Sharded) -> Dim:
-        """Returns the extent of the global tensor along the sharded axis."""
         return placement.blocks * self.rows_of(placement) * placement.unit
 
     def local_extent(self, placement: Sharded) -> Scalar:
-        """Returns the extent of this rank's tensor along the sharded axis."""
         return self.times(self.number(placement.blocks * placement.unit), self.local_rows(placement))
 
     def local_shape(self, dims: Sequence[Dim], placement: Placement, dtype: tf.DType | None = None) -> Vector:

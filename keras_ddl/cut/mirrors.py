@@ -52,7 +52,6 @@ class Mirrors:
 
     @property
     def shards(self) -> list[tf.Tensor]:
-        """The handles of the shards."""
         return [each.shard for each in self._mirrors]
 
     def update(self, writes: Writes, collectives: Collectives, everything: Callable[[], list[tf.Operation]]) -> None:

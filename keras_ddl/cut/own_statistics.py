@@ -203,13 +203,9 @@ def _understand(program: Program, call: Call, candidates: Sequence[Node]) -> boo
 def _is_for_the_step(program: Program, call: Call, node: Node, kinds: Sequence[ValueKind | None]) -> bool:
     """Whether an operation takes sums as the rest of the step knows them: summed over ranks."""
     if node.type == "AddN":  # of gradients of gamma, say
-        return not _is_read_in(program, node, call.backward)
+        return not any(each.key.startswith(call.backward) for each in program.readers(node.outputs[0]))
     # The gradient of a gamma in float16 is rounded when it has been summed.
     return node.type == "Cast" and kinds == [SUM] and node.outputs[0].dtype.size < node.inputs[0].dtype.size
-
-
-def _is_read_in(program: Program, node: Node, scope: str) -> bool:
-    return any(each.key.startswith(scope) for each in program.readers(node.outputs[0]))
 
 
 def _moving_average(program: Program, call: Call, node: Node) -> list[Node] | None:

@@ -80,7 +80,6 @@ class PlacedValues(LocalShapes):
     # ---- what is known of a value
 
     def dims(self, value: Value) -> Dims:
-        """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""
         return self.extents.dims(value)
 
     def is_placed(self, value: Value) -> bool:
@@ -88,7 +87,6 @@ class PlacedValues(LocalShapes):
         return value in self._placed
 
     def placement(self, value: Value) -> Placement:
-        """Returns the placement of `value`."""
         return self._placed[value].placement
 
     def local(self, value: Value) -> tf.Tensor:
@@ -104,11 +102,9 @@ class PlacedValues(LocalShapes):
         return value in self._batch_dependent
 
     def mark_batch_dependent(self, values: Iterable[Value]) -> None:
-        """Marks replicated values that are computed from the batch's entries."""
         self._batch_dependent.update(values)
 
     def layout(self, value: Value) -> flat_shards.Layout:
-        """Returns which rank holds which entries of a value in flat shards."""
         return flat_shards.layout_of(value, self.collectives.size)
 
     def can_shard(self, value: Value, placement: Sharded) -> bool:
@@ -231,15 +227,12 @@ class PlacedValues(LocalShapes):
         return self._redistributed[key]
 
     def replicated(self, value: Value) -> tf.Tensor:
-        """Returns the global tensor. Raises: Pending."""
         return self.redistributed(value, REPLICATED)
 
     def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
-        """Returns this rank's shard of `value`. Raises: Pending."""
         return self.redistributed(value, placement)
 
     def flat_shard(self, value: Value) -> tf.Tensor:
-        """Returns this rank's flat shard of `value`. Raises: Pending."""
         return self.redistributed(value, FLAT_SHARD)
 
     def partial(self, value: Value) -> tf.Tensor:
@@ -262,7 +255,6 @@ class PlacedValues(LocalShapes):
         return [self.redistributed(each, placement) for each in values]
 
     def all_replicated(self, values: Sequence[Value]) -> list[tf.Tensor]:
-        """Returns the global tensors. Raises: Pending, as `all_redistributed` does."""
         return self.all_redistributed(values, REPLICATED)
 
     def _redistribute(self, value: Value, placement: Placement) -> tf.Tensor:

@@ -37,7 +37,6 @@ class Sharded:
     rows: tuple[int, ...] = (0,)
 
     def at(self, axis: int) -> Sharded:
-        """Returns the same placement along another axis."""
         return replace(self, axis=axis)
 
     @property

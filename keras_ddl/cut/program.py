@@ -48,7 +48,6 @@ class Value:
 
     @property
     def key(self) -> str:
-        """A name that no other value of the program has."""
         return f"{self.node.key}:{self.index}"
 
     def constant(self) -> np.ndarray | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.cut import empty_shards
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Uncertain, certain, if_certain
 from keras_ddl.cut.factors import Factors, Kind, Linear, LocalOperands, OpSpec, ShapeOf, spec_of
@@ -15,6 +14,27 @@ from keras_ddl.cut.placed_values import Materializer
 from keras_ddl.cut.placements import PARTIAL, Partial, PlacedOutputs, Placement, Replicated, Sharded, TensorList
 from keras_ddl.cut.program import Node, Value
 from keras_ddl.cut.variable_ops import READ
+
+
+def pad(b: Context, tensor: tf.Tensor, placement: Sharded) -> tf.Tensor:
+    """Returns a shard, with an entry of zeros along the sharded axis if this rank has no rows."""
+    rows, axis = b.local_rows(placement), placement.axis
+    if isinstance(rows, int) and rows:
+        return tensor
+    missing = 1 if isinstance(rows, int) else tf.cast(rows < 1, tf.int64)
+    paddings = [[0, missing if each == axis else 0] for each in range(tensor.shape.rank)]
+    return tf.pad(tensor, paddings)
+
+
+def trim(b: Context, tensor: tf.Tensor, placement: Sharded) -> tf.Tensor:
+    """Returns the result of an operation on padded shards without the entry of the padding."""
+    rows, axis = b.local_rows(placement), placement.axis
+    if isinstance(rows, int) and rows:
+        return tensor
+    extent = tf.shape(tensor, out_type=tf.int64)[axis]
+    kept = extent * tf.cast(rows > 0, tf.int64)
+    size = [kept if each == axis else -1 for each in range(tensor.shape.rank)]
+    return tf.slice(tensor, b.vector([0] * tensor.shape.rank, tf.int64), b.vector(size))
 
 
 def propagate(b: Context, node: Node) -> PlacedOutputs | None:
@@ -132,12 +152,12 @@ def _of_shards(b: Context, node: Node, spec: OpSpec, factors: Factors, label: st
             tensors.append(b.replicated(value))
         else:
             tensor = b.sharded(value, shard)
-            tensors.append(empty_shards.pad(b, tensor, shard) if spec.never_empty else tensor)
+            tensors.append(pad(b, tensor, shard) if spec.never_empty else tensor)
     results: list[tuple[tf.Tensor, Placement]] = []
     for tensor, labels in zip(_make(b, node, spec, LocalOperands(tensors, factors, label)), factors.results):
         if label in labels:
             shard = placement.at(labels.index(label))
-            results.append((empty_shards.trim(b, tensor, shard) if spec.never_empty else tensor, shard))
+            results.append((trim(b, tensor, shard) if spec.never_empty else tensor, shard))
         else:
             results.append((tensor, Partial(combine)))
     return results

@@ -33,10 +33,8 @@ def rule(*types: str, of_replicated: bool = False) -> Callable[[Rule], Rule]:
 
 
 def rule_of(operation_type: str, of_replicated: bool = False) -> Rule | None:
-    """Returns the rule for a type of operation, or None."""
     return _rules.get((operation_type, of_replicated))
 
 
 def types_with_rules() -> list[str]:
-    """Returns the types of operations that have a rule."""
     return sorted({each for each, _ in _rules})

@@ -46,11 +46,9 @@ class Requests:
         self._by_kind.setdefault(kind, {}).setdefault(value, _Request(tensor, reader))
 
     def has(self, kind: str, value: Value) -> bool:
-        """Whether this is requested of a value already."""
         return value in self._by_kind.get(kind, {})
 
     def __bool__(self) -> bool:
-        """Whether anything is requested."""
         return bool(self._by_kind)
 
     def make(self, rounds: int) -> tuple[dict[Value, PlacedTensor], dict[Value, tf.Tensor]]:
@@ -123,7 +121,6 @@ def _place(value: Value) -> tuple[int, int, int]:
 
 
 def _in_order(requests: Mapping[Value, _Request]) -> list[Value]:
-    """Returns the values as they become ready."""
     return sorted(requests, key=_place)
 
 

@@ -51,7 +51,6 @@ class Sharding:
         self._written: dict[Hashable, tf.Operation] = {}  # the assignments built here
 
     def hold(self, handle: Value) -> None:
-        """Adds a variable in flat shards."""
         self._handles.add(handle)
 
     def hold_weight(self, handle: Value) -> None:
@@ -59,12 +58,10 @@ class Sharding:
         self._weights.add(handle)
 
     def is_weight(self, handle: Value) -> bool:
-        """Whether a variable was added so."""
         return handle in self._weights
 
     @property
     def is_on(self) -> bool:
-        """Whether there is such a variable."""
         return bool(self._handles)
 
     def is_towards(self, value: Value) -> bool:

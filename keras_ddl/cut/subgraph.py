@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import PLAIN, Reduction
+from keras_ddl.cut.collectives import PLAIN, Collectives, Reduction
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.context import Context
 from keras_ddl.cut.dims import Dim, Unknown, if_certain
@@ -44,24 +44,18 @@ class ShardLists(Exception):
         self.lists = lists
 
 
-class NoCollectives:
+class NoCollectives(Collectives):
     """Collectives of a loop: there are none, as those of two rounds would have one name."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
 
-    def kind_of(self, node: Node) -> str | None:
-        return None
-
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         raise CollectiveInLoop(name)
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         raise CollectiveInLoop(name)
-
-    def compresses(self, value: Value, op: str) -> bool:
-        return False
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         raise CollectiveInLoop(name)

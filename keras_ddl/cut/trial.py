@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from keras_ddl.compat.tensorflow import FuncGraph, UninitializedVariable, tf, variable_dtype, variable_shape
 from keras_ddl.cut.builder import Builder
-from keras_ddl.cut.collectives import PLAIN, Reduction
+from keras_ddl.cut.collectives import PLAIN, Collectives, Reduction
 from keras_ddl.cut.dims import ONE, Dim, certain, if_certain
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.model_axis import Slices, argument_dims
@@ -29,7 +29,7 @@ from keras_ddl.cut.program import Node, Program, Value
 from keras_ddl.cut.report import Report
 from keras_ddl.cut.rules.shapes import placement_after
 from keras_ddl.cut.variable_ops import ASSIGNS, READ
-from keras_ddl.cut.work import FEW_ROWS
+from keras_ddl.cut.work import bytes_of
 
 GATHER_WEIGHT = 4  # of a gathered byte: activations that are cut and then needed in full are the wrong ones to cut
 
@@ -87,7 +87,7 @@ class Trials:
         return result
 
 
-class _NoRanks:
+class _NoRanks(Collectives):
     """Collectives of a graph that never runs, each for one tensor."""
 
     rank = 0
@@ -95,14 +95,8 @@ class _NoRanks:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def kind_of(self, node: Node) -> str | None:
-        return None
-
     def reduce(self, tensors: Sequence[tf.Tensor], op: str, name: str, how: Reduction = PLAIN) -> list[tf.Tensor]:
         return [tf.identity(each) for each in tensors]
-
-    def compresses(self, value: Value, op: str) -> bool:
-        return False
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
@@ -125,12 +119,12 @@ class _Costs(Report):
         self._result, self._most = result, most_bytes
 
     def gathered(self, value: Value, reader: Node | None) -> None:
-        self._add(GATHER_WEIGHT * _bytes(value))
+        self._add(GATHER_WEIGHT * bytes_of([value]))
 
     def bucketed(
         self, kind: str, values: Sequence[Value], readers: Sequence[Node | None], compressed: bool = False
     ) -> None:
-        self._add(sum(map(_bytes, values)))
+        self._add(bytes_of(values))
 
     def _add(self, bytes_: int) -> None:
         self._result.bytes += bytes_
@@ -234,7 +228,7 @@ class _Trial(Builder):
         node, placement = self.node, self.placement(value)
         handle = node.inputs[0] if node is not None and node.type in ASSIGNS and value is node.inputs[1] else None
         if handle is not None and isinstance(placement, Sharded) and self._join(handle, placement):
-            self._result.bytes_of_joins += GATHER_WEIGHT * _bytes(value)
+            self._result.bytes_of_joins += GATHER_WEIGHT * bytes_of([value])
         return super()._replicate(value)
 
     def _shard(self, value: Value, placement: Sharded | TensorList) -> tf.Tensor:
@@ -267,11 +261,3 @@ class _Trial(Builder):
         if unit is None or placement != Sharded(placement.axis, ONE, unit):
             return False
         return self._result.joins.setdefault(handle.source(), placement.axis) == placement.axis
-
-
-def _bytes(value: Value) -> int:
-    """Returns the bytes of a global tensor; open extents count as FEW_ROWS."""
-    if value.rank is None or value.dtype in (tf.variant, tf.resource, tf.string):
-        return 0
-    result: int = math.prod(FEW_ROWS if each is None else each for each in value.shape.as_list()) * value.dtype.size
-    return result

@@ -21,12 +21,10 @@ MARKED = {_SEEN: tf.compat.v1.AttrValue(b=True)}  # attributes of additions, see
 
 
 def read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns what a variable holds when the operation runs."""
     return _made(READ, [handle], [dtype], dtype=_type(dtype)).outputs[0]
 
 
 def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
-    """Writes a variable."""
     unchecked = tf.compat.v1.AttrValue(b=False)
     return _made(ASSIGN, [handle, value], [], dtype=_type(value.dtype), validate_shape=unchecked)
 

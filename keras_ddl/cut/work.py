@@ -7,6 +7,7 @@ open counts as FEW_ROWS, and the body of a loop once. Only ratios mean something
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from keras_ddl.compat import tensorflow as tf_compat
@@ -14,26 +15,12 @@ from keras_ddl.compat.tensorflow import tf
 
 FEW_ROWS = 32  # fit's default batch size, assumed where the rows are known only when the step runs
 # They compute nothing: names, constants, shapes, handles.
-_NOTHING = frozenset(
-    [
-        "Const",
-        "Identity",
-        "IdentityN",
-        "NoOp",
-        "Placeholder",
-        "ReadVariableOp",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Rank",
-        "StopGradient",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "VarHandleOp",
-        "PreventGradient",
-    ]
+_TYPES = (
+    "Const Identity IdentityN NoOp Placeholder ReadVariableOp Shape ShapeN Size Rank StopGradient Reshape "
+    "ExpandDims Squeeze VarHandleOp PreventGradient"
 )
+_NOTHING = frozenset(_TYPES.split())
+_NO_NUMBERS = (tf.variant, tf.resource, tf.string)
 
 
 def work_of(operation: tf.Operation) -> float:
@@ -66,6 +53,14 @@ def _factors(operation: tf.Operation) -> float:
         kernel = operation.inputs[1]
         return 2.0 * _entries(kernel) / max(1.0, _extent(kernel, -2 if "BackpropInput" in kind else -1))
     return 1.0
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """Returns the bytes of tensors, or of values of a program; open extents count as FEW_ROWS."""
+    known = [each for each in tensors if each.shape.rank is not None and each.dtype not in _NO_NUMBERS]
+    return sum(
+        math.prod(FEW_ROWS if n is None else n for n in each.shape.as_list()) * int(each.dtype.size) for each in known
+    )
 
 
 def _entries(tensor: Any) -> float:

@@ -146,7 +146,6 @@ class Writes:
         return [value for _, value in self._new.values()]
 
     def needed(self) -> list[tf.Tensor]:
-        """Returns all that is written."""
         return [*self.values(), *self.scattered()]
 
     def scattered(self) -> list[tf.Tensor]:

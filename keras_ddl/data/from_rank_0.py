@@ -1,4 +1,4 @@
-"""Datasets that rank 0 alone reads, and of which every rank gets its rows: Strategy(data="rank0").
+"""Datasets that rank 0 alone reads, and of which every rank gets its rows: Strategy(reader="rank0").
 
 For data that is different each time it is read: generators that draw without a seed, maps in any order. And no rank
 reads what it does not train on.
@@ -123,7 +123,7 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
 
 def _begin_pass(dataset: DatasetFromRank0 | None) -> tuple[int, Any]:
     if dataset is None:
-        raise RuntimeError('A dataset of Strategy(data="rank0") is read after the program has dropped it. Keep it.')
+        raise RuntimeError('A dataset of Strategy(reader="rank0") is read after the program has dropped it. Keep it.')
     return next(dataset._passes), dataset._source
 
 
@@ -164,7 +164,7 @@ def _check(spec: Any) -> None:
         is_absent = leaf == tf.OptionalSpec(None)  # how Keras passes None through tf.data
         if not is_absent and (not isinstance(leaf, _TENSORS) or leaf.dtype in (tf.variant, tf.resource)):
             raise ConfigError(
-                'With Strategy(data="rank0") a batch has dense, ragged and sparse tensors, which rank 0 can send. '
+                'With Strategy(reader="rank0") a batch has dense, ragged and sparse tensors, which rank 0 can send. '
                 f"Received: a component {leaf} (rank 0). Leave it out, or map it to tensors."
             )
 

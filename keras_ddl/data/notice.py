@@ -49,7 +49,6 @@ def agreed() -> tuple[int, int]:
 
 
 def variables() -> list[tf.Variable]:
-    """Returns what a step writes: the word that ranks which have not finished it get from the others."""
     return [_words().agreed]
 
 

@@ -304,9 +304,10 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
 _CAUSES = (
     "Causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
     "interleave(deterministic=False), a generator or PyDataset that draws from a random generator of its own, files "
-    'listed in another order. Seed these equally on all ranks; or make keras_ddl.Strategy(data="rank0"): rank 0 reads, '
-    "and every rank gets its rows. Data that each rank has of its own: strategy.distribute_datasets_from_function. "
-    "Random augmentation of data without labels looks the same: KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
+    'listed in another order. Seed these equally on all ranks; or make keras_ddl.Strategy(reader="rank0"): rank 0 '
+    "reads, and every rank gets its rows. Data that each rank has of its own: "
+    "strategy.distribute_datasets_from_function. Random augmentation of data without labels looks the same: "
+    "KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
 )
 
 

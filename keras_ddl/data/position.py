@@ -158,7 +158,7 @@ class Reading:
 
     def _repeat_epoch_ends(self, target: dict[str, Any]) -> None:
         ends, dataset = target["ends"], self.iterator.data_adapter.py_dataset
-        if not _same_numbers(ends[0], self._ends[0]):
+        if any(ends[0][name] != self._ends[0][name] for name in ("python", "numpy")):
             stack_position.warn(
                 "A PyDataset that draws random numbers in on_epoch_end is in another order in another process, unless "
                 "the script sets the seeds. Received: a checkpoint of a run with other numbers. Call "
@@ -222,10 +222,6 @@ class _Dataset:
         """Makes an iterator and drops it: a shuffle takes its next seeds."""
         if self.shuffles():
             iter(self._dataset)
-
-
-def _same_numbers(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one[name] == other[name] for name in ("python", "numpy"))
 
 
 def _drop(data: Any, first: int, last: int, end: int) -> None:

@@ -22,7 +22,7 @@ from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its global batches
-LET_RANK_0_READ = 'Or make keras_ddl.Strategy(data="rank0"): rank 0 reads, and every rank gets its rows.'
+LET_RANK_0_READ = 'Or make keras_ddl.Strategy(reader="rank0"): rank 0 reads, and every rank gets its rows.'
 _last_number = 0
 
 

@@ -77,7 +77,7 @@ class Stream:
                 raise message.content
             if message.kind == STOP:
                 raise RankMismatchError(
-                    'With Strategy(data="rank0") all ranks must read equally many batches. Received: rank '
+                    'With Strategy(reader="rank0") all ranks must read equally many batches. Received: rank '
                     f"{self._comm.rank} asks for one more than rank 0, which has stopped reading. Leave loops over "
                     "data after the same batch on every rank."
                 )

@@ -157,15 +157,12 @@ def write_whole(path: str | Path, write: Callable[[str], Any], *, synced: bool =
             raise
         if synced:
             sync_tree(staged)
-        for entry in sorted(staged.iterdir(), key=_indexes_last):
+        # An index (.json) must appear after the files that it lists.
+        for entry in sorted(staged.iterdir(), key=lambda each: (each.suffix == ".json", each.name)):
             _move(entry, base / entry.name, folder)
         if synced:
             sync_file(base)
     return result
-
-
-def _indexes_last(entry: Path) -> tuple[bool, str]:
-    return entry.suffix == ".json", entry.name  # an index must appear after the files that it lists
 
 
 def _move(entry: Path, final: Path, folder: Path) -> None:

@@ -35,7 +35,6 @@ def note(path: Path, step: int, resume: bool, run_dir: str | None, *, is_news: b
 
 
 def known() -> dict[str, Any] | None:
-    """Returns the last record of this process."""
     return dict(_known) if _known else None
 
 

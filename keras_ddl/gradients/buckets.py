@@ -60,9 +60,7 @@ def plan_buckets(
     return sorted(buckets, key=lambda bucket: -min(bucket))
 
 
-def all_reduce_in_buckets(
-    tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize, as_dense: bool = False
-) -> list[Any]:
+def all_reduce_in_buckets(tensors: Sequence[Any], *, op: str = "sum", name: str, bucket_size: BucketSize) -> list[Any]:
     """Reduces a list of gradients over all ranks, bucket by bucket.
 
     Args:
@@ -71,15 +69,11 @@ def all_reduce_in_buckets(
         op: as in `ops.all_reduce_n`; IndexedSlices take "sum" and "mean".
         name: of the gradients; appears in error messages.
         bucket_size: of `bucket_size.agree`.
-        as_dense: convert IndexedSlices to dense tensors. An optimizer then treats a row that occurs twice as one, as it
-            does with dense gradients.
     Returns: the reduced tensors in the same order. IndexedSlices are those that one process would have from the global
-        batch, unless `as_dense`.
+        batch.
     Raises: RankMismatchError: the ranks' lists differ.
     Cost: one all-reduce per bucket, and `all_reduce_slices` for IndexedSlices.
     """
-    if as_dense:
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     result = list(tensors)
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     for i, tensor in enumerate(tensors):

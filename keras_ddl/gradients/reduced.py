@@ -8,11 +8,10 @@ not applied: another gradient of such a variable may be computed from the reduce
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from keras_ddl.compat.tensorflow import FuncGraph, is_eager, tf
-from keras_ddl.gradients.origin import computed_from
 
 # For each graph: {name of a reduced tensor: the names of the tensors of the gradient before}. Names, because a tensor
 # would keep its graph for ever.
@@ -105,3 +104,29 @@ def _is_symbolic(values: Any) -> bool:
 
 def _values(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def comes_from(tensor: Any, sources: Container[str]) -> bool:
+    """Whether one of the operations called `sources` is `tensor`'s own, or one that it was computed from."""
+    seen: set[str] = set()
+    pending = [tensor.op]
+    while pending:
+        operation = pending.pop()
+        if operation.name in sources:
+            return True
+        if operation.name not in seen:
+            seen.add(operation.name)
+            pending.extend(each.op for each in operation.inputs)
+    return False
+
+
+def computed_from(sources: Iterable[tf.Operation]) -> set[str]:
+    """Returns the names of `sources` and of all operations of their graph that compute with their results."""
+    pending = list(sources)
+    names = {operation.name for operation in pending}
+    while pending:
+        for user in (user for result in pending.pop().outputs for user in result.consumers()):
+            if user.name not in names:
+                names.add(user.name)
+                pending.append(user)
+    return names

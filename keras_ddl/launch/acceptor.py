@@ -37,13 +37,11 @@ class Acceptor:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors to poll for reading; none after `close`."""
         listening = [] if self._listener.fileno() < 0 else [self._listener.fileno()]
         return [*listening, *self._pending]
 
     @property
     def has_pending(self) -> bool:
-        """Whether there are connections without a proof yet."""
         return len(self._pending) > 0
 
     def serve(self, fd: int) -> tuple[Channel, dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""Makes a running job follow its host file (`keras-ddl run --hostfile FILE --min-np M`).
+"""Makes a running job follow its host file (`keras-ddl run --hostfile FILE -np MIN:MAX`).
 
 Processes are started on hosts with room, which run the script and become ranks in the middle of `fit`; ranks leave
 between two steps where there is no room for them any more. Nothing is lost either way, so nobody has to wait.
@@ -59,7 +59,6 @@ class ChangingHosts:
         self._changed = hosts
 
     def connected(self, rank: int) -> None:
-        """The wrapper of a process has connected."""
         self._expected.pop(rank, None)
 
     def ended(self, outcome: RankOutcome) -> None:

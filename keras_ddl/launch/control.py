@@ -123,7 +123,6 @@ class Channel:
 
     @property
     def authenticated(self) -> bool:
-        """Whether the peer knows the job's token."""
         return self._unauthenticated is None
 
     def mark_authenticated(self) -> None:
@@ -132,7 +131,6 @@ class Channel:
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait to be sent."""
         return len(self._outgoing)
 
     def send(self, kind: Kind, payload: bytes | dict[str, Any] = b"") -> None:

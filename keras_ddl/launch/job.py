@@ -130,7 +130,7 @@ class Job:
         if self.min_ranks is None or self.mpirun is None:
             return None
         return (
-            f"--min-np: the ranks are started by mpirun ({self.mpirun.version}), which ends all when one is lost; then "
+            f"-np MIN:MAX: mpirun ({self.mpirun.version}) starts the ranks, and ends all when one is lost; then "
             "--restarts N starts the job again. To go on without a restart, leave out --mpirun, --mpi-arg and the host "
             "discovery script, and run outside of a resource manager's job."
         )
@@ -203,8 +203,9 @@ def make(
     """
     parsed = mpirun_module.parse_hosts(hosts) if hosts else ()
     slots = sum(host.slots for host in parsed)
-    if num_ranks is None:
-        num_ranks = max(0, slots - spares) or allocation_size()
+    places = max(0, slots - spares) or allocation_size()
+    if num_ranks is None or (min_ranks is not None and places is not None):
+        num_ranks = places if num_ranks is None or places is None else min(num_ranks, places)
     if num_ranks is None:
         raise ConfigError(
             "np: the number of ranks must be given. Received: neither -np nor --hosts, and no number of tasks of "
@@ -212,6 +213,11 @@ def make(
         )
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise ConfigError(f"np must be a whole number of ranks, 1 or more. Received: np={num_ranks!r}.")
+    if num_ranks < (min_ranks or 1):
+        raise ConfigError(
+            f"np: the hosts must take at least the lower number of ranks. Received: np={min_ranks}:..., and room for "
+            f"{num_ranks}. Name more hosts, or write a smaller number."
+        )
     if parsed and num_ranks + spares > slots:
         received = f"np={num_ranks}, {f'spares={spares}, ' if spares else ''}hosts={hosts!r}"
         raise ConfigError(
@@ -237,10 +243,10 @@ def make(
     goes_on = min_ranks is not None
     by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
     if spares and (by_mpirun or not goes_on):
-        where = "ranks that mpirun starts" if goes_on else "no --min-np"
+        where = "ranks that mpirun starts" if goes_on else "one number of ranks"
         raise ConfigError(
-            "spares take the place of lost ranks in a job that goes on: with --min-np, without mpirun. Received: "
-            f"--spares {spares}, and {where}. Restart the job with --restarts instead, or add --min-np."
+            "spares take the place of lost ranks in a job that goes on: with -np MIN:MAX, without mpirun. Received: "
+            f"--spares {spares}, and {where}. Restart the job with --restarts instead, or give a range of ranks."
         )
     return Job(
         program=tuple(program),

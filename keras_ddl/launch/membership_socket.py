@@ -44,7 +44,6 @@ class MembershipSocket:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors to poll for reading."""
         return [self._listener.fileno(), *([] if self._program is None else [self._program.fileno()])]
 
     def serve(self, fd: int) -> Iterator[tuple[Kind, bytes | dict[str, Any]]]:

@@ -44,12 +44,10 @@ class MpirunProcess:
 
     @property
     def silent(self) -> bool:
-        """Whether its output has ended."""
         return self._stream.closed
 
     @property
     def text(self) -> str:
-        """The end of its output."""
         return self._text.decode(errors="replace")
 
     @property
@@ -86,7 +84,6 @@ class MpirunProcess:
         return status
 
     def signal(self, signum: int) -> None:
-        """Sends it a signal unless it has ended."""
         if self._process.poll() is None:
             processes.signal_quietly(self._process.pid, signum)
 

@@ -94,7 +94,6 @@ class RankOutcome:
 
     @property
     def error(self) -> str:
-        """`full_error`, shortened."""
         return _shorten(self.full_error, _SUMMARY_CHARACTERS)
 
     @property
@@ -120,7 +119,7 @@ class RankOutcome:
             return True
         if "failed_rank" in (self.report or {}):
             return True
-        return self.stopped_by is not None and (not self.error or _is_interrupt(self.error))
+        return self.stopped_by is not None and (not self.error or self.error.partition(":")[0] == "KeyboardInterrupt")
 
     def has_failed_like(self, other: RankOutcome) -> bool:
         """Whether it had the error of `other`, of its own; numbers in it may differ, as those of ranks do."""
@@ -178,16 +177,12 @@ def first_failure(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     # If ranks report one another as lost, the first of them.
     first = seen[0] if first in seen[:-1] else first
     # Of ranks that have failed alike the lowest, whichever was the quickest.
-    return first if first is None else min(_alike(outcomes, first), key=_rank)
+    return first if first is None else min(_alike(outcomes, first), key=lambda each: each.rank)
 
 
 def _alike(outcomes: Sequence[RankOutcome], first: RankOutcome) -> list[RankOutcome]:
     """Returns `first`, and the ranks that have failed with the same error."""
     return [each for each in outcomes if each is first or (not each.done and each.has_failed_like(first))]
-
-
-def _rank(outcome: RankOutcome) -> int:
-    return outcome.rank
 
 
 def _order(outcome: RankOutcome) -> tuple[bool, float, int]:
@@ -278,10 +273,6 @@ def mpirun_messages(text: str) -> str:
     """Returns what mpirun wrote, without the blocks that only say that a rank has failed."""
     blocks = [block.strip("\n") for block in _RULER.split(text)]
     return "\n".join(block for block in blocks if block.strip() and not _ROUTINE.search(block))
-
-
-def _is_interrupt(error: str) -> bool:
-    return error.partition(":")[0] == "KeyboardInterrupt"
 
 
 def signal_name(number: int) -> str:

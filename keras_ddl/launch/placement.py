@@ -98,23 +98,12 @@ class Placement:
     order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises: ConfigError: bounds that contradict each other, or that have no effect."""
+        """Raises: ConfigError: hosts are named twice."""
         if self.fixed and self.discovery is not None:
             raise ConfigError(
                 "Hosts must be either listed or discovered, not both. Received: hosts "
                 f"{[host.name for host in self.fixed]} and the script {self.discovery.command!r}. Leave out one of "
                 "them."
-            )
-        if not self.fixed and self.discovery is None and self.max_ranks is not None:
-            raise ConfigError(
-                "--max-np bounds the number of ranks when hosts change. Received: neither --hosts nor "
-                "--host-discovery-script. Name the hosts, or leave it out."
-            )
-        bounds = [each for each in (self.min_ranks, self.wanted, self.max_ranks) if each is not None]
-        if bounds != sorted(bounds):
-            raise ConfigError(
-                f"min-np must not be above np, nor np above max-np. Received: min-np={self.min_ranks}, "
-                f"np={self.wanted}, max-np={self.max_ranks}."
             )
 
     def first(self, hosts: Sequence[Host]) -> tuple[int, tuple[Host, ...]] | None:
@@ -122,7 +111,6 @@ class Placement:
         slots = _slots(hosts)
         if slots < max(self.wanted or self.min_ranks or 1, 1):
             return None
-        # np is what the job waits for at its start; max-np allows more.
         ranks = min(slots, self.max_ranks or self.wanted or slots)
         self.min_ranks = self.min_ranks or self.wanted or ranks
         self.max_ranks = self.max_ranks or self.wanted

@@ -34,7 +34,6 @@ class RankLink:
 
     @property
     def is_missing(self) -> bool:
-        """Whether its wrapper has not come yet."""
         return self.channel is None
 
     @property
@@ -62,7 +61,6 @@ class RankLink:
         return True
 
     def send(self, kind: Kind, payload: bytes | dict[str, Any] = b"") -> None:
-        """Sends a frame, if the rank is connected."""
         if self.channel is not None:
             self.channel.send(kind, payload)
 

@@ -72,11 +72,9 @@ class RankProgram:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Returns the exit status (negative for a signal), None while it runs."""
         return self._process.poll()
 
     def signal(self, signum: int) -> None:
@@ -112,7 +110,6 @@ class RankProgram:
 
     @property
     def wants_stdin(self) -> bool:
-        """Whether there is input to write to `stdin`."""
         return self.stdin is not None and (bool(self._stdin_backlog) or self._stdin_ended)
 
     def queue_stdin(self, data: bytes) -> int:

@@ -62,7 +62,6 @@ class Split:
 
     @property
     def waiting(self) -> bool:
-        """Whether a warning is incomplete."""
         return bool(self._lines)
 
 
@@ -118,7 +117,6 @@ class RepeatedWarnings:
         return bool(self._waiting)
 
     def flush(self) -> None:
-        """Shows all that waits."""
         self._release(list(self._waiting))
 
     def _count(self, rank: int, key: bytes) -> tuple[bytes, int]:

@@ -195,7 +195,6 @@ class NoteFilter:
 
     @property
     def waiting(self) -> bool:
-        """Whether a partial line waits for its rest."""
         return bool(self._partial)
 
 

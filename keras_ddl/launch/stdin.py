@@ -22,7 +22,6 @@ class StdinForwarder:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a stdin at all."""
         return self._fd is not None
 
     def fileno(self) -> int:

@@ -414,5 +414,4 @@ class Supervisor:
         self._screen.finish()
 
     def say(self, text: str) -> None:
-        """Shows a line of the launcher."""
         self._screen.write_lines("err", f"keras-ddl: {text}\n".encode())

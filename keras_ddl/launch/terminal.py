@@ -16,7 +16,6 @@ def size(fd: int) -> tuple[int, int]:
 
 
 def set_size(fd: int, rows: int, columns: int) -> None:
-    """Sets the size of the pseudo-terminal `fd`."""
     termios.tcsetwinsize(fd, (rows, columns))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from keras_ddl.communicator.comparison import digest, require_equal_lists
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def unwrap(variables: Sequence[Any]) -> list[tf.Variable]:
@@ -39,7 +41,6 @@ def _shapes(variables: Sequence[tf.Variable]) -> list[str]:
 
 
 def describe(variables: Sequence[tf.Variable]) -> str:
-    """Returns a description for error messages."""
     return f"{len(variables)} variables: " + ", ".join(_specs(variables)[:8])
 
 
@@ -70,14 +71,20 @@ def groups(variables: Sequence[tf.Variable], limit_bytes: int) -> Iterator[list[
     by_dtype: dict[tf.DType, list[tf.Variable]] = {}
     for variable in variables:
         by_dtype.setdefault(variable.dtype, []).append(variable)
-    for dtype, variables_of_dtype in by_dtype.items():
-        group: list[tf.Variable] = []
-        group_bytes = 0
-        for variable in variables_of_dtype:
-            nbytes = (variable.shape.num_elements() or 0) * dtype.size
-            if group and group_bytes + nbytes > limit_bytes:
-                yield group
-                group, group_bytes = [], 0
-            group.append(variable)
-            group_bytes += nbytes
+    for dtype, of_dtype in by_dtype.items():
+        nbytes = [(variable.shape.num_elements() or 0) * dtype.size for variable in of_dtype]
+        yield from in_groups(of_dtype, nbytes, limit_bytes)
+
+
+def in_groups(items: Iterable[T], nbytes: Iterable[int], limit_bytes: int) -> Iterator[list[T]]:
+    """Yields the items in groups of at most `limit_bytes` together, or of one item. `nbytes`: of each."""
+    group: list[T] = []
+    group_bytes = 0
+    for item, size in zip(items, nbytes):
+        if group and group_bytes + size > limit_bytes:
+            yield group
+            group, group_bytes = [], 0
+        group.append(item)
+        group_bytes += size
+    if group:
         yield group

@@ -43,7 +43,6 @@ def version(*distributions: str) -> str:
 
 
 def missing(modules: Sequence[str]) -> list[str]:
-    """Returns the top-level modules that are not installed."""
     return [name for name in modules if not _is_there(name)]
 
 

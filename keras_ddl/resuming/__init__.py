@@ -16,7 +16,7 @@ from keras_ddl.resuming.training_state import broadcast_training_state
 from keras_ddl.strategy import agreement, fits
 from keras_ddl.strategy.progress import Restoration, build_for_data, read_progress
 from keras_ddl.strategy.shards import sharded_slots
-from keras_ddl.strategy.variable_origin import of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 @dataclasses.dataclass
@@ -48,7 +48,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
         in_parts: whether each rank reads its own parts of what is spread over ranks (`parts.are_used`).
     Raises: CheckpointError, on every rank: the model is not built, the checkpoint is damaged or of another model.
     """
-    with of_all_ranks():
+    with of_one_rank(False):
         build_for_data(model)
     if not is_built(model):
         raise CheckpointError(
@@ -60,7 +60,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
         return model_state.optimizers_to_build(model, ckpt.latest(dir))
 
     to_build = on_first_rank(plan, "Checkpoint/optimizers")
-    with of_all_ranks():
+    with of_one_rank(False):
         model_state.build_optimizers(model, to_build)
 
     def restore() -> Resumed:
@@ -70,7 +70,7 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
         broadcast_training_state(model)
         return resumed
 
-    with sharded_slots.deferring_restored_values():
+    with sharded_slots.deferring_restored_values(True):
         resumed = communicator.as_one(restore, lambda: agreement.all_variables(model))
     if resumed.progress is not None:
         resumed.restoration = Restoration(model, *resumed.progress)

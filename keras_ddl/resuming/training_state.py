@@ -6,24 +6,28 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_ddl import communicator, model_state, ops
 from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.keras import keras
+from keras_ddl.compat.models import layer_with, plain_name, weights_made_trainable
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.resuming import layer_state
+from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.random_state import seed_offset
 from keras_ddl.strategy.progress import gather
 from keras_ddl.strategy.step import accumulation
-from keras_ddl.strategy.variable_origin import of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 def build_optimizer(model: Any) -> None:
     """Creates the optimizer's variables, which Keras would create in the first step. On all ranks."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
-        with model.distribute_strategy.scope(), of_all_ranks():
+        with model.distribute_strategy.scope(), of_one_rank(False):
             optimizer.build(model.trainable_variables)
 
 
@@ -73,7 +77,7 @@ def agree_on_local_state(model: Any) -> None:
     """
     if communicator.is_initialized() and communicator.size() > 1:
         if keras_compat.strategy_of(model) is None:
-            layer_state.agree(model, communicator.size())
+            agree(model, communicator.size())
             _collect_accumulated_gradients(model, communicator.rank())
         else:
             accumulation.combine(model)
@@ -111,3 +115,50 @@ def agreed_layer_state(model: Any) -> Iterator[dict[str, Any]]:
     finally:
         for i in own:
             variables[i].assign(values[i])
+
+
+def agree(model: keras.Model, size: int) -> None:
+    """Makes the state of layers equal on all ranks; what is equal keeps its bits. COLLECTIVE, blocking.
+
+    By the variable's aggregation: "mean" averages, "only_first_replica" takes rank 0's, and "none" averages floats.
+    Seeds are rank 0's.
+
+    Raises: ConfigError: integers that differ, on every rank.
+    Cost: 4 bytes per variable, and an all-reduce (a broadcast) of those that differ.
+    """
+    variables = _state_of(model)
+    if not variables:
+        return
+    rank = communicator.rank()
+    values = [variable.numpy() for variable in variables]
+    name = f"keras_ddl/{plain_name(model.name)}/statistics"
+    for i, other in differing([value.tobytes() for value in values], name).items():
+        variable, value = variables[i], values[i]
+        if variable.aggregation == "only_first_replica" or model_state.is_seed(variable):
+            variable.value.assign(communicator.broadcast_array(value, root=0, name=f"{name}_{i}"))
+        elif variable.aggregation == "mean" or value.dtype.kind not in "iub":
+            mean = _reduced(value.astype(np.float64), f"{name}_mean_{i}") / size
+            whole = np.rint(mean) if value.dtype.kind in "iu" else mean
+            variable.value.assign(whole.astype(value.dtype))
+        else:
+            raise ConfigError(
+                "State of a layer must be equal on all ranks, or keras_ddl must know how it combines. Received: "
+                f"{_name(model, variable)} ({variable.dtype}) has one value on rank 0 and another on rank {other} "
+                f"(rank {rank}). Say how with add_weight(..., aggregation='mean' or 'only_first_replica')."
+            )
+
+
+def _state_of(model: keras.Model) -> list[keras.Variable]:
+    frozen = weights_made_trainable(model)  # where these differ, something is wrong, and the drift check says so
+    return list({id(each): each for each in model.non_trainable_variables if id(each) not in frozen}.values())
+
+
+def _reduced(value: np.ndarray, name: str) -> np.ndarray:
+    return communicator.all_reduce_array(np.ascontiguousarray(value).ravel(), op="sum", name=name).reshape(value.shape)
+
+
+def _name(model: keras.Model, variable: keras.Variable) -> str:
+    layer = layer_with(model, variable)
+    return (
+        repr(variable.path) if layer is None else f"{variable.name!r} of layer {layer.name!r} ({type(layer).__name__})"
+    )

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keras_ddl import communicator, config, ops
+from keras_ddl import communicator, ops
 from keras_ddl.communicator import history, membership
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
@@ -19,7 +19,7 @@ from keras_ddl.strategy import cluster, keras_patches, one_per_job, survival
 from keras_ddl.strategy.agreement.random_state import RandomState
 from keras_ddl.strategy.job import Settings, agree_on_job, check_settings
 from keras_ddl.strategy.keras_patches.save_records import SaveRecords
-from keras_ddl.strategy.mesh import layout_to_choose, ranks
+from keras_ddl.strategy.mesh import layout_of, ranks
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.mesh.lost_slices import LostSlices
 from keras_ddl.strategy.shards import gathered_slots
@@ -49,51 +49,34 @@ class Strategy(tf.distribute.Strategy):
     settings make a further Strategy, and what is made under one is refused under the other.
 
     Args:
-        mode: as in `keras_ddl.init`, which this calls.
-        bucket_bytes: bound on the gradients sent as one collective, or "auto" to measure what fits this job;
-            KERAS_DDL_BUCKET_BYTES by default, and "auto" without it.
-        sparse_as_dense: how gradients of embedding tables (tf.IndexedSlices) travel in loops of `strategy.run`. "auto"
-            and False: as the rows that occurred; True: as whole tables, like any gradient. Adam and others then treat a
-            token that occurs twice in a batch as one process does with dense gradients. In fit and `function` the
-            update is that of one process, however they travel.
-        drift_check_percent: percentage of training time that may be spent comparing weights across ranks, 0 for never;
-            KERAS_DDL_DRIFT_CHECK_PERCENT by default, and 1 without it. If ranks pass different values,
-            rank 0's is used.
-        seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: those
-            the script has set, if all ranks have set the same ones, else rank 0's.
-        gather_predictions: what `model.predict` returns: "all": all rows, on every rank; "rank0": all rows on rank 0
-            and on every other rank its own rows only, for predictions that a host's memory does not hold several times.
-        batch_statistics: with what BatchNormalization normalises in fit and `strategy.function`. "global": the moments
-            of the global batch, as one process does. "rank": each rank with those of its own rows, as in Horovod and
-            PyTorch's DDP, without a collective for them; moving statistics are the mean of what each rank would have
-            kept, weighted by rows. Layers with synchronized=True keep to the global batch.
-        compression: "bfloat16" or "float16": in fit and `function` what gradients of weights take between hosts is
-            rounded to that dtype, half the bytes for slow networks; inside a host, and where they are added, they are
-            float32. What rounding takes away is added to the next step's gradients (docs/strategy.md). All else stays
-            exact, and so does everything on one host. Equal on all ranks.
-        shard_optimizer: each rank keeps its share of what optimizers remember of large weights, and updates its share
-            of them: ZeRO stage 1. As many bytes travel; memory and time of the update are divided by the ranks. In fit
-            and `function`, with Keras's entrywise optimizers; rank 0's counts. See `whole_optimizer`.
-        shard_weights: each rank also keeps only its share of large weights that are made in the scope. A step gathers
-            them where it uses them, and frees them: ZeRO stage 3. Half as many bytes more travel. Implies
-            shard_optimizer; not together with a layout_map. See `whole_model`.
-        min_ranks: in a job that goes on when ranks are lost (`keras-ddl run --min-np`): with how many at least fit goes
-            on. With fewer it raises RankLostError, as it does in other jobs.
-        layout_map: a keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`): which
-            variables are cut along which axis of theirs, by the ranks of the mesh's second axis. Each rank has its
-            slices of them, also of what optimizers keep for them; the results are those of one process (docs/mesh.md).
-        data_layout: beside a layout_map, for each axis of the data the axis of the mesh along which it is cut, or None:
-            ("batch", "model") of sequences [batch, positions, ...] gives each model rank its part of the positions.
-        model_parallel: as layout_map, on a mesh with so many model ranks, a divisor of the number of ranks. The layout
-            is chosen when the first step is traced, and printed. Until then each rank has all weights.
-        data: who reads the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every rank, so
-            it must be the same on all of them. "rank0": rank 0 alone, ahead of the steps, and every rank gets its rows:
-            for data that is different each time it is read (docs/strategy.md). If ranks pass different values, rank
-            0's is used.
-        communication_options: a tf.distribute.experimental.CommunicationOptions, as MultiWorkerMirroredStrategy takes
-            it. Its bytes_per_pack counts where bucket_bytes is left out; its implementation is ignored.
-        unsupported_tf_args: names of arguments with which TensorFlow's strategies choose processes and devices;
-            rejected with an error that names the replacement.
+        seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: the
+            seeds that the script has set, if all ranks have set the same ones, else rank 0's.
+        batch_statistics: what BatchNormalization normalises with in fit and `strategy.function`. "global": the moments
+            of the global batch, as in one process. "rank": each rank uses the moments of its own rows, without a
+            collective, as in Horovod and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by
+            rows. Layers with synchronized=True always use the global batch.
+        sharding: None: every rank has all variables. "optimizer": each rank keeps and updates its share of the
+            optimizer's variables for large weights (ZeRO stage 1): the same bytes travel, and memory and time of the
+            update are divided by the number of ranks. "weights": each rank also keeps only its share of large weights
+            made in the scope; a step gathers them where it uses them and frees them (ZeRO stage 3): half as many
+            bytes more travel. For Keras's entrywise optimizers, in fit and `function`; rank 0's setting is used. See
+            `whole_optimizer` and `whole_model`.
+        layout: cuts variables over model ranks; the results stay those of one process (docs/mesh.md). A
+            keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`) says which variables
+            are cut along which axis. A number of model ranks, a divisor of the number of ranks, chooses a layout when
+            the first step is traced, and prints it; until then each rank has all weights.
+        data_layout: beside a LayoutMap: for each axis of the data the axis of the mesh that cuts it, or None.
+            ("batch", "model") gives each model rank its part of the positions of sequences [batch, positions, ...].
+        compression: "bfloat16" or "float16": gradients of weights travel between hosts rounded to that dtype, for slow
+            networks; inside a host, and where they are added, they are float32. What rounding loses is added to the
+            next step's gradients (docs/strategy.md). Everything else stays exact. Equal on all ranks.
+        reader: who reads the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every rank,
+            so the data must be the same on all ranks. "rank0": rank 0 alone reads ahead of the steps, and sends each
+            rank its rows: for data that differs each time it is read (docs/strategy.md). Rank 0's setting is used.
+        gather_predictions: what `model.predict` returns. "all": all rows, on every rank. "rank0": all rows on rank 0,
+            and only its own rows on every other rank, for predictions too large to hold once per rank.
+        positional, removed: arguments of other strategies, and of earlier versions: rejected with an error that names
+            the replacement.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -105,44 +88,27 @@ class Strategy(tf.distribute.Strategy):
 
     def __init__(
         self,
-        mode: str | None = None,
-        *,
-        bucket_bytes: int | str | None = None,
-        sparse_as_dense: bool | str = "auto",
-        drift_check_percent: float | None = None,
+        *positional: Any,
         seed: int | None = None,
-        gather_predictions: str = "all",
         batch_statistics: str = "global",
-        compression: str | None = None,
-        shard_optimizer: bool = False,
-        shard_weights: bool = False,
-        min_ranks: int = 1,
-        layout_map: keras.distribution.LayoutMap | None = None,
+        sharding: str | None = None,
+        layout: keras.distribution.LayoutMap | int | None = None,
         data_layout: Sequence[str | None] | None = None,
-        model_parallel: int = 1,
-        data: str = "all",
-        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
-        **unsupported_tf_args: Any,
+        compression: str | None = None,
+        reader: str = "all",
+        gather_predictions: str = "all",
+        **removed: Any,
     ) -> None:
-        cluster.check_arguments(mode, unsupported_tf_args)
-        topology = communicator.init(mode)
+        cluster.check_arguments(positional, removed)
+        topology = communicator.init()
         self._check_no_other_scope(topology.rank)
         if hasattr(self, "job"):  # made before: see __new__
             if seed is not None:
                 self.random_state = RandomState(self.size, seed)
             return
-        if bucket_bytes is None:
-            bucket_bytes = cluster.bucket_bytes_of(communication_options, topology.rank) or config.get("BUCKET_BYTES")
-        if drift_check_percent is None:
-            drift_check_percent = config.get("DRIFT_CHECK_PERCENT")
-        chosen = bucket_bytes, sparse_as_dense, drift_check_percent, gather_predictions, batch_statistics
-        sharded = shard_optimizer or shard_weights is True
-        of_mesh = layout_map, shard_weights, model_parallel, data_layout
-        settings = Settings(*chosen, compression, sharded, min_ranks, *of_mesh, data)
+        settings = Settings(batch_statistics, sharding, layout, data_layout, compression, reader, gather_predictions)
         check_settings(settings, topology.rank)
-        layout = layout_to_choose(model_parallel, topology) if layout_map is None else None
-        if layout_map is not None:
-            layout = Layout(layout_map, topology.size, topology.rank, data_layout=data_layout)
+        mesh_layout = layout_of(layout, data_layout, topology)
         device = configure_tensorflow(topology)
         keras_patches.install()
         cluster.refuse_preemption_handlers()
@@ -151,16 +117,16 @@ class Strategy(tf.distribute.Strategy):
         self.job = agree_on_job(settings, topology, device)
         if self.is_several:
             self.saves = SaveRecords(self.job.token, self.rank)
-            self.job.mesh = None if layout is None else ranks.make(layout, topology)
+            self.job.mesh = None if mesh_layout is None else ranks.make(mesh_layout, topology)
             keras_patches.install(shards=self.job.shards_from_elements is not None or self.job.mesh is not None)
         if self.job.reads_on_rank_0:
             self._check_rank_0_stays()
         self.survival = survival.of_job()
         self.job.goes_on = self.survival is not None
         self.lost_slices: LostSlices | None = None
-        if self.job.goes_on and layout is not None:
-            self._check_goes_on_with_layout(layout)
-            self.lost_slices = LostSlices(self.job, layout)
+        if self.job.goes_on and mesh_layout is not None:
+            self._check_goes_on_with_layout(mesh_layout)
+            self.lost_slices = LostSlices(self.job, mesh_layout)
         self.job.mirror_offset = mirror_offset(topology.hosts) if self.job.goes_on else 0
         from keras_ddl.strategy.distribute_loop.extended import DdlExtended  # the only import of distribute_loop
 
@@ -195,30 +161,30 @@ class Strategy(tf.distribute.Strategy):
         if layout.is_to_choose:
             raise ConfigError(
                 "A job goes on without a lost rank where the layout is known before it starts. Received: "
-                f"model_parallel={layout.model_size} under `keras-ddl run --min-np` (rank {self.rank}). Pass the "
-                "layout_map that a run without --min-np prints."
+                f"layout={layout.model_size} under `keras-ddl run -np MIN:MAX` (rank {self.rank}). Pass the "
+                "LayoutMap that a run with one number of ranks prints."
             )
         if history.takes_newcomers():
             raise ConfigError(
-                "A job with a layout_map goes on with the ranks that are left, and takes no others. Received: "
-                f"`keras-ddl run --min-np` with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say "
-                "the hosts with --hosts."
+                "A job with a layout goes on with the ranks that are left, and takes no others. Received: "
+                f"-np MIN:MAX with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say the "
+                "hosts with --hosts."
             )
         if self.job.shards_from_elements is not None:
             raise ConfigError(
-                "A job with a layout_map goes on where every slice is on two ranks, and shards of slices are not. "
-                f"Received: shard_optimizer=True under `keras-ddl run --min-np` (rank {self.rank}). Leave one of them "
-                "out."
+                "A job with a layout goes on where every slice is on two ranks, and shards of slices are not. "
+                f"Received: sharding='optimizer' under `keras-ddl run -np MIN:MAX` (rank {self.rank}). Leave one "
+                "of them out."
             )
 
     def _check_rank_0_stays(self) -> None:
         """Rank 0 alone knows where it reads: without it no other could go on."""
         if membership.can_ask():
             raise ConfigError(
-                'With Strategy(data="rank0") a job ends when a rank is lost: rank 0 alone reads the data, and nobody '
-                f"knows its place in it without rank 0. Received: `keras-ddl run --min-np` (rank {self.rank}). Leave "
-                'out --min-np (`keras-ddl run --restarts 1` resumes from a checkpoint), or leave out data="rank0" and '
-                "give all ranks the same data."
+                'With Strategy(reader="rank0") a job ends when a rank is lost: rank 0 alone reads the data, and nobody '
+                f"knows its place in it without rank 0. Received: -np MIN:MAX (rank {self.rank}). Give one number of "
+                'ranks (`keras-ddl run --restarts 1` resumes from a checkpoint), or leave out reader="rank0" '
+                "and give all ranks the same data."
             )
 
     def _check_no_other_scope(self, rank: int) -> None:
@@ -264,7 +230,7 @@ class Strategy(tf.distribute.Strategy):
             if self.job.mesh is not None:
                 raise ConfigError(
                     "strategy.run calls a function on each rank as it is, and a rank has slices of the variables that "
-                    f"a layout_map cuts. Received: {fn!r} (rank {self.rank}). Use fit or strategy.function."
+                    f"a layout cuts. Received: {fn!r} (rank {self.rank}). Use fit or strategy.function."
                 )
             return super().run(fn, args, kwargs, options)
 
@@ -343,7 +309,7 @@ class Strategy(tf.distribute.Strategy):
 
     def whole_optimizer(self, owner: Any) -> Any:
         """Returns a context in which the variables of optimizers can be read and saved, complete, on every rank, also
-        those in shards (`shard_optimizer`). COLLECTIVE when it begins.
+        those in shards (`sharding`). COLLECTIVE when it begins.
 
             with strategy.whole_optimizer(model):
                 model.save("model.keras")
@@ -362,7 +328,7 @@ class Strategy(tf.distribute.Strategy):
 
     def whole_model(self, model: keras.Model) -> Any:
         """Returns a context in which all variables of a model and of its optimizers can be read and saved, complete, on
-        every rank, also those that a layout_map cuts, and those in shards. COLLECTIVE when it begins.
+        every rank, also those that a layout cuts, and those in shards. COLLECTIVE when it begins.
 
             with strategy.whole_model(model):
                 model.save("model.keras")

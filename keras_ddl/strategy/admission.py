@@ -55,8 +55,7 @@ class Admission(Joining):
                 board.answer(name, self._record.pickled())  # what it was to join has ended
             elif call == self._record.calls and self._callbacks is not None and name not in self._called:
                 self._wanting.add(name)
-        leaving = len(board.questions("leave"))
-        self._lets_leave = leaving > 0 and self._survival.may_go_on_with(communicator.size() - leaving)
+        self._lets_leave = bool(board.questions("leave"))
 
     def between_steps(self, caller: failing_together.Caller) -> None:
         """Admits newcomers, and lets ranks leave, before a step of fit, if it is time. COLLECTIVE then."""

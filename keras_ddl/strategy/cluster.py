@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_ddl import communicator
@@ -13,6 +13,22 @@ from keras_ddl.topology import Topology, tf_config
 
 # Arguments of MultiWorkerMirroredStrategy and MirroredStrategy.
 _NOT_CHOSEN_IN_THE_SCRIPT = ("cluster_resolver", "devices", "cross_device_ops", "communication")
+
+# Arguments of earlier versions, and what takes their place.
+_REPLACED = {
+    "mode": "an argument of keras_ddl.init, the variable KERAS_DDL_MODE, or `keras-ddl run --mode`",
+    "bucket_bytes": "the variable KERAS_DDL_BUCKET_BYTES",
+    "communication_options": "left out: KERAS_DDL_BUCKET_BYTES bounds what one collective sends, and "
+    "KERAS_DDL_DEADLINE_SECONDS how long it may wait",
+    "drift_check_percent": "the variable KERAS_DDL_DRIFT_CHECK_PERCENT",
+    "sparse_as_dense": "left out: gradients of embedding tables travel as the rows that occurred",
+    "min_ranks": "the lower number of `keras-ddl run -np MIN:MAX`",
+    "shard_optimizer": 'sharding="optimizer"',
+    "shard_weights": 'sharding="weights"',
+    "layout_map": "layout, which takes a LayoutMap",
+    "model_parallel": "layout, which also takes a number of model ranks",
+    "data": "reader",
+}
 
 
 def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
@@ -34,44 +50,25 @@ def resolver(topology: Topology) -> tf.distribute.cluster_resolver.SimpleCluster
     )
 
 
-def check_arguments(mode: Any, unsupported_tf_args: Mapping[str, Any]) -> None:
-    """Checks the arguments of Strategy(), whose line may have been that of another strategy.
+def check_arguments(positional: Sequence[Any], removed: Mapping[str, Any]) -> None:
+    """Checks the arguments that Strategy() does not take: its line may have been that of another strategy, or older.
 
-    Raises: ConfigError: an argument with which TensorFlow's strategies choose processes or devices. TypeError: one that
-        no strategy takes.
+    Raises: ConfigError: an argument of TensorFlow's strategies, or of earlier versions: it names the replacement.
+        TypeError: one that no strategy takes.
     """
-    passed = {name: value for name, value in unsupported_tf_args.items() if value is not None}
-    if mode is not None and not isinstance(mode, str):
-        passed = {"mode": mode, **passed}
-    for name, value in passed.items():
-        if name != "mode" and name not in _NOT_CHOSEN_IN_THE_SCRIPT:
+    if positional:  # a mode, in earlier versions, or MirroredStrategy's devices
+        removed = {"mode" if isinstance(positional[0], str) else "devices": positional[0], **removed}
+    for name, value in removed.items():
+        if name in _REPLACED:
+            raise ConfigError(f"Strategy: {name} is now {_REPLACED[name]}. Received: {name}={value!r}.")
+        if name not in _NOT_CHOSEN_IN_THE_SCRIPT:
             raise TypeError(f"Strategy() got an unexpected keyword argument {name!r}")
-        raise ConfigError(
-            "Strategy: processes, devices and their communication are chosen when the job is launched, not in the "
-            f"script. Received: {name}={value!r}. Leave it out, and start the script with `keras-ddl run -np N`, "
-            "`--hosts h0:2,h1:2` or `--tf-config`: one rank for each GPU."
-        )
-
-
-def bucket_bytes_of(options: Any, rank: int) -> int | None:
-    """Returns the bound on a bucket that a tf.distribute.experimental.CommunicationOptions asks for; None for none.
-
-    Its `implementation` is ignored: there is one. Raises: ConfigError: it is another thing, or has a timeout.
-    """
-    if options is None:
-        return None
-    if not hasattr(options, "bytes_per_pack"):
-        raise ConfigError(
-            "Strategy: communication_options must be a tf.distribute.experimental.CommunicationOptions. Received: "
-            f"{options!r} (rank {rank}). Leave it out."
-        )
-    if options.timeout_seconds is not None:
-        raise ConfigError(
-            "Strategy: how long a collective may wait is set where ranks are started. Received: communication_options "
-            f"with timeout_seconds={options.timeout_seconds:g} (rank {rank}). Leave it out, and set "
-            f"KERAS_DDL_DEADLINE_SECONDS={options.timeout_seconds:g} for `keras-ddl run`."
-        )
-    return options.bytes_per_pack or None
+        if value is not None:
+            raise ConfigError(
+                "Strategy: processes, devices and their communication are chosen when the job is launched, not in the "
+                f"script. Received: {name}={value!r}. Leave it out, and start the script with `keras-ddl run -np N`, "
+                "`--hosts h0:2,h1:2` or `--tf-config`: one rank for each GPU."
+            )
 
 
 @functools.cache

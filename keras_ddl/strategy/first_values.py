@@ -130,7 +130,6 @@ class FirstValue:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all entries are equal."""
         return not self._differs(self._output)
 
     def _blocks(self, first: int, count: int) -> Iterator[tf.Tensor]:

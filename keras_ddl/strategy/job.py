@@ -22,19 +22,13 @@ from keras_ddl.topology.mirrors import mirror_offset
 class Settings:
     """The settings of a Strategy, as this rank passed them. See `Strategy` for each."""
 
-    bucket_bytes: int | str
-    sparse_as_dense: bool | str
-    drift_check_percent: float
-    gather_predictions: str
-    batch_statistics: str
-    compression: str | None
-    shard_optimizer: bool
-    min_ranks: int
-    layout_map: Any = None
-    shard_weights: bool = False
-    model_parallel: int = 1
+    batch_statistics: str = "global"
+    sharding: str | None = None
+    layout: Any = None
     data_layout: Any = None
-    data: str = "all"
+    compression: str | None = None
+    reader: str = "all"
+    gather_predictions: str = "all"
 
 
 @dataclass(eq=False)
@@ -87,16 +81,16 @@ class Job:
 
 def agree_on_job(settings: Settings, topology: Topology, device: str) -> Job:
     """Returns the job. COLLECTIVE. Where ranks have passed different settings, rank 0's count."""
-    token, percent, reads_on_rank_0 = "", settings.drift_check_percent, settings.data == "rank0"
-    weights = settings.shard_weights, config.get("GATHERED_WEIGHT_BYTES")
-    shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.shard_optimizer else None
+    token, percent, reads_on_rank_0 = "", config.get("DRIFT_CHECK_PERCENT"), settings.reader == "rank0"
+    weights = settings.sharding == "weights", config.get("GATHERED_WEIGHT_BYTES")
+    shards_from = config.get("SHARD_FROM_ELEMENTS") if settings.sharding is not None else None
     if topology.size > 1 or history.takes_newcomers():
         of_rank_0 = (secrets.token_hex(8), percent, shards_from, weights, reads_on_rank_0)
         token, percent, shards_from, weights, reads_on_rank_0 = communicator.broadcast_object(
             of_rank_0, name="keras_ddl/job"
         )
     communicator.prepare_plans()
-    agreed_size = bucket_size.agree(settings.bucket_bytes)
+    agreed_size = bucket_size.agree()
     job = Job(topology.rank, topology.size, token, device, settings, agreed_size, shards_from, percent / 100)
     job.shards_weights, job.gathered_bytes = weights
     job.reads_on_rank_0 = reads_on_rank_0 and (topology.size > 1 or history.takes_newcomers())
@@ -109,46 +103,34 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
 
 # Setting -> whether a value is allowed, the rule in words, and the default.
 _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "bucket_bytes": (
-        lambda value: value == bucket_size.AUTO or (isinstance(value, int) and value >= 1),
-        "1 or more, or 'auto'",
-        "KERAS_DDL_BUCKET_BYTES",
-    ),
-    "sparse_as_dense": (_one_of(True, False, "auto"), "True, False or 'auto'", "'auto'"),
-    "drift_check_percent": (
-        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 100,
-        "a number from 0 (never) to 100",
-        "KERAS_DDL_DRIFT_CHECK_PERCENT",
-    ),
-    "gather_predictions": (_one_of("all", "rank0"), "'all' or 'rank0'", "'all'"),
     "batch_statistics": (_one_of("global", "rank"), "'global' or 'rank'", "'global'"),
-    "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
-    "shard_optimizer": (lambda value: isinstance(value, bool), "True or False", "False"),
-    "shard_weights": (lambda value: isinstance(value, bool), "True or False", "False"),
-    "layout_map": (
-        lambda value: value is None or isinstance(value, keras.distribution.LayoutMap),
-        "a keras.distribution.LayoutMap",
+    "sharding": (_one_of(None, "optimizer", "weights"), "'optimizer', 'weights' or None", "None"),
+    "layout": (
+        lambda value: (
+            value is None or isinstance(value, keras.distribution.LayoutMap) or (type(value) is int and value >= 1)
+        ),
+        "a keras.distribution.LayoutMap, or a number of model ranks, 1 or more",
         "variables that every rank has in full",
     ),
     "data_layout": (
         lambda value: value is None or isinstance(value, (tuple, list)),
-        "a tuple of axes of the mesh, beside a layout_map",
+        "a tuple of axes of the mesh, beside a LayoutMap",
         "data cut along the batch alone",
     ),
-    "model_parallel": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
-    "data": (_one_of("all", "rank0"), "'all' or 'rank0'", "'all'"),
-    "min_ranks": (lambda value: type(value) is int and value >= 1, "a number of ranks, 1 or more", "1"),
+    "compression": (lambda value: value in COMPRESSIONS, "'bfloat16', 'float16' or None", "None"),
+    "reader": (_one_of("all", "rank0"), "'all' or 'rank0'", "'all'"),
+    "gather_predictions": (_one_of("all", "rank0"), "'all' or 'rank0'", "'all'"),
 }
 
 
-# What else a Strategy with a layout_map does not take yet.
-_WITH_LAYOUT: dict[str, Any] = {
-    "compression": None,
-    "shard_weights": False,
-    "batch_statistics": "global",
-    "gather_predictions": "all",
+# The only values that a layout goes with, by now.
+_WITH_LAYOUT: dict[str, tuple[Any, ...]] = {
+    "compression": (None,),
+    "sharding": (None, "optimizer"),
+    "batch_statistics": ("global",),
+    "gather_predictions": ("all",),
 }
-_WITH_CHOICE: dict[str, Any] = {**_WITH_LAYOUT, "shard_optimizer": False}  # of model_parallel
+_WITH_CHOICE = {**_WITH_LAYOUT, "sharding": (None,)}  # with a layout that is chosen when a step is traced
 
 
 def check_settings(settings: Settings, rank: int) -> None:
@@ -160,30 +142,26 @@ def check_settings(settings: Settings, rank: int) -> None:
                 f"Strategy: {name} must be {rule}. Received: {name}={value!r} (rank {rank}). Leave it out for "
                 f"{default}."
             )
-    if settings.compression is not None and settings.shard_optimizer:
-        shards = "shard_weights=True" if settings.shard_weights else "shard_optimizer=True"
+    if settings.compression is not None and settings.sharding is not None:
         raise ConfigError(
-            f"Strategy: compression works on all-reduces only, and {shards} sends gradients by reduce-scatter. "
-            f"Received: compression={settings.compression!r} and {shards} (rank {rank}). Leave one of them out."
+            "Strategy: compression works on all-reduces only, and sharding sends gradients by reduce-scatter. "
+            f"Received: compression={settings.compression!r} and sharding={settings.sharding!r} (rank {rank}). Leave "
+            "one of them out."
         )
-    if settings.data_layout is not None and settings.layout_map is None:
+    is_chosen = isinstance(settings.layout, int)
+    if settings.data_layout is not None and (settings.layout is None or is_chosen):
         raise ConfigError(
-            "Strategy: data_layout names axes of a mesh, which a layout_map has. Received: "
-            f"data_layout={settings.data_layout!r} without one (rank {rank}). Pass layout_map="
+            "Strategy: data_layout names axes of a mesh, which a LayoutMap has. Received: "
+            f"data_layout={settings.data_layout!r} without one (rank {rank}). Pass layout="
             "keras.distribution.LayoutMap(keras_ddl.device_mesh(...)), which may be empty."
         )
-    if settings.layout_map is not None and settings.model_parallel != 1:
-        raise ConfigError(
-            "Strategy: model_parallel chooses a layout, and layout_map is one. Received: "
-            f"model_parallel={settings.model_parallel} and a layout_map (rank {rank}). Leave one of them out."
-        )
-    has_layout = settings.layout_map is not None or settings.model_parallel != 1
-    kind = "a layout_map" if settings.layout_map is not None else "model_parallel"
-    alone_with = _WITH_LAYOUT if settings.layout_map is not None else _WITH_CHOICE
-    for name, alone in alone_with.items() if has_layout else ():
+    if settings.layout in (None, 1):
+        return
+    what = "a number of model ranks" if is_chosen else "a LayoutMap"
+    for name, values in (_WITH_CHOICE if is_chosen else _WITH_LAYOUT).items():
         value = getattr(settings, name)
-        if value != alone:
+        if value not in values:
             raise ConfigError(
-                f"Strategy: with {kind}, {name} must be {alone!r}. Received: {name}={value!r} (rank {rank}). "
-                "Leave one of them out."
+                f"Strategy: with {what}, {name} must be {' or '.join(map(repr, values))}. Received: {name}={value!r} "
+                f"(rank {rank}). Leave one of them out."
             )

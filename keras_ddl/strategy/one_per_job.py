@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_ddl import communicator
-from keras_ddl.strategy import cluster
 from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.job import Settings
 
 # The job's, the latest last. Kept alive: what `existing` returns must not depend on when a rank collects garbage,
 # because making another is collective.
@@ -16,7 +16,7 @@ _made: list[StrategyInterface] = []
 # All that are still in use, also those of earlier jobs of the process.
 _alive: weakref.WeakSet[StrategyInterface] = weakref.WeakSet()
 # Arguments that do not tell one Strategy from another.
-_NOT_SETTINGS = ("mode", "seed")
+_NOT_SETTINGS = ("seed",)
 
 
 def remember(strategy: StrategyInterface) -> None:
@@ -26,7 +26,6 @@ def remember(strategy: StrategyInterface) -> None:
 
 
 def alive() -> list[StrategyInterface]:
-    """Returns the Strategies of this process."""
     return list(_alive)
 
 
@@ -34,15 +33,15 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     """Returns the latest Strategy of this job that has the settings of these arguments, or None.
 
     Args:
-        arguments: by name, as the caller wrote them; None for those left out.
+        arguments: by name, as the caller wrote them.
     """
     if not communicator.is_initialized():
         return None
-    settings = {name: value for name, value in arguments.items() if value is not None and name not in _NOT_SETTINGS}
-    options = settings.pop("communication_options", None)
-    if options is not None and "bucket_bytes" not in settings:
-        packed = cluster.bucket_bytes_of(options, communicator.rank())
-        settings |= {} if packed is None else {"bucket_bytes": packed}
+    settings = {
+        name: value
+        for name, value in arguments.items()
+        if name not in _NOT_SETTINGS and (value is not None or name in Settings.__dataclass_fields__)
+    }
     place = communicator.topology()
     for each in reversed(_made):
         if type(each) is not cls or each.topology is not place:

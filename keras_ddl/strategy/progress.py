@@ -174,7 +174,6 @@ class Restoration:
         return values.sum(axis=0, dtype=values.dtype) if self._rank == 0 else np.zeros_like(values[0])
 
     def _place(self, count: int) -> int:
-        """Returns which of `count` ranks' states is this rank's."""
         return self._rank if self._same_ranks and self._rank < count else 0
 
     def _under(self, prefix: str) -> list[Any]:

@@ -151,7 +151,7 @@ class Survival:
                 if each.topology is before:
                     is_cut = each.lost_slices is not None
                     if is_cut or each.job.shards_from_elements is not None:
-                        setting = "layout_map" if is_cut else "shard_optimizer=True"
+                        setting = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
                             f"Strategy({setting}) goes on by itself when a rank is lost, not after "
                             f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
@@ -194,18 +194,14 @@ class Survival:
                     )
                     reports = self._meet(newcomers, mine)
                     self.has_met_newcomers = any(each.finished is None or each.has_met_newcomers for each in reports)
-                    too_few, reason = self._too_few(len(reports)), None
-                    if too_few is None:
-                        self._catch_up(reports, list, caller)
-                        reason = self._share_out()
-                        self._succeed(before, may_lack_last=True)
+                    self._catch_up(reports, list, caller)
+                    reason = self._share_out()
+                    self._succeed(before, may_lack_last=True)
                 except (RankLostError, DeadlineError) as error:
                     reason = caller.cut_step.why_not_again()
                     if not communicator.is_initialized() or reason is not None:
                         raise with_reason(error, reason or "") from None
                     continue
-                if too_few is not None:
-                    raise too_few
                 if reason is not None:
                     raise with_reason(RankLostError("found when ranks were to join or to leave"), reason)
                 return all(each.finished in (None, self._finished) for each in reports)
@@ -270,20 +266,6 @@ class Survival:
                 raise with_reason(error, OWN_COLLECTIVE) from None
         return self.call(lambda: call(communicator.communicator_of(None)), variables)
 
-    def may_go_on_with(self, ranks: int) -> bool:
-        """Whether the Strategies allow so few ranks."""
-        return self._too_few(ranks) is None
-
-    def _too_few(self, ranks: int) -> TooFewError | None:
-        for each in self._strategies():
-            if ranks < each.job.settings.min_ranks:
-                return TooFewError(
-                    "fit goes on with as many ranks as Strategy(min_ranks=...) says. Received: "
-                    f"{ranks} left, and min_ranks={each.job.settings.min_ranks} (rank {each.rank}). Restart the job "
-                    "(keras-ddl run --restarts), or make the number smaller."
-                )
-        return None
-
     def _strategies(self) -> list[Any]:
         place = communicator.topology()
         return [each for each in one_per_job.alive() if each.topology is place]
@@ -305,8 +287,6 @@ class Survival:
                 # meets the others has left, too.)
                 if len(old) == size or (getattr(error, "has_left", False) and communicator.some_have_ended()):
                     break
-                if (too_few := self._too_few(len(reports))) is not None:
-                    raise too_few
                 if old[0] != 0 and gathers_on_rank_0():
                     reason = PREDICTIONS
                     break

@@ -8,11 +8,10 @@ step is passed as an argument.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 
 
 @dataclass(eq=False)
@@ -23,7 +22,7 @@ class TrainerCall:
 
     def entered(self) -> AbstractContextManager[None]:
         """Returns the context in which this call runs, as the innermost on this thread."""
-        return setting(_running, (*_running.get(), self))
+        return _running((*_running.get(), self))
 
 
 class Follower(Protocol):
@@ -55,11 +54,10 @@ class Loop(TrainerCall):
     followers: list[Follower] = field(default_factory=list)
 
 
-_running: ContextVar[tuple[TrainerCall, ...]] = ContextVar("keras_ddl_trainer_calls", default=())
+_running: Setting[tuple[TrainerCall, ...]] = Setting("trainer_calls", ())
 
 
 def running() -> tuple[TrainerCall, ...]:
-    """Returns the calls that run on this thread, the innermost last."""
     return _running.get()
 
 
@@ -69,5 +67,4 @@ def followers() -> list[Follower]:
 
 
 def innermost() -> TrainerCall | None:
-    """Returns the innermost call that runs on this thread, or None."""
     return next(reversed(_running.get()), None)

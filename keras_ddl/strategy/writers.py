@@ -31,14 +31,12 @@ _OF_OTHERS = frozenset(
 )
 
 
-def is_of_others(kind: type) -> bool:
-    """Whether a class, not one derived from it, is a writer of another package."""
-    return f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS
-
-
 def writing_class(callback: Any) -> type | None:
     """Returns the class of these that a callback is of, or that its class is derived from; None: there is none."""
-    return next((kind for kind in type(callback).__mro__ if kind in OF_KERAS or is_of_others(kind)), None)
+    for kind in type(callback).__mro__:
+        if kind in OF_KERAS or f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS:
+            return kind
+    return None
 
 
 def only_writes(callback: Any) -> bool:

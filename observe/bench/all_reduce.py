@@ -39,7 +39,6 @@ class Row:
 
 
 def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
-    """Bytes/s of one rank's buffer: nbytes / seconds (algbw)."""
     return nbytes / seconds
 
 

@@ -34,7 +34,6 @@ class Step:
     overlap: float = 0.0
 
     def seconds(self, cluster: Cluster) -> float:
-        """Returns what a step takes on the devices and links of `cluster`."""
         waiting = self.spread * expected_largest(cluster.size)
         return self.compute + waiting + max(0.0, exchange(cluster, self.gradients) - self.overlap * self.compute)
 

@@ -7,10 +7,10 @@ import platform
 import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from keras_ddl import config, packages
-from keras_ddl.doctor import checkpoint_directory, control_groups
+from keras_ddl.doctor import checkpoint_directory
 from keras_ddl.errors import KerasDdlError
 from keras_ddl.launch.finding import Finding, Severity
 
@@ -82,7 +82,7 @@ def _mpi() -> Iterator[Finding]:
 
 def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0))
-    quota = control_groups.cores(root)
+    quota = cpu_limit(root)
     if quota is not None and quota < usable:
         remedy = f"Start at most {max(1, int(quota))} rank(s) here, or give the container more CPUs."
         limit = f"{usable} cores, but a control group limits CPU time to {quota:g}"
@@ -104,7 +104,7 @@ def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
 
 def _memory(root: Path) -> Iterator[Finding]:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = control_groups.memory(root)
+    limit = memory_limit(root)
     allowed = physical if limit is None else min(limit, physical)
     size = f"{allowed / _GIB:.1f} GiB" + (" (limit of a control group)" if allowed < physical else "")
     if allowed < 2 * _GIB:
@@ -194,3 +194,46 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+_HOME = "sys/fs/cgroup"
+
+
+def cpu_limit(root: Path) -> float | None:
+    """Returns the CPU limit of the control groups in cores; None: no limit, or unknown."""
+    limits = []
+    for group in _groups(root, ""):
+        limits.append(_quotient(_text(group / "cpu.max").split()))
+    for group in _groups(root, "cpu"):
+        limits.append(_quotient([_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]))
+    return min((each for each in limits if each is not None), default=None)
+
+
+def memory_limit(root: Path) -> int | None:
+    """Returns the memory limit of the control groups in bytes; None: no limit, or unknown."""
+    texts = [_text(group / "memory.max").strip() for group in _groups(root, "")]
+    texts += [_text(group / "memory.limit_in_bytes").strip() for group in _groups(root, "memory")]
+    # Version 1 writes "no limit" as a number of the size of the address space.
+    numbers = [int(text) for text in texts if text.isdigit() and int(text) < 1 << 60]
+    return min(numbers, default=None)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yields the directories of this process's group of a controller ("": version 2), and of its parents."""
+    path = PurePosixPath("/")
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, where = rest.partition(":")
+        if controller in controllers.split(","):
+            path = PurePosixPath(where)
+    homes = [_HOME, f"{_HOME}/unified"] if not controller else [f"{_HOME}/{controller}"]
+    for home in homes:
+        for group in (path, *path.parents):
+            # In a container the path may be the host's, which does not exist here: then only the topmost does.
+            yield root / home / str(group).lstrip("/")
+
+
+def _quotient(words: list[str]) -> float | None:
+    if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
+        return None
+    return int(words[0]) / int(words[1])

@@ -130,7 +130,6 @@ class Metrics:
     # ---- the server's threads ------------------------------------------------------------------------------------
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the metrics of now."""
         with self._lock:
             return list(self._collected())
 

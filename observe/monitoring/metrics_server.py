@@ -44,9 +44,9 @@ class MetricsServer:
                 f"--metrics-port needs prometheus-client. Received: {sys.executable}, which cannot import it. "
                 f"Install it: {packages.pip_install('[metrics]')}"
             ) from None
-        self._metrics = Metrics()
+        self.watcher: Watcher = Metrics()  # collects the metrics of the job
         registry = prometheus_client.CollectorRegistry()
-        registry.register(self._metrics)
+        registry.register(self.watcher)
         text = _Remembered(lambda: prometheus_client.generate_latest(registry))
         try:
             self._server = _Server(address, port, text, prometheus_client.CONTENT_TYPE_LATEST)
@@ -60,13 +60,7 @@ class MetricsServer:
         self._thread.start()
 
     @property
-    def watcher(self) -> Watcher:
-        """The watcher that collects the metrics of the job."""
-        return self._metrics
-
-    @property
     def url(self) -> str:
-        """Where the metrics are."""
         host, port = self._server.server_address[:2]
         return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from keras_ddl.cli.option_kinds import Rare
 from keras_ddl.cli.part_options import RunOptions
 from keras_ddl.errors import ConfigError
 from keras_ddl.launch.watchers import Watcher
@@ -17,19 +18,19 @@ class MonitoringOptions(RunOptions):
     """The event log and the metrics of a job."""
 
     options = (
-        click.Option(
+        Rare(
             ["--events"],
             type=click.Path(dir_okay=False),
             help="Append a line of JSON for each start, end, loss, restart and checkpoint.",
             metavar="FILE",
         ),
-        click.Option(
+        Rare(
             ["--metrics-port"],
             type=click.IntRange(0, 65535),
             help="Serve metrics for Prometheus here while the job runs; 0: at any free port.",
             metavar="PORT",
         ),
-        click.Option(
+        Rare(
             ["--metrics-address"],
             help="With --metrics-port, to be reached from other hosts: 0.0.0.0.",
             metavar="ADDRESS",
@@ -46,7 +47,6 @@ class MonitoringOptions(RunOptions):
             )
 
     def wants_figures(self, values: Mapping[str, Any]) -> bool:
-        """Whether metrics are served."""
         return values["metrics_port"] is not None
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def _summary(path: Path, buckets: int, as_json: bool) -> None:
 
     summary = summarize(steps.read(path))
     if as_json:
-        click.echo(json.dumps({"words": sentences(summary), **summary.as_json()}, indent=1))
+        click.echo(json.dumps({"words": sentences(summary), **asdict(summary)}, indent=1))
         return
     for sentence in sentences(summary):
         click.echo(sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ _SCRIPTS = ("tables.js", "drawing.js", "moving.js")
 
 
 def write(target: Path, ranks: Sequence[RankSteps], title: str) -> None:
-    """Writes the page atomically. Raises: OSError: it cannot be written."""
     text = html(ranks, summarize(ranks), title)
     write_whole(target, lambda part: Path(part).write_text(text, encoding="utf-8"), synced=False)
 
@@ -42,7 +42,7 @@ def _data(ranks: Sequence[RankSteps], summary: Summary, title: str) -> dict[str,
     return {
         "title": title,
         "words": sentences(summary),
-        "summary": summary.as_json(),
+        "summary": asdict(summary),
         "every": every,
         "numbers": [step.number for step in ranks[0].steps],
         "late": [[_us(each) for each in one] for one in zip(*lateness(ranks))],

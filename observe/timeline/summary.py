@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from keras_ddl.timeline import waits
 from keras_ddl.timeline.files import Collective
@@ -104,10 +103,6 @@ class Summary:
     ranks: list[RankTimes]
     stragglers: list[Straggler]
     buckets: list[Bucket]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the figures by name, for json.dumps."""
-        return asdict(self)
 
 
 def summarize(ranks: Sequence[RankSteps]) -> Summary:

@@ -63,11 +63,9 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def clipped(intervals: Iterable[Interval], begin: float, end: float) -> list[Interval]:
-    """Returns the parts of the intervals between `begin` and `end`."""
     parts = [(max(begin, one), min(end, other)) for one, other in intervals]
     return [each for each in parts if each[1] > each[0]]
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
-    """Returns the total length of the intervals."""
     return sum(end - begin for begin, end in intervals)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from keras_ddl.verify.recording import Event
+from keras_ddl.verify.recording import Event, Recording
 
 FACTOR = 100.0
 COMPUTE_FACTOR = 10.0
@@ -33,14 +32,6 @@ USELESS = 0.1
 COUNTS = "counts"
 MARGIN = 1e-9
 _WEIGHTS, _APART = "weights", "apart "
-
-
-class Recorded(Protocol):
-    """A recording (recording.py)."""
-
-    events: list[Event]
-
-    def arrays(self, event: Event) -> dict[str, np.ndarray]: ...
 
 
 @dataclass
@@ -64,7 +55,7 @@ class Distance:
         return max(self.by_name, key=lambda name: self.by_name[name], default="")
 
 
-def distances(one: Recorded, other: Recorded) -> Iterator[Distance]:
+def distances(one: Recording, other: Recording) -> Iterator[Distance]:
     """Yields the distances of all events that both have, until they are different events."""
     for ours, theirs in zip(one.events, other.events):
         if ours.label != theirs.label:
@@ -171,7 +162,6 @@ class Judgement:
 
     @property
     def steps(self) -> int:
-        """Training steps that were compared."""
         return sum(each.event.kind == "step" for each in self.rows)
 
     @property
@@ -203,7 +193,7 @@ class Judgement:
 
 
 def judge(
-    one: Recorded, ranks: Recorded, last_bit: Recorded | None, epsilon: float, compute_epsilon: float = 0.0
+    one: Recording, ranks: Recording, last_bit: Recording | None, epsilon: float, compute_epsilon: float = 0.0
 ) -> Judgement:
     """Compares ranks with one process.
 
@@ -259,12 +249,12 @@ def _running(some: Iterator[Distance]) -> list[dict[str, float]]:
     return result
 
 
-def _second_step(one: Recorded) -> int:
+def _second_step(one: Recording) -> int:
     steps = [number for number, event in enumerate(one.events) if event.kind == "step"]
     return steps[1] if len(steps) > 1 else steps[0] if steps else 0
 
 
-def first_difference(one: Recorded, again: Recorded, epsilon: float) -> Distance | None:
+def first_difference(one: Recording, again: Recording, epsilon: float) -> Distance | None:
     """Returns where two runs of the same program in one process differ by more than rounding; None: nowhere."""
     first = next((each for each in distances(one, again) if each.apart or each.largest > FACTOR * epsilon), None)
     counts = len(one.events), len(again.events)

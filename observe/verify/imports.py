@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from keras_ddl import config
+from keras_ddl.packages.after_import import AfterImport
 from keras_ddl.verify.recording import Plan
 
 
@@ -28,8 +26,7 @@ def begin() -> None:
 
     np.random.seed(plan.seed)
 
-    def set_up_keras() -> None:
-        keras = sys.modules["keras"]
+    def set_up_keras(keras: Any) -> None:
         if keras.config.backend() != "tensorflow":
             return  # which keras_ddl refuses, in its own words
         if plan.floatx:
@@ -44,47 +41,9 @@ def begin() -> None:
         if states[2] is not None:
             tf_compat.tf.random.set_seed(states[2])
 
-    def follow() -> None:
+    def follow(strategy: Any) -> None:
         from keras_ddl.verify import recorder
 
         recorder.begin(Path(folder), plan)
 
-    sys.meta_path.insert(0, _AfterImport({"keras": set_up_keras, "keras_ddl.strategy": follow}))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function once, when a module has been imported."""
-
-    def __init__(self, calls: Mapping[str, Callable[[], None]]) -> None:
-        self._calls = dict(calls)
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        call = self._calls.pop(name, None)
-        if call is None:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, call)
-                return spec
-        return None
-
-
-class _Loader(importlib.abc.Loader):
-    """The loader of a module, and what is called after it."""
-
-    def __init__(self, loader: importlib.abc.Loader, call: Callable[[], None]) -> None:
-        self._loader, self._call = loader, call
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = self._loader  # as the module will see it
-        self._loader.exec_module(module)
-        self._call()
+    sys.meta_path.insert(0, AfterImport({"keras": set_up_keras, "keras_ddl.strategy": follow}))

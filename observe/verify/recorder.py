@@ -280,7 +280,6 @@ def _coarsest(dtypes: Iterable[str]) -> float:
 def _chosen(strategy: Any) -> list[str]:
     """Returns the names of a Strategy's settings that are not the default."""
     defaults = {name: each.default for name, each in inspect.signature(Strategy.__init__).parameters.items()}
-    defaults |= {name: config.get(name.upper()) for name in ("bucket_bytes", "drift_check_percent")}
     return [name for name, value in vars(strategy.job.settings).items() if value != defaults[name]]
 
 

@@ -124,7 +124,6 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Training steps that were recorded."""
         return sum(each.kind == "step" for each in self.events)
 
     def arrays(self, event: Event) -> dict[str, np.ndarray]:

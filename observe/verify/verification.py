@@ -55,7 +55,6 @@ class Precision:
 
     @property
     def dtypes(self) -> list[str]:
-        """The dtypes of the weights."""
         return [] if self.one is None else list(self.one.recording.facts.get("dtypes", ()))
 
 

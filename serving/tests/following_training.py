@@ -26,13 +26,9 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.05)
 
 
-keep = keras_ddl.callbacks.Checkpoint(
-    folder / "ckpt",
-    monitor="loss",
-    keep=1000,
-    sample=x[:2],
-    resume=resume,
-    publish_to=folder / "served",
-    publish_keep=1,
-)
-model.fit(x, x[:, :2] + 1, batch_size=8, epochs=epochs, verbose=0, callbacks=[Slow(), keep])
+keep = [
+    keras_ddl.callbacks.Checkpoint(folder / "ckpt", monitor="loss", keep=1000, resume=resume),
+    keras_ddl.callbacks.ExportBase(sample=x[:2]),
+    keras_ddl.callbacks.Publish(folder / "served", keep=1),
+]
+model.fit(x, x[:, :2] + 1, batch_size=8, epochs=epochs, verbose=0, callbacks=[Slow(), *keep])

@@ -1,36 +1,24 @@
-"""What strangers send to stop a server, each bounded in count and time; and what is measured meanwhile.
-
-python serving/tests/serving_attacks.py [NAME...]
-
-prints a table: slowest answers of /healthz, memory, the Predict after it.
-"""
+"""What strangers send to stop a server, each bounded in count and time; and what is measured meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import http.client
-import os
 import resource
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])
-
 import grpc
 import numpy as np
 from tensorflow_serving.apis import predict_pb2
 
-from harness.serving import Running, predict_request, resident_bytes, serving, write_model
-from keras_ddl.compat.tensorflow import tf
+from harness.serving import Running, predict_request, resident_bytes
 
 MEGABYTE = 2**20
 LIMIT = 256 * MEGABYTE  # what the servers under attack may hold
@@ -205,17 +193,6 @@ def no_more_files(server: Running) -> None:
     assert not any("unloaded" in line for line in server.lines), server.lines
 
 
-def shapes_without_end(server: Running) -> None:
-    for sizes in ([1] * 100, [2**62, 2**62, 0], [2**40, 3], [2**63 - 1] * 2):
-        request = predict_pb2.PredictRequest()
-        request.model_spec.name = "model"
-        tensor = request.inputs["x"]
-        tensor.dtype = 1
-        for size in sizes:
-            tensor.tensor_shape.dim.add(size=size)
-        assert code_of(server, "Predict", request.SerializeToString()) in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
-
-
 def growing_model(server: Running) -> None:
     """Four bytes of which the model makes 4 GB."""
     request = predict_request({"rows": np.int32(1000)}, signature="grow")
@@ -299,7 +276,7 @@ ATTACKS: dict[str, Callable[[Running], None]] = {
     each.__name__: each
     for each in (
         *(mixed_values, repeated_text, repeated_context, unread_replies, streams_without_a_body),
-        *(messages_without_an_end, health_watches, invented_names, no_more_files, shapes_without_end),
+        *(messages_without_an_end, health_watches, invented_names, no_more_files),
         *(growing_model, fields_without_end, compressed_zeros, lists_of_models, headers_without_end),
         *(frames_without_end, silent_clients),
     )
@@ -344,7 +321,6 @@ class Observed:
     rest: list[float] = field(default_factory=list)
     peak: int = 0
     predict: float = 0.0
-    after: int = 0
 
 
 def p99(seconds: list[float]) -> float:
@@ -397,37 +373,3 @@ def observed(server: Running) -> Iterator[Observed]:
         for each in threads:
             each.join()
     found.predict = seconds_of_a_predict(server)
-    found.after = max(size - first.get(each, most) for each, size in memory_of(pid).items())
-
-
-def main() -> None:
-    import tempfile
-
-    names = sys.argv[1:] or list(ATTACKS)
-    print(
-        f"{'attack':28} {'health p99':>10} {'max ms':>8} {'REST p99':>8} {'max ms':>8} {'peak MB':>8} {'Predict s':>9}"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder) / "3", 3.0)
-        for name in names:
-            with serving(folder, "--max-memory-mb", LIMIT // MEGABYTE, "--health-port", 0) as server:
-                server.wait_for(3)
-                seconds_of_a_predict(server)
-                outcome, seen = "", Observed()
-                try:
-                    with observed(server) as seen:
-                        try:
-                            ATTACKS[name](server)
-                        except Exception as error:
-                            outcome = f"{type(error).__name__}: {str(error)[:90]}".replace("\n", " ")
-                except Exception as error:
-                    outcome += f" | after: {type(error).__name__}: {str(error)[:60]}".replace("\n", " ")
-                health = [f(each) * 1e3 for each in (seen.health, seen.rest) for f in (p99, max)]
-                times = "{:10.0f} {:8.0f} {:8.0f} {:8.0f}".format(*health)
-                print(f"{name:28} {times} {seen.peak / MEGABYTE:8.0f} {seen.predict:9.2f}  {outcome}", flush=True)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    _ = subprocess, tf
-    main()

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from serving_attacks import ATTACKS, LIMIT, MEGABYTE, X, children_of, observed, p99, seconds_of_a_predict
+from serving_attacks import ATTACKS, LIMIT, MEGABYTE, children_of, observed, p99, seconds_of_a_predict
 
 from harness.serving import Running, predict_request, serving
 from keras_ddl.compat.tensorflow import tf
@@ -113,17 +113,6 @@ def test_a_rank_that_tensorflow_would_check_by_ending_the_process_is_refused(fra
             fragile.predictions.Predict(predict_request({"image": np.float32(instances)}, signature="image"))
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, said)
     assert model_process_of(fragile) == process
-
-
-def test_a_request_may_compute_so_long_and_no_longer(versions: Path) -> None:
-    with serving(versions, "--timeout", 3, "--threads", 1) as server:
-        server.wait_for(3)
-        endless = predict_request({"rounds": np.int32([10**9])}, signature="work")
-        with pytest.raises(grpc.RpcError, match="not answered, within 3 s") as caught:
-            server.predictions.Predict(endless, timeout=60)
-        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        np.testing.assert_array_equal(server.predict(X), 3 * X)
-        assert any("answers again after" in line for line in server.lines), server.lines
 
 
 def test_loaders_operation_is_nobodys_to_call(attacked: Running) -> None:

@@ -1,10 +1,8 @@
 """`keras-ddl predict` and the client to copy, over both interfaces; what `keras-ddl serve` refuses to start with."""
 
-import http.server
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 from harness.commands import keras_ddl
 from harness.serving import COMMAND
-from launch.launching import run as run_command
 
 CLIENT = Path(__file__).resolve().parents[2] / "examples" / "predict_client.py"
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -72,12 +69,14 @@ def test_predict_says_what_the_server_said(server, tmp_path):
     np.savez(tmp_path / "rows.npz", z=X)
     for url in urls(server):
         refused = keras_ddl("predict", url, tmp_path / "rows.npz", status=1)
-        assert "ServingError" in refused and "takes ['x']" in refused, refused
+        assert "ServingError" in refused and "must accept the request" in refused and "takes ['x']" in refused, refused
         refused = keras_ddl("predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
-        assert "Servable not found" in refused
+        assert "Servable not found" in refused, refused
+        assert "It has no model 'other', or is still loading it: try again" in refused, refused
     assert "in .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
     assert "must begin with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
-    assert "refused" in keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
+    nobody = keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)
+    assert "no answer at http://127.0.0.1:1 (" in nobody and "refused" in nobody and "Start one" in nobody
     assert "or JSON" in keras_ddl("predict", urls(server)[0], "-", stdin="[", status=2)
     assert "gRPC port" in keras_ddl("predict", f"http://127.0.0.1:{server.grpc_port}", "-", stdin="{}", status=1)
     np.savez(tmp_path / "objects.npz", x=np.array([b"a", None]))
@@ -138,28 +137,3 @@ def test_serve_says_that_a_port_is_taken(server, versions):
     ):
         taken = run(COMMAND, "serve", "--host", "127.0.0.1", versions, option, port, other, 0, status=1)
         assert str(port) in taken and f"Give another {option}" in taken and "Traceback" not in taken, taken
-
-
-class _Server(http.server.BaseHTTPRequestHandler):
-    """Answers as a model server that has no such model, or that refuses the rows."""
-
-    def do_POST(self) -> None:
-        missing = "/models/absent" in self.path
-        self.send_response(404 if missing else 400)
-        self.end_headers()
-        self.wfile.write(b'{"error": "%s"}' % (b"Servable not found." if missing else b"bad rows"))
-
-
-def test_predict_says_whether_there_is_a_server_a_model_or_another_mistake(tmp_path: Path):
-    (tmp_path / "rows.json").write_text('{"x": [[1.0]]}')
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        absent = run_command(["predict", url, "rows.json", "--model", "absent"], tmp_path)
-        refused = run_command(["predict", url, "rows.json"], tmp_path)
-        server.shutdown()
-    nobody = run_command(["predict", url, "rows.json"], tmp_path)
-    assert "still loading it: try again" in absent.err and "404: Servable not found. It has" in absent.err, absent
-    assert f"must accept the request. Received from {url}: 400: bad rows" in refused.err, refused
-    assert f"no answer at {url} (" in nobody.err and "Start one" in nobody.err, nobody
-    assert not any("outputs" in each.err for each in (absent, refused, nobody))

@@ -55,6 +55,7 @@ def test_requests_without_an_end_are_refused_together(server: Running) -> None:
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - begin < 2.5 * TIMEOUT  # one after another would take four times as long
     np.testing.assert_array_equal(server.predict(X), 3 * X)
+    assert any("answers again after" in line for line in server.lines), server.lines
 
 
 def fork_server_of(server: Running) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import numpy as np
 import pytest
 from tensorflow_serving.apis import classification_pb2, predict_pb2, regression_pb2
 
@@ -18,7 +15,6 @@ from keras_ddl.compat.tensorflow import tf
 
 v1 = tf.compat.v1
 SIGNATURES = v1.saved_model.signature_def_utils
-INFO = v1.saved_model.build_tensor_info
 
 
 def write_half_plus_two(path: Path) -> None:
@@ -120,27 +116,3 @@ def test_a_model_of_tensorflow_2_classifies_though_it_says_predict(tmp_path: Pat
         server.wait_for(1)
         status, answer = server.rest("POST", "/v1/models/model:classify", body)
         assert status == 400 and "method_name" in answer["error"]
-
-
-def test_a_model_config_that_is_none_ends_the_server(tmp_path: Path) -> None:
-    (tmp_path / "models.config").write_text("improper: yes")
-    with (
-        pytest.raises(AssertionError, match="Error parsing text-format tensorflow.serving.ModelServerConfig"),
-        serving(f"--model_config_file={tmp_path / 'models.config'}"),
-    ):
-        pass
-
-
-def test_a_version_that_cannot_be_loaded_is_not_found(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "saved_model.pb").write_bytes(b"no model")
-    with serving(tmp_path) as server:
-        while (error := _refused(server)).code() == grpc.StatusCode.UNAVAILABLE:  # it is being loaded
-            time.sleep(0.05)
-    assert error.code() == grpc.StatusCode.NOT_FOUND and "Servable not found" in error.details()
-
-
-def _refused(server: Running) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as error:
-        server.predict(np.ones([1, 3]))
-    return error.value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import http.client
 import json
 import socket
 import threading
@@ -16,7 +15,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from tensorflow_serving.apis import model_management_pb2, predict_pb2
+from serving_attacks import MEGABYTE, PREDICT, X, post
+from tensorflow_serving.apis import predict_pb2
 
 from harness.serving import Running, predict_request, resident_bytes, serving
 from keras_ddl.serving import bodies
@@ -26,12 +26,9 @@ from keras_ddl.serving.processes import ModelProcess
 from keras_ddl.serving.settings import Options
 from keras_ddl.serving.status import Code, RequestError
 
-MEGABYTE = 2**20
-PREDICT = "/v1/models/model:predict"
 # Far above what was measured (0.05 s on two cores that do nothing else), below what a parser needs that others wait for
 # (tens of seconds).
 HEALTH_SECONDS = 10.0
-X = np.ones([2, 3], np.float32)
 
 
 @contextlib.contextmanager
@@ -62,16 +59,6 @@ def settled(server: Running, before: int, more: int) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def post(server: Running, body: bytes, path: str = PREDICT, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=120)
-    try:
-        connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
 
 
 def claims(names: list[str], size: int) -> predict_pb2.PredictRequest:
@@ -110,7 +97,7 @@ def test_json_that_would_become_large_is_refused_and_holds_up_nobody(strict: Run
     status, body = BODIES[name]
     before = resident_bytes(strict.process.pid)
     with asked_for_its_health(strict):
-        found, answer = post(strict, body())
+        found, answer = post(strict, PREDICT, body())
     assert found == status and (b'"error"' in answer) == (status != 200), answer[:300]
     assert settled(strict, before, 64 * MEGABYTE)
     np.testing.assert_array_equal(strict.predict(X), 3 * X)
@@ -132,7 +119,7 @@ def test_compressed_bodies_are_unpacked_up_to_the_limit(
 ) -> None:
     before = resident_bytes(strict.process.pid)
     with asked_for_its_health(strict):
-        assert post(strict, body, Content_Encoding=encoding)[0] == status
+        assert post(strict, PREDICT, body, Content_Encoding=encoding)[0] == status
     assert settled(strict, before, 64 * MEGABYTE)
     assert not any("Traceback" in line for line in strict.lines)
 
@@ -141,7 +128,7 @@ def test_large_requests_within_the_limits_are_answered(strict: Running) -> None:
     rows = np.random.default_rng(0).normal(size=(40_000, 3)).astype(np.float32)
     text = b'{"inputs": ' + str(rows.tolist()).encode() + b"}"
     for body, headers in ((text, {}), (gzip.compress(text), {"Content_Encoding": "gzip"})):
-        status, answer = post(strict, body, **headers)
+        status, answer = post(strict, PREDICT, body, **headers)
         assert status == 200, answer[:200]
         np.testing.assert_array_equal(np.float32(json.loads(answer)["outputs"]["y"]), 3 * rows)
     np.testing.assert_array_equal(strict.predict(rows), 3 * rows)
@@ -178,7 +165,7 @@ def test_requests_together_hold_no_more_than_they_may(strict: Running) -> None:
     assert resident_bytes(strict.process.pid) - before < 320 * MEGABYTE
     np.testing.assert_array_equal(strict.predict(X), 3 * X)  # small ones need no room
     for _ in range(1200):
-        status, answer = post(strict, part + b"]}")
+        status, answer = post(strict, PREDICT, part + b"]}")
         if status == 400:
             break
         assert status == 503 and b"--max-memory-mb" in answer, (status, answer)
@@ -282,12 +269,6 @@ def test_a_slow_model_does_not_hold_up_a_fast_one(versions: Path) -> None:
         assert not slow[0].done(), f"the slow model was not slow: {time.monotonic() - begin}"
         for each in slow:
             each.cancel()
-
-
-def test_lists_of_models_are_not_taken_from_clients(strict: Running) -> None:
-    with pytest.raises(grpc.RpcError, match="--allow-reload-config") as caught:
-        strict.models.HandleReloadConfigRequest(model_management_pb2.ReloadConfigRequest())
-    assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_as_many_requests_wait_as_the_queue_holds() -> None:

@@ -1,9 +1,7 @@
-"""More requests than a server takes, files of images, and requests that are none."""
+"""Requests that are changed at random: each has an answer, and memory does not grow."""
 
-import base64
 import http.client
 import random
-import threading
 
 import grpc
 import numpy as np
@@ -12,80 +10,8 @@ from serving_attacks import memory_of
 from tensorflow_serving.apis import classification_pb2
 
 from harness.serving import predict_request, serving
-from keras_ddl.compat.tensorflow import tf
 
 X = [[1.0, 2.0, 3.0]]
-
-
-def at_once(count, call):
-    """Calls call(i) in threads; returns what each returned or raised."""
-    found = [None] * count
-
-    def run(number):
-        try:
-            found[number] = call(number)
-        except grpc.RpcError as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return found
-
-
-def test_a_full_queue_refuses_and_goes_on(versions):
-    with serving(versions, "--threads", 1, "--queue", 2) as server:
-        server.wait_for(3)
-        request = predict_request({"rounds": np.int32([20_000])}, signature="work")
-        found = at_once(12, lambda number: server.predictions.Predict(request))
-        refused = [each for each in found if isinstance(each, grpc.RpcError)]
-        assert {each.code() for each in refused} == {grpc.StatusCode.UNAVAILABLE}, refused
-        assert 3 <= len(found) - len(refused) < 12
-        assert "The queue of model 'model' is full: 3 requests" in refused[0].details()
-        assert server.predict(X).shape == (1, 3)
-
-
-@pytest.fixture(scope="module")
-def picture_server(pictures):
-    with serving(f"pictures={pictures}") as server:
-        server.wait_for(1, "pictures")
-        yield server
-
-
-def sparse_tags(scores):
-    """Two rows with one tag each: as many values as rows, and as dimensions."""
-    return {
-        "tags_values": np.float32(scores),
-        "tags_indices": np.array([[0, 1], [1, 5]]),
-        "tags_dense_shape": np.array([2, 6]),
-    }
-
-
-def test_images_are_sent_as_files(picture_server):
-    level = {"PNG": 51, "JPEG": 204}
-    files = [
-        tf.io.encode_png(np.full([9, 7, 3], level["PNG"], np.uint8)).numpy(),
-        tf.io.encode_jpeg(np.full([5, 5, 3], level["JPEG"], np.uint8)).numpy(),
-    ]
-    expected = [[0.2] * 3, [0.8] * 3]
-    tags = sparse_tags([1, 2])
-    inputs = {"image_bytes": np.array(files, object), **tags}
-    request = predict_request(inputs, "pictures", signature="from_image")
-    answer = picture_server.predictions.Predict(request)
-    np.testing.assert_allclose(tf.make_ndarray(answer.outputs["brightness"]), expected, atol=0.01)
-    columns = {name: array.tolist() for name, array in tags.items()}
-    columns["image_bytes"] = [{"b64": base64.b64encode(file).decode()} for file in files]
-    body = {"signature_name": "from_image", "inputs": columns}
-    status, found = picture_server.rest("POST", "/v1/models/pictures:predict", body)
-    assert status == 200, found
-    np.testing.assert_allclose(found["outputs"]["brightness"], expected, atol=0.01)
-    assert found["outputs"]["score"] == [[1.0], [2.0]]
-    inputs["image_bytes"][1] = b"no image"
-    with pytest.raises(grpc.RpcError) as caught:
-        picture_server.predictions.Predict(predict_request(inputs, "pictures", signature="from_image"))
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def mutated(data, generator):

@@ -145,11 +145,7 @@ def test_numbers_of_json_are_those_of_the_dtype(text, dtype, expected) -> None:
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
-        ("[256]", tf.uint8),
-        ("[-1]", tf.uint64),
         ("[1.5]", tf.int32),
-        ("[1e40]", tf.int64),
-        ("[18446744073709551616]", tf.uint64),
         ('["1"]', tf.float32),
         ("[null]", tf.float32),
         ("[true]", tf.int32),
@@ -157,7 +153,6 @@ def test_numbers_of_json_are_those_of_the_dtype(text, dtype, expected) -> None:
         ("[[1], 2]", tf.float32),
         ("[" * 70 + "1" + "]" * 70, tf.float32),
         ("[NaN, 1e400]", tf.float64),
-        ("[1e400]", tf.float64),
         (f"[{'9' * 400}]", tf.float64),
         (f"[NaN, {'9' * 400}]", tf.float64),
     ],

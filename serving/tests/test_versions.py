@@ -200,13 +200,15 @@ def test_what_is_under_way_at_the_end_is_answered(versions, tmp_path):
     assert line["status"] == "OK" and line["milliseconds"] > 500, line
 
 
+async def load(config: ModelConfig, path: Path, version: int) -> Any:
+    """Stands for the process of a version."""
+    return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
+
+
 def test_a_stale_version_waits_for_its_last_request_and_no_longer(tmp_path: Path) -> None:
     def add(number: int) -> None:
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "saved_model.pb").touch()
-
-    async def load(config: ModelConfig, path: Path, version: int) -> Any:
-        return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
 
     async def serve() -> None:
         manager = ModelManager([ModelConfig("model", tmp_path)], load)
@@ -246,14 +248,13 @@ def test_a_version_that_cannot_be_read_stops_no_other(
             graph.unlink()
             os.mkfifo(graph) if kind == "FIFO" else graph.symlink_to("/dev/zero")
 
-    async def load(config: ModelConfig, path: Path, version: int) -> Any:
-        for file in path.rglob("*"):
-            if file.is_fifo():
-                await asyncio.sleep(3600)  # as TensorFlow would wait
-        return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
+    async def load_unless_fifo(config: ModelConfig, path: Path, version: int) -> Any:
+        if any(file.is_fifo() for file in path.rglob("*")):
+            await asyncio.sleep(3600)  # as TensorFlow would wait
+        return await load(config, path, version)
 
     async def serve() -> None:
-        manager = ModelManager([ModelConfig("model", tmp_path)], load)
+        manager = ModelManager([ModelConfig("model", tmp_path)], load_unless_fifo)
         add(7).rename(tmp_path / "007")  # names may have leading zeros
         if kind == "FIFO inside":  # found when it is loaded: it takes the place of no other
             await manager.poll()
@@ -274,9 +275,6 @@ def test_a_version_that_cannot_be_read_stops_no_other(
 
 
 def test_a_loaded_version_that_can_be_looked_into_no_more_stays(tmp_path: Path) -> None:
-    async def load(config: ModelConfig, path: Path, version: int) -> Any:
-        return SimpleNamespace(path=path, version=version, error="", busy=0, close=lambda: True)
-
     async def serve() -> None:
         manager = ModelManager([ModelConfig("model", tmp_path, latest=0)], load)
         for number in (1, 2):

@@ -2,15 +2,12 @@
 
 import contextlib
 import functools
-import signal
 import threading
 import time
-import warnings
 from unittest import mock
 
 import numpy as np
 import pytest
-from callbacks.common import shared_folder
 
 import keras_ddl
 from harness.rank_program import long
@@ -18,9 +15,18 @@ from keras_ddl import callbacks
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import CheckpointError
-from keras_ddl.files import last_checkpoint
 from keras_ddl.strategy import one_per_job
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, check_equal_on_all_ranks, keras, set_precision
+from strategy.common import (
+    RANK,
+    STRATEGY,
+    X,
+    Y,
+    check_equal_on_all_ranks,
+    keras,
+    recorded_warnings,
+    set_precision,
+    shared_folder,
+)
 
 SEED = 5
 STEPS = 5  # batches of 10 in 43 rows
@@ -167,10 +173,9 @@ def exact_for(kinds):
             found = ckpt.latest(folder)
             if kind != "unknown length":  # there Keras counts a step more, at the end of the first epoch
                 assert (found.step, found.extra["in_epoch"]) == (7, 7 % STEPS), (kind, found)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with recorded_warnings("order") as messages:
                 ours = train(data, checkpointing(folder, resume=True))
-            assert not [str(each.message) for each in caught if "order" in str(each.message)], kind
+            assert not messages, kind
             assert len(ours[1]["loss"]) == 3 - 7 // STEPS, kind
             try:
                 assert_same_end(ours, whole)
@@ -178,23 +183,9 @@ def exact_for(kinds):
                 raise AssertionError(f"{kind}: {error}") from error
 
 
-class SignalInStep(keras.callbacks.Callback):
-    """One rank gets a signal while the ranks take a step."""
-
-    never_stops_within_epoch = True
-
-    def __init__(self, number, step, rank):
-        super().__init__()
-        self.number, self.step, self.rank = number, step, rank
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.model.optimizer.iterations == self.step and self.rank == RANK:
-            signal.raise_signal(self.number)
-
-
 @long
 def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
-    strategy = keras_ddl.Strategy(data="rank0")
+    strategy = keras_ddl.Strategy(reader="rank0")
     one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
     model_and_beginning.cache_clear()
     try:
@@ -205,41 +196,19 @@ def check_resume_inside_an_epoch_is_exact_for_data_that_rank_0_reads():
 
 
 @long
-def check_notice_to_one_rank_saves_after_the_same_step_and_the_run_goes_on_from_there():
-    data, before = DATA["shuffled"], signal.getsignal(signal.SIGUSR1)
-    whole = train(data)
-    for rank, step, saved in ((SIZE - 1, 6, 7), (0, 4, 5)):  # in the second epoch; in the last step of the first one
-        with shared_folder() as folder:
-            notice = checkpointing(folder, save_freq=100, on_signal=("SIGTERM", "SIGUSR1"))
-            with pytest.raises(SystemExit) as caught:
-                train(data, SignalInStep(signal.SIGUSR1, step, rank), notice)
-            assert caught.value.code == 75
-            assert signal.getsignal(signal.SIGUSR1) is before
-            found = ckpt.list_checkpoints(folder)  # on disk, whole, and the only one
-            assert [(each.step, each.extra["in_epoch"], each.problem) for each in found] == [
-                (saved, saved % STEPS, None)
-            ]
-            assert last_checkpoint.known()["path"] == str(found[0].path.resolve())
-            assert_same_end(train(data, checkpointing(folder, resume=True, on_signal="SIGUSR1")), whole)
-
-
-@long
 def check_resume_with_other_seeds_or_shorter_data_is_told():
     def seeded(seed, batches=STEPS):
         return lambda: {"x": slices().shuffle(43, seed=seed).batch(10).take(batches)}
 
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings("order in which the previous run began") as messages:
             train(seeded(6), checkpointing(folder, resume=True))
-        told = [str(each.message) for each in caught if "order in which the previous run began" in str(each.message)]
-        assert len(told) == 1, told
+        assert len(messages) == 1, messages
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError, match="ends before batch 2 of the epoch"):
             train(seeded(5, batches=1), checkpointing(folder, resume=True))
-        assert "ends before batch 2 of the epoch" in str(caught.value), caught.value
 
 
 @long
@@ -356,10 +325,8 @@ def check_a_write_that_fails_at_the_end_is_an_error_of_fit():
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
-    with shared_folder() as folder, writing(full):
-        with pytest.raises(CheckpointError) as caught:
-            train(DATA["arrays"], checkpointing(folder, save_freq=100))
-        assert "No space left" in str(caught.value), caught.value
+    with shared_folder() as folder, writing(full), pytest.raises(CheckpointError, match="No space left"):
+        train(DATA["arrays"], checkpointing(folder, save_freq=100))
 
 
 @long

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.needed_parts import needs_part
-from harness.rank_tests import run_ranks
 from launch.launching import environment, run
 
 HERE = Path(__file__).parent
@@ -32,27 +30,3 @@ def test_training_killed_twenty_times_ends_as_one_that_was_not(tmp_path):
     with np.load(killed / "end.npz") as ours, np.load(whole / "end.npz") as expected:
         for name in expected:
             np.testing.assert_array_equal(ours[name], expected[name], err_msg=name)
-
-
-@pytest.mark.long
-@needs_part("callbacks.StepMetrics")
-def test_step_metrics_of_a_process_without_ranks(tmp_path):
-    def train(folder):
-        import keras
-        import numpy as np
-
-        import keras_ddl
-
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        metrics = keras_ddl.callbacks.StepMetrics(folder, every=4)
-        model.fit(np.ones((64, 3)), np.ones((64, 1)), batch_size=8, verbose=0, callbacks=[metrics])
-        from callbacks.step_metrics_checks import written
-
-        return written(folder)
-
-    found = run_ranks(train, 1, args=(os.fspath(tmp_path),)).check().ranks[0].result
-    assert [step for step, _ in found["job/step_seconds"]] == [5, 8]
-    rates = zip(found["job/rows_per_second"], found["job/step_seconds"])
-    assert all(abs(rate * seconds - 8) < 0.1 for (_, rate), (_, seconds) in rates)
-    assert len(found) == 2, "nothing is said of communication that there is not"

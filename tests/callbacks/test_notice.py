@@ -103,5 +103,9 @@ def test_notice_that_nobody_hears_does_at_last_what_it_did_before(tmp_path):
         notice._received_at -= 60
         signal.raise_signal(signal.SIGUSR1)
         assert heard
+        notice.begin()
+        notice.end()
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(heard) == 2
     finally:
         signal.signal(signal.SIGUSR1, before)

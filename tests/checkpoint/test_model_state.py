@@ -42,17 +42,19 @@ def state_of(model: Any) -> list[np.ndarray]:
     return [keras.ops.convert_to_numpy(each) for each in [*model.variables, *model.optimizer.variables]]
 
 
-@pytest.mark.parametrize(
-    "kind", ["loss scaling", *(pytest.param(each, marks=pytest.mark.long) for each in ("adam", "ema and clipping"))]
-)
-def test_resume_is_exact(tmp_path: Path, kind: str) -> None:
-    def optimizer() -> Any:
-        if kind == "adam":
-            return "adam"
-        if kind == "loss scaling":
-            return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
-        return keras.optimizers.AdamW(0.01, use_ema=True, global_clipnorm=0.5)
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "averages": lambda: keras.optimizers.AdamW(0.01, use_ema=True, global_clipnorm=0.5),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)),
+}
+LONG = pytest.mark.long
 
+
+@pytest.mark.parametrize("name", ["scaling", *(pytest.param(each, marks=LONG) for each in ("adam", "averages"))])
+def test_resume_is_exact(tmp_path: Path, name: str) -> None:
+    optimizer = OPTIMIZERS[name]
     straight = make_model(optimizer=optimizer())
     fit(straight, 2)
     straight.optimizer.learning_rate = 0.005
@@ -87,16 +89,21 @@ def test_restore_without_optimizer_and_with_own_seed(tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_another_model_changes_nothing(tmp_path: Path) -> None:
-    model_state.save_checkpoint(make_model(width=8), tmp_path, 1, optimizer=False)
-    wider = make_model(width=9)
-    before = [each.numpy() for each in wider.variables]
-    with pytest.raises(CheckpointError, match=r"kernel is float32\[6, 8\] there, float32\[6, 9\] here"):
-        model_state.restore_checkpoint(wider, tmp_path, optimizer=False)
-    for old, now in zip(before, wider.variables):
-        np.testing.assert_array_equal(old, now.numpy())
-    shallow = keras.Sequential([keras.Input((6,)), layers.Dense(8)])
-    with pytest.raises(CheckpointError, match="9 weights there, 2 here"):
-        model_state.restore_checkpoint(shallow, tmp_path, optimizer=False)
+    def model_of(units: int = 3, dtype: str = "float32", more: int = 0) -> Any:
+        further = [layers.Dense(2) for _ in range(more)]
+        return keras.Sequential([keras.Input((2,)), layers.Dense(units, dtype=dtype), *further])
+
+    model_state.save_checkpoint(model_of(), tmp_path, 1)
+    for other, words in (
+        (model_of(units=4), r"kernel is float32\[2, 3\] there, float32\[2, 4\] here"),
+        (model_of(dtype="float16"), r"kernel is float32\[2, 3\] there, float16\[2, 3\] here"),
+        (model_of(more=1), "2 weights there, 4 here"),
+    ):
+        before = other.get_weights()
+        with pytest.raises(CheckpointError, match=words):
+            model_state.restore_checkpoint(other, tmp_path)
+        for old, now in zip(before, other.get_weights(), strict=True):
+            np.testing.assert_array_equal(old, now)
 
 
 def test_unbuilt_model_is_refused(tmp_path: Path) -> None:
@@ -151,20 +158,11 @@ def embedded(optimizer: Any) -> Any:
     return model
 
 
-OPTIMIZERS = {
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "averages": lambda: keras.optimizers.AdamW(0.01, use_ema=True, global_clipnorm=0.5),
-    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-    "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(0.1)),
-    "muon": lambda: keras.optimizers.Muon(),
-    "adam": lambda: keras.optimizers.Adam(),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "how"),
     [("adam", "fit"), ("nesterov", "by hand"), ("adam", "sparse"), ("averages", "eagerly")]
-    + [pytest.param(name, how, marks=pytest.mark.long) for name in OPTIMIZERS for how in ("fit", "sparse")][:-2],
+    + [pytest.param(name, "fit", marks=LONG) for name in ("nesterov", "averages", "accumulation", "scaling")]
+    + [pytest.param(name, "sparse", marks=LONG) for name in ("nesterov", "averages")],
 )
 def test_snapshot_stays_what_it_was_while_the_model_trains_on(name: str, how: str) -> None:
     optimizer = OPTIMIZERS[name]()
@@ -210,15 +208,6 @@ def test_altered_weights_are_not_restored(tmp_path: Path) -> None:
         model_state.restore_checkpoint(model, tmp_path)
     for mine, one in zip(model.get_weights(), before):
         np.testing.assert_array_equal(mine, one)
-
-
-def test_weights_of_another_dtype_are_refused_by_name(tmp_path: Path) -> None:
-    def model_of(dtype: str) -> Any:
-        return keras.Sequential([keras.Input((2,)), layers.Dense(3, dtype=dtype, name="dense")])
-
-    model_state.save_checkpoint(model_of("float32"), tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"kernel is float32\[2, 3\] there, float16\[2, 3\] here"):
-        model_state.restore_checkpoint(model_of("float16"), tmp_path)
 
 
 class Twins(keras.Model):

@@ -54,21 +54,13 @@ def test_a_bundle_of_parts_is_read_as_one_of_complete_tensors(tmp_path: Path) ->
     assert files == [*(f"weights.data-0000{i}-of-00004" for i in range(4)), "weights.index"]
 
 
-def test_a_bundle_of_parts_is_read_in_other_parts(tmp_path: Path) -> None:
-    prefix = write(tmp_path)
-    for key, (array, _, other) in TABLES.items():
-        for rank in range(other.size):
-            read = bundle.read_boxes(prefix, key, array.dtype.name, array.shape, other.boxes(rank))
-            np.testing.assert_array_equal(read, np.reshape(other.cut(array, rank), -1))
-
-
-def test_a_complete_tensor_is_read_in_parts(tmp_path: Path) -> None:
-    prefix = str(tmp_path / "weights")
-    bundle.write(prefix, {key: array for key, (array, _, _) in TABLES.items()})
-    for key, (array, layout, _) in TABLES.items():
-        for rank in range(layout.size):
-            read = bundle.read_boxes(prefix, key, array.dtype.name, array.shape, layout.boxes(rank))
-            np.testing.assert_array_equal(read, np.reshape(layout.cut(array, rank), -1))
+def test_complete_tensors_and_parts_are_read_in_other_parts(tmp_path: Path) -> None:
+    bundle.write(complete := str(tmp_path / "complete"), {key: array for key, (array, _, _) in TABLES.items()})
+    for prefix in (write(tmp_path), complete):
+        for key, (array, _, other) in TABLES.items():
+            for rank in range(other.size):
+                read = bundle.read_boxes(prefix, key, array.dtype.name, array.shape, other.boxes(rank))
+                np.testing.assert_array_equal(read, np.reshape(other.cut(array, rank), -1))
 
 
 def test_a_bundle_of_parts_is_restored_by_tensorflows_checkpoint(tmp_path: Path) -> None:

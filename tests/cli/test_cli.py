@@ -52,20 +52,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 MISTAKES = {
-    "verify no program": (["verify", "-np", "2"], "ConfigError: A program must be given"),
     "verify program's option": (["verify", "x.py", "--epochs", "3"], "keras-ddl verify -np 3 -- train.py --epochs"),
     "no program": (["run", "-np", "2"], "ConfigError: A program must be given"),
     "no np": (["run", "--", "true"], "ConfigError: np: the number of ranks must be given"),
-    "np of 0": (["run", "-np", "0", "--", "true"], "0 is not in the range x>=1"),
+    "np of 0": (["run", "-np", "0", "--", "true"], "is no number of ranks, 1 or more"),
+    "np of a range upside down": (["run", "-np", "4:2", "--", "true"], "is no number of ranks, 1 or more"),
+    "old option": (["run", "-np", "2", "--min-np", "1", "x"], "--min-np is now -np MIN:MAX"),
     "unknown option": (["run", "-np", "2", "--epochs", "3", "x"], "No such option"),
     "missing script": (["run", "-np", "2", "python", "nothing.py"], "The script must exist. Received: 'nothing.py'"),
     "missing program": (["run", "-np", "2", "--", "no-such-program"], "'no-such-program', which is not in PATH"),
     "wrong mode": (["run", "-np", "4", "--mode", "x:3x1", "--", "true"], "must equal the number of ranks (4)"),
     "wrong hosts": (["run", "--hosts", "h0:x", "--", "true"], "hosts must be host:ranks"),
-    "host twice": (["run", "--hosts", "h0:1,h0:1", "--", "true"], "hosts must name each host once"),
     "too many ranks": (["run", "-np", "5", "--hosts", "h0:2,h1:2", "--", "true"], "take together (4)"),
     "wrong timeout": (["run", "-np", "2", "--timeout", "-1", "--", "true"], "timeout must be a number of seconds"),
-    "wrong env": (["run", "-np", "2", "--env", "=x", "--", "true"], "--env must be NAME=VALUE"),
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),
     "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
@@ -74,7 +73,6 @@ MISTAKES = {
         "opset must be 9 to 18, and is for ONNX. Received: 15 for saved",
     ),
     "export check of a format": (["export", "--check", ".", "--format", "onnx"], "Give CHECKPOINTS and OUTPUT"),
-    "export version": (["export", ".", "out", "--version", "0"], "--version must be a whole number above 0"),
 }
 
 
@@ -109,7 +107,7 @@ def test_cli_debug_shows_the_traceback_of_an_error(here: Path):
     keras_ddl("run", "-np", "2", "--", "no-such-program", "--debug", status=2)
 
 
-@pytest.mark.parametrize("words", ["-np 3", "--np 3", "-n 3", "--num-proc 3", "-np=3", "--np=3", "-np3", "-n3", "-n=3"])
+@pytest.mark.parametrize("words", ["-np 3", "--np 3", "-n 3", "--num-proc 3", "-np=3", "-np3"])
 def test_cli_run_takes_the_number_of_ranks_by_any_name(words: str, here: Path):
     shown = keras_ddl("run", "-x", "A=1", *words.split(), "--dry-run", "true", "-np7")
     assert "ranks 0 to 2" in shown and "true -np7" in shown, shown  # words after the program are its own
@@ -120,12 +118,9 @@ def test_cli_run_takes_the_number_of_ranks_by_any_name(words: str, here: Path):
     [
         ("train.py -np 2", "Write: keras-ddl run -np 2 train.py\n"),
         ("python train.py --epochs 3 -np=2 -v", "Write: keras-ddl run -np 2 python train.py --epochs 3 -v\n"),
-        ("train.py -n2", "Write: keras-ddl run -np 2 train.py\n"),
         ("-- train.py 'a b' --np 2", "Write: keras-ddl run -np 2 train.py 'a b'\n"),
-        ("--verbose train.py --num-proc 2", "Write: keras-ddl run -np 2 train.py\n"),
         ("-np 2 trian.py", "Did you mean 'train.py'?"),
         ("-np 2 python trian.py", "Did you mean 'train.py'?"),
-        ("-np 2 train", "Did you mean 'train.py'?"),
         ("-mp 2 train.py", "Did you mean '-np'?"),
         ("--restart 3 -np 2 train.py", "Did you mean '--restarts'?"),
         ("-np 2 --output-dir /dev/null/logs train.py", "--output-dir must be a directory"),

@@ -116,11 +116,6 @@ def test_another_process_at_the_door_of_a_rank_is_not_taken_for_it(monkeypatch: 
     raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 (died|cannot be reached)")
 
 
-def silent_strangers(keeper: Doorkeeper, number: int) -> list[socket.socket]:
-    address = ("127.0.0.1", int(keeper.describe()["port"]))
-    return [socket.create_connection(address) for _ in range(number)]
-
-
 def is_pushed_out(connection: socket.socket) -> bool:
     connection.settimeout(60)
     try:
@@ -143,7 +138,8 @@ def test_few_strangers_are_in_at_a_time(is_introduced: bool, monkeypatch: pytest
     for each in keepers if is_introduced else keepers[1:]:
         each.introduce(doors)
     threads = threading.active_count()
-    silent = silent_strangers(keepers[0], 400)
+    address = ("127.0.0.1", int(keepers[0].describe()["port"]))
+    silent = [socket.create_connection(address) for _ in range(400)]
     assert all(is_pushed_out(each) for each in silent[:300])
     assert len(keepers[0]._knocks) <= 51 and threading.active_count() == threads
     with ThreadPoolExecutor(1) as pool:
@@ -181,6 +177,3 @@ def test_who_floods_shuts_out_itself_and_no_other_address() -> None:
     assert out == [None] * 9 + list(range(1, 91)) and 0 in unproven and list(unproven) == [0, *range(91, 100)]
     assert unproven.pop(0) == 0 and len(unproven) == 9
     assert [unproven.add(each, f"address {each}", each) for each in (200, 201)] == [None, 91]
-    for each in unproven:
-        unproven.pop(each)
-    assert len(unproven) == 0 and list(unproven) == []

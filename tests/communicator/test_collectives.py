@@ -1,7 +1,7 @@
 """Collectives on arrays: through shared memory, and MPI besides; for those on tensors see tests/ops.
 
-communicator: every collective against NumPy. contract: what each of them promises. split: communicators of some ranks.
-hierarchy: the rings of a forced mode, whose outer dimensions go over MPI even inside a host.
+communicator: every collective against NumPy (any order, any thread, any count: test_fuzz.py). split: communicators of
+some ranks. hierarchy: the rings of a forced mode, whose outer dimensions go over MPI even inside a host.
 """
 
 import os
@@ -19,11 +19,11 @@ def checks(*names: str) -> list[Path]:
 
 
 # Two launches: ranks of one host as `keras-ddl run` starts them, and both layers of a box, by mpirun.
-test_of_two = rank_tests(checks("communicator", "contract", "split"), [2], mpi=False)
-test_of_four = rank_tests(checks("communicator", "contract", "split", "hierarchy"), [(4, "x:2x2")])
+test_of_two = rank_tests(checks("communicator", "split"), [2], mpi=False)
+test_of_four = rank_tests(checks("communicator", "split", "hierarchy"), [(4, "x:2x2")])
 test_alone = pytest.mark.long(rank_tests(checks("communicator", "split"), [1]))
 test_of_more_in_boxes = pytest.mark.long(
-    rank_tests(checks("communicator", "contract", "split", "hierarchy"), [(3, "x:1x3"), (4, "x:1x2x2"), (8, "x:2x4")])
+    rank_tests(checks("communicator", "split", "hierarchy"), [(3, "x:1x3"), (4, "x:1x2x2"), (8, "x:2x4")])
 )
 
 

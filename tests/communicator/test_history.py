@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_a_rank_sees_what_is_on_its_board(job: Job) -> None:
     assert job.rank.admit_at == 2**40 and not job.rank.has_question
 
 
-def test_a_newcomer_gets_what_the_others_got(job: Job) -> None:
+def test_a_newcomer_gets_what_the_others_got_or_will_get(job: Job) -> None:
     record = Record(job.rank, [], 0)
     array = np.arange(3.0)
     record.add("a", array)
@@ -111,14 +110,8 @@ def test_a_newcomer_gets_what_the_others_got(job: Job) -> None:
     with answering(record):
         np.testing.assert_array_equal(replay.result("a"), [0.0, 1.0, 2.0])
         assert replay.result("b") == {"c": [1, None]}
-
-
-def test_a_newcomer_waits_for_the_others(job: Job) -> None:
-    record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
-    with answering(record):
-        begin = time.monotonic()
-        threading.Timer(0.1, record.add, ["a", 5]).start()
-        assert replay.result("a") == 5 and time.monotonic() - begin > 0.05
+        threading.Timer(0.1, record.add, ["c", 5]).start()
+        assert replay.result("c") == 5
 
 
 def test_a_newcomer_that_makes_another_call_says_which(job: Job) -> None:

@@ -14,42 +14,22 @@ import pytest
 from keras_ddl.communicator import stack_position
 
 
-def seen_from_another_thread(during) -> str:
+def test_position_of_the_users_line_behind_a_callback_from_a_library():
     found = []
-    looked = threading.Event()
 
-    def look():
-        found.append(stack_position.main_thread())
-        looked.set()
+    def wait_in_a_callback():
+        looking = threading.Thread(target=lambda: found.append(stack_position.main_thread()))
 
-    during(threading.Thread(target=look), looked)
-    return found[0]
-
-
-def test_position_of_the_users_line_inside_a_library():
-    def wait_here(thread, looked):
-        thread.start()
-        looked.wait(10)
-
-    text = seen_from_another_thread(wait_here)
-    users, _, inside = text.partition(" (inside ")
-    assert "test_stack_position.py:" in users
-    assert users.endswith(" in test_position_of_the_users_line_inside_a_library.wait_here")
-    assert inside.startswith("python3") or "threading.py:" in inside, text
-
-
-def test_position_behind_a_callback_from_a_library():
-    def wait_in_a_callback(thread, looked):
         def hook(pairs):
-            thread.start()
-            while not looked.is_set():
-                pass
+            looking.start()
+            looking.join()
 
         json.loads('{"a": 1}', object_pairs_hook=hook)
 
-    text = seen_from_another_thread(wait_in_a_callback)
-    assert "wait_in_a_callback.hook" in text
-    assert "json" not in text.partition(" (inside ")[0]
+    wait_in_a_callback()
+    users, _, inside = found[0].partition(" (inside ")
+    assert "test_stack_position.py:" in users and users.endswith("wait_in_a_callback.hook"), found
+    assert inside.startswith("python3") or "threading.py:" in inside, found
 
 
 def generated(source: str) -> Callable:

@@ -25,22 +25,16 @@ def site(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_two_tensorflows_of_different_content_are_refused(site):
+@pytest.mark.parametrize(("version", "content"), [("2.21.0", "gpu"), ("2.20.0", "old")])
+def test_two_tensorflows_that_differ_are_refused(site, version, content):
     install(site, "tensorflow-cpu", "2.21.0", "cpu")
-    install(site, "tensorflow", "2.21.0", "gpu")
+    install(site, "tensorflow", version, content)
     with pytest.raises(DependencyError) as caught:
         tensorflow_packages.check_one_tensorflow()
     text = str(caught.value)
-    assert "tensorflow 2.21.0 and tensorflow-cpu 2.21.0" in text
+    assert f"tensorflow {version} and tensorflow-cpu 2.21.0" in text
     assert "pip uninstall -y tensorflow tensorflow-cpu && " in text
     assert text.endswith("pip install '.[tensorflow-cpu]'")  # no metadata of keras_ddl is there
-
-
-def test_two_versions_of_tensorflow_are_refused(site):
-    install(site, "tensorflow-cpu", "2.21.0", "new")
-    install(site, "tensorflow", "2.20.0", "old")
-    with pytest.raises(DependencyError, match=r"tensorflow 2\.20\.0 and tensorflow-cpu 2\.21\.0"):
-        tensorflow_packages.check_one_tensorflow()
 
 
 @pytest.mark.parametrize(
@@ -58,12 +52,12 @@ def test_one_tensorflow_is_accepted(site, packages):
     tensorflow_packages.check_one_tensorflow()
 
 
-@pytest.mark.parametrize("version", ["2.16.1", "2.21.0", "2.22.0-rc1", "2.30.1"])
+@pytest.mark.parametrize("version", ["2.16.1", "2.22.0-rc1", "2.30.1"])
 def test_check_version_accepts_what_the_c_api_serves(version):
     assert tensorflow_packages.check_version(version, (2, 16)) == tuple(int(word) for word in version.split(".")[:2])
 
 
-@pytest.mark.parametrize("version", ["2.15.1", "1.15.0", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.15.1", "3.0.0"])
 def test_check_version_names_what_to_install(version):
     with pytest.raises(
         DependencyError, match=rf"2\.16 or newer, below 3\.0.*TensorFlow {version}.*'tensorflow-cpu>=2.19,<2.22'"
@@ -104,7 +98,7 @@ def test_check_keras_backend_reads_the_keras_that_is_imported(monkeypatch):
         tensorflow_packages.check_keras_backend()
 
 
-BLOCK = "import sys; sys.modules['tensorflow'] = None; import keras_ddl\n"
+BLOCK = "import sys; sys.modules['tensorflow'] = None; import keras_ddl; keras_ddl.all_reduce"
 BREAK = """
 import sys, importlib.abc, keras_ddl
 class Broken(importlib.abc.MetaPathFinder):
@@ -112,6 +106,7 @@ class Broken(importlib.abc.MetaPathFinder):
         if name == 'tensorflow':
             raise ImportError('libxyz.so.1: cannot open shared object file', name='tensorflow.libs')
 sys.meta_path.insert(0, Broken())
+keras_ddl.all_reduce
 """
 
 
@@ -123,41 +118,26 @@ import keras_ddl; keras_ddl.Strategy
 
 
 @pytest.mark.parametrize(
-    ("program", "environment", "words"),
+    ("program", "words"),
     [
         pytest.param(
             WITHOUT.format(package="keras", module="keras.src.trainers.data_adapters.array_data_adapter"),
-            {},
             ["works with keras 3.13 to 3.15. Received: keras 3.", "array_data_adapter", "'keras>=3.13,<3.16'"],
             marks=pytest.mark.long,
             id="private keras",
         ),
         pytest.param(
             WITHOUT.format(package="tensorflow", module="tensorflow.python.distribute.distribute_lib"),
-            {},
             ["works with tensorflow 2.16 to 2.21. Received: tensorflow 2.", "'tensorflow-cpu>=2.19,<2.22'"],
             marks=pytest.mark.long,
             id="private tensorflow",
         ),
-        pytest.param(
-            BLOCK + "keras_ddl.all_reduce",
-            {},
-            ["no TensorFlow in", "pip install 'tensorflow-cpu>=2.19,<2.22'"],
-            id="missing",
-        ),
-        pytest.param(BREAK + "keras_ddl.all_reduce", {}, ["cannot be imported", "libxyz.so.1"], id="broken"),
-        pytest.param(
-            "import keras_ddl; keras_ddl.broadcast",
-            {"KERAS_BACKEND": "torch"},
-            ["'torch'", "KERAS_BACKEND=tensorflow"],
-            id="backend",
-        ),
+        pytest.param(BLOCK, ["no TensorFlow in", "pip install 'tensorflow-cpu>=2.19,<2.22'"], id="missing"),
+        pytest.param(BREAK, ["cannot be imported", "libxyz.so.1"], id="broken"),
     ],
 )
-def test_the_first_use_of_tensorflow_says_what_is_wrong(program, environment, words, monkeypatch):
+def test_the_first_use_of_tensorflow_says_what_is_wrong(program, words, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TOLERANCE = 1e-12  # of float64; coarser types by as much as they are coarser
+TOLERANCE = 1e-12  # of float64; float32 by as much as it is coarser
+_OF_HALVES = 0.02
 
 
-def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str | None:
+def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float = TOLERANCE) -> str | None:
     """Returns in words where two lists of tensors differ; None if they do not."""
     for index, (got, want) in enumerate(zip(found, expected, strict=True)):
         got, want = np.asarray(got), np.asarray(want)
@@ -23,7 +24,8 @@ def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> s
         if not np.array_equal(np.where(finite, 0, want), np.where(np.isfinite(got), 0, got), equal_nan=True):
             return f"output {index}: {got.tolist()} for {want.tolist()}"
         largest = np.max(np.abs(want[finite]), initial=1.0)
-        bound = TOLERANCE * (np.finfo(want.dtype).eps / np.finfo(np.float64).eps) * largest
+        coarser = np.finfo(want.dtype).eps / np.finfo(np.float64).eps
+        bound = largest * (tolerance * coarser if want.dtype.itemsize > 2 else max(tolerance, _OF_HALVES))
         worst = np.max(np.abs(got[finite] - want[finite]), initial=0.0)
         if worst > bound:
             return f"output {index}: differs by {worst} of {largest}"

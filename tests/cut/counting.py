@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cut.simulated import OneBucket
+
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, Sharded, build_step
 from keras_ddl.cut.collectives import PLAIN, Reduction
@@ -13,7 +15,7 @@ from keras_ddl.cut.program import Node, Value
 RANKS = 2
 
 
-class NoRanks:
+class NoRanks(OneBucket):
     """Collectives of a graph that never runs: of the right dtypes, and of shapes as open as those of keras_ddl.ops."""
 
     rank, size = 0, RANKS
@@ -23,12 +25,6 @@ class NoRanks:
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[None, *tensor.shape[1:]])
-
-    def compresses(self, value: Value, op: str) -> bool:
-        return False
-
-    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
-        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
 
 class Moved(Report):

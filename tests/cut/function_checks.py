@@ -59,32 +59,6 @@ def check_function_equals_one_process():
     assert_same(guide_loop(STRATEGY.function, data), expected(guide_loop, data))
 
 
-@long
-def check_function_takes_rows_of_each_rank():
-    ends = [0, 7, 7, *[10] * SIZE][: SIZE + 1] if SIZE > 2 else [0, 7, 10]
-    data = batches()
-    mine = [tuple(each[min(ends[RANK], len(each)) : min(ends[RANK + 1], len(each))] for each in pair) for pair in data]
-    one = expected(guide_loop, data)
-    for options in ({}, {"reduce_retracing": True}):
-        assert_same(guide_loop(STRATEGY.function(batches="rank", **options).__call__, mine), one)
-
-
-@long
-def check_function_with_open_sizes_is_traced_twice():
-    sizes = (10, 4, 1, 9, 2, 11)
-    ends = np.cumsum([0, *sizes])
-    data = [(X[a:b], Y[a:b]) for a, b in zip(ends, ends[1:])]
-    functions = []
-
-    def wrap(step):
-        functions.append(STRATEGY.function(step, reduce_retracing=True))
-        return functions[0]
-
-    found = guide_loop(wrap, data)
-    assert len(functions[0].cut_step.reports) == 2, len(functions[0].cut_step.reports)
-    assert_same(found, expected(lambda _, d: guide_loop(tf.function(reduce_retracing=True), d), data))
-
-
 def check_function_with_open_sizes_is_traced_as_often_as_in_one_process():
     shapes = [(4, 3), (4, 5), (2, 5), (4, 3), (4, 7), (6, 6), (4, 5), (1, 3)]
 
@@ -107,44 +81,35 @@ def check_function_with_open_sizes_is_traced_as_often_as_in_one_process():
 
 @long
 def check_function_normalizes_by_each_rank_s_rows():
-    def loop(wrap, data, normalize):
+    steps = []
+
+    def loop(wrap, normalize):
         set_precision("float64")
         keras.utils.set_random_seed(6)
         model = keras.Sequential([keras.Input((6,)), layers.Dense(5), normalize(), layers.ReLU(), layers.Dense(3)])
         optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
         loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-        @wrap
         def train_step(x, y):
             with tf.GradientTape() as tape:
                 loss = loss_fn(y, model(x, training=True))
             optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
             return loss
 
-        losses = [train_step(x, y).numpy() for x, y in data]
+        steps.append(wrap(train_step))
+        losses = [steps[-1](x, y).numpy() for x, y in data]
         return [*losses, *model.get_weights(), *(each.numpy() for each in optimizer.variables)]
 
     def split(rows):
-        ends = [chunk(rows, rank, SIZE) for rank in range(SIZE)]
-        return [end - first for first, end in ends]
+        return [end - first for first, end in (chunk(rows, rank, SIZE) for rank in range(SIZE))]
 
-    strategy = keras_ddl.Strategy(batch_statistics="rank")
     data = [*batches(), (X[:2], Y[:2])]  # and a batch of which not every rank has a row
-    step = []
-
-    def wrap(function):
-        step.append(strategy.function(function))
-        return step[0]
-
-    found = loop(wrap, data, lambda: layers.BatchNormalization(momentum=MOMENTUM))
-    one = loop(lambda function: tf.function(function, autograph=False), data, lambda: Chunks(split))
+    one = loop(lambda function: tf.function(function, autograph=False), lambda: Chunks(split))
+    strategy = keras_ddl.Strategy(batch_statistics="rank")
+    found = loop(strategy.function, lambda: layers.BatchNormalization(momentum=MOMENTUM))
     assert_same(found, one, 1e-12)
-    text = step[0].explain()
+    text = steps[-1].explain()
     assert "own rows: 1 calls" in text and "1 collectives per step" in text, text
-
-
-def check_function_refuses_other_batch_statistics():
-    raises(keras_ddl.errors.ConfigError, "'global' or 'rank'", lambda: keras_ddl.Strategy(batch_statistics="local"))
 
 
 def check_function_gives_rank_0_values_to_variables():
@@ -217,9 +182,30 @@ def check_function_assigns_variables_that_are_arguments():
     assert_same([*found, *totals, rows], [2 * one, 2 * one, 4 * one, 2 * one, one, 18])
 
 
+def check_function_takes_ragged_tensors_alone():
+    lengths = tf.constant([3, 0, 2, 1, 4])
+    whole = tf.RaggedTensor.from_row_lengths(tf.range(10.0), lengths)
+    step = lambda x: (tf.reduce_sum(x, 1) / tf.cast(x.nrows(), tf.float32), tf.reduce_max(x))  # noqa: E731
+    one = [each.numpy() for each in step(whole)]
+    begin, end = RANK * 5 // SIZE, (RANK + 1) * 5 // SIZE
+    for retracing in (False, True):
+        assert_same([e.numpy() for e in STRATEGY.function(step, reduce_retracing=retracing)(whole)], one)
+        found = STRATEGY.function(step, batches="rank", reduce_retracing=retracing)(whole[begin:end])
+        assert_same([each.numpy() for each in found], one)
+
+
+def check_function_does_not_take_what_sparse_tensors_are_made_of_for_rows():
+    # As many values and splits as the batch has rows, and a table of as many rows, which is none of the batch.
+    ragged = tf.RaggedTensor.from_row_lengths(tf.range(4.0), [4, 0, 0])
+    x = tf.reshape(tf.range(8.0), [4, 2])
+    step = STRATEGY.function(lambda x, r: (tf.reduce_sum(x * 2), r.values * 1.0, r.row_splits + 0))
+    assert_same([each.numpy() for each in step(x, ragged)], [np.float32(56), np.arange(4.0), [0, 4, 4, 4]])
+
+
 def check_function_refuses_wrong_arguments():
     raises(keras_ddl.errors.ConfigError, "batches='mine'", lambda: STRATEGY.function(lambda x: x, batches="mine"))
     raises(keras_ddl.errors.ConfigError, "Received: int", lambda: STRATEGY.function(3))
+    raises(keras_ddl.errors.ConfigError, "'global' or 'rank'", lambda: keras_ddl.Strategy(batch_statistics="local"))
 
 
 def check_function_explains_its_collectives():
@@ -230,21 +216,6 @@ def check_function_explains_its_collectives():
     assert "Sort" in text or "TopKV2 needs all rows" in text, text
     assert "function_checks.py" in text and "collectives per step" in text, text
     assert (text in shown.getvalue()) == (RANK == 0)
-
-
-@long
-def check_fit_explains_its_collectives():
-    set_precision("float64")
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(3)], name="explained")
-        model.compile("sgd", "sparse_categorical_crossentropy")
-    with config.override("EXPLAIN_STEP", "1"), contextlib.redirect_stdout(io.StringIO()) as shown:
-        model.fit(X[:30], Y[:30], batch_size=10, verbose=0)
-    told = shown.getvalue()
-    if RANK == 0:
-        assert told.count("Sequential.train_step, one step:") == 1 and "2 collectives per step" in told, told
-    else:
-        assert told == ""
 
 
 def check_function_warns_once_of_what_is_gathered_for_want_of_a_rule():
@@ -294,7 +265,6 @@ def steps_with_state():
         table.insert(keys, table.lookup(keys) + 1)
         return table.lookup(keys), table.size()
 
-    yield lambda x: (x * tf.random.uniform([10, 6], dtype=tf.float64), tf.random.normal([2], seed=3))
     yield lambda x: (tf.random.shuffle(x), tf.random.categorical(tf.zeros([2, 50]), 3))
     yield queued
     yield lambda x: (next(numbers), tf.reduce_sum(x))

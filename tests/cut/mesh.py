@@ -164,6 +164,10 @@ class Mesh:
 
         return [mirror(key, own) for key, own in self.copies[at].items() if key in self.mirrors[at]]
 
+    def everything(self) -> list[np.ndarray]:
+        """Returns what all ranks hold, without mirrors."""
+        return [each.numpy() for copies in self.copies.values() for each in copies.values()]
+
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""
         return [np.asarray(each) for each in tf.nest.flatten(self.concrete(*map(tf.constant, arguments)))]
@@ -215,6 +219,10 @@ class Mesh:
                     return f"rank {at} makes other collectives: {each} for {texts[0]}"
         return None
 
+    def kinds(self, axis: str = "model") -> list[str]:
+        """Returns the kinds of the collectives of a step along an axis."""
+        return [kind for kind, _ in self.moved()[axis]]
+
     def moved(self) -> dict[str, list[tuple[str, int]]]:
         """Returns the kind of each collective of a step and how many tensors it moves, by axis."""
         reports = {"model": self.model_reports[0, 0], "data": self.data_reports[0, 0]}
@@ -227,25 +235,34 @@ def _assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, nam
     np.testing.assert_allclose(found, expected, rtol=bound, atol=bound, err_msg=name)
 
 
+def variables_of(*holders: Any) -> list[tf.Variable]:
+    """Returns the variables of models and optimizers, each once."""
+    return list({id(each.value): each.value for one in holders for each in one.variables}.values())
+
+
 def mesh_of(
     model: keras.Model,
-    optimizer: Any,
-    loss: Loss,
     batch: Sequence[np.ndarray],
     shape: Position,
-    rules: Rules,
+    rules: Rules | None = None,
+    *,
+    layout: Mapping[int, int] | None = None,
+    optimizer: Any = None,
+    loss: Loss | None = None,
     **options: Any,
 ) -> Mesh:
-    """Returns a training step of a model on a mesh."""
-    optimizer.build(model.trainable_variables)
+    """Returns a training step of a model on a mesh; without others, of plain SGD and the mean squared error."""
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    loss = loss or keras.losses.MeanSquaredError()
+    weights = model.trainable_variables
+    optimizer.build(weights)
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             result = loss(y, model(x, training=True))
             scaled = optimizer.scale_loss(result)
-        gradients = tape.gradient(scaled, [each.value for each in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
+        optimizer.apply(tape.gradient(scaled, [each.value for each in weights]), weights)
         return result
 
-    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
-    return Mesh(step, batch, shape, variables, axes(model.trainable_variables, optimizer, rules), **options)
+    layout = axes(weights, optimizer, rules or {}) if layout is None else layout
+    return Mesh(step, batch, shape, variables_of(model, optimizer), layout, **options)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from cut.comparing import TOLERANCE, difference
 
 from harness.threads import results_of
 from keras_ddl.compat.tensorflow import tf
@@ -56,7 +57,17 @@ class Exchange:
             return results
 
 
-class SimulatedCollectives:
+class OneBucket:
+    """What all collectives of these tests have in common: a bucket for each dtype, and no compression."""
+
+    def compresses(self, value: Value, op: str) -> bool:
+        return False
+
+    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
+        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
+
+
+class SimulatedCollectives(OneBucket):
     """One rank's collectives."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
@@ -88,9 +99,6 @@ class SimulatedCollectives:
         results.set_shape([None, *tensor.shape.as_list()[1:]])
         return self._known([results], GATHER)[0]
 
-    def compresses(self, value: Value, op: str) -> bool:
-        return False
-
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         def run(array: np.ndarray) -> np.ndarray:
             total = np.sum(self.exchange.meet(name, self.rank, array), axis=0, dtype=array.dtype)
@@ -107,9 +115,6 @@ class SimulatedCollectives:
         results = tf.numpy_function(run, [tensor], tensor.dtype)
         results.set_shape([None, *tensor.shape.as_list()[1:]])
         return results
-
-    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
-        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
 
 def chunks(rows: int, size: int) -> list[tuple[int, int]]:
@@ -146,6 +151,7 @@ class Simulation:
         **options: Any,
     ) -> None:
         self.size, self.static, self.chunks, self.options = size, static, chunks, options
+        self.variables = list(variables)
         self.reports = [Report() for _ in range(size)]
         self._sizes = list(dict.fromkeys(each.shape[0] for each in arguments))
         self._batches = [self._sizes.index(each.shape[0]) for each in arguments]
@@ -206,8 +212,15 @@ class Simulation:
 
     def together(self, variable: tf.Variable) -> np.ndarray:
         """Returns the whole of a variable of which each rank has a chunk."""
-        chunks = [copies[id(variable.handle)].numpy() for copies in self.copies]
-        return np.concatenate(chunks).reshape(variable.shape)
+        return np.concatenate(self.held(variable)).reshape(variable.shape)
+
+    def held(self, variable: tf.Variable) -> list[np.ndarray]:
+        """Returns what each rank has of a variable."""
+        return [copies[id(variable.handle)].numpy() for copies in self.copies]
+
+    def everything(self) -> list[np.ndarray]:
+        """Returns what all ranks hold, mirrors included."""
+        return [each.numpy() for held in (*self.copies, *self.mirrors) for each in held.values()]
 
     def expected(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Returns what one process gives."""
@@ -225,3 +238,30 @@ class Simulation:
 
         results = results_of(run, range(self.size))
         return [results[rank] for rank in range(self.size)]
+
+    def check(self, *arguments: np.ndarray, steps: int = 1, tolerance: float = TOLERANCE) -> Simulation:
+        """Compares the outputs of some steps, and all variables after them, with one process."""
+        for _ in range(steps):
+            expected = self.expected(*arguments)
+            for rank, outputs in enumerate(self(*arguments)):
+                told = difference(outputs, expected, tolerance)
+                assert told is None, f"rank {rank} of {self.size}, {[len(each) for each in arguments]} rows: {told}"
+        parts = {id(each) for each in self.options.get("parts", ())}
+        for variable in self.variables:
+            held = self.held(variable)
+            if id(variable.handle) in parts:
+                held = [np.sum(held, axis=0)]
+            elif any(variable is each for each in self._sharded):
+                held = [self.together(variable)]
+            assert all(each.tobytes() == held[0].tobytes() for each in held), f"{variable.name}: ranks differ"
+            told = difference(held[:1], [variable.numpy()], tolerance)
+            assert told is None, f"{variable.name}: {told}"
+        return self
+
+    def gathers(self) -> list[str]:
+        """Returns why rank 0 gathers something, each time that it does."""
+        return [each.reason for each in self.reports[0].entries if each.kind == "gather"]
+
+    def graph_of_rank_0(self, *arguments: np.ndarray) -> tf.Graph:
+        local = [tf.constant(each[: self.chunks(each.shape[0], self.size)[0][1]]) for each in arguments]
+        return self.functions[0].get_concrete_function(tf.zeros([len(self._sizes), 3], tf.int64), *local).graph

@@ -45,17 +45,8 @@ def compiled_count(x: tf.Tensor) -> tf.Tensor:
     return count() + tf.gather(x, 40)
 
 
-@tf.function(jit_compile=True, autograph=False)
-def compiled_caller(x: tf.Tensor) -> tf.Tensor:
-    return tf.function(lambda v: compiled(v) + 1.0, autograph=False)(x)
-
-
-def beyond_the_rows(x: tf.Tensor) -> list[tf.Tensor]:
-    return [compiled(x * 3.0), tf.reduce_sum(x)]
-
-
 def within_calls(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.function(lambda v: compiled(v) + 1.0, autograph=False)(x), compiled_caller(x)]
+    return [tf.function(lambda v: compiled(v * 3.0) + 1.0, autograph=False)(x), tf.reduce_sum(x)]
 
 
 def with_gradients(x: tf.Tensor) -> list[tf.Tensor]:
@@ -88,23 +79,7 @@ def in_a_scope(x: tf.Tensor) -> list[tf.Tensor]:
 
 
 FEW = (of_variables, in_a_branch)
-COMPILED = [beyond_the_rows, within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
-
-
-def check(step: Any, size: int, static: bool, variables: Any = (), times: int = 2) -> Simulation:
-    kept = [each.numpy() for each in variables]
-    simulation = Simulation(step, (X,), size, static=static, variables=variables)
-    for _ in range(times):
-        found, expected = simulation(X), simulation.expected(X)
-        for outputs in found:
-            for one, other in zip(outputs, expected, strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    for copies in simulation.copies:
-        for each in variables:
-            np.testing.assert_allclose(copies[id(each.handle)].numpy(), each.numpy(), rtol=0, atol=1e-12)
-    for each, before in zip(variables, kept):
-        each.assign(before)
-    return simulation
+COMPILED = [within_calls, with_gradients, of_variables, in_a_branch, in_a_loop, in_a_scope]
 
 
 @pytest.mark.parametrize(("size", "static"), [pytest.param(2, True, marks=pytest.mark.long), (3, False)])
@@ -114,7 +89,11 @@ def check(step: Any, size: int, static: bool, variables: Any = (), times: int = 
     ids=lambda each: each.__name__,
 )
 def test_what_is_compiled_in_one_process_is_compiled(step: Any, size: int, static: bool) -> None:
-    simulation = check(step, size, static, [weight(), count()])
+    variables = [weight(), count()]
+    kept = [each.numpy() for each in variables]
+    simulation = Simulation(step, (X,), size, static=static, variables=variables).check(X, steps=2)
+    for each, before in zip(variables, kept):
+        each.assign(before)
     if step is not in_a_loop:  # which is whole, with what it calls
         text = simulation.reports[0].text()
         assert "compiled by XLA" in text and "test_attributes.py" in text
@@ -126,7 +105,7 @@ def test_a_step_that_is_compiled_is_one_operation(static: bool) -> None:
     def step(x: tf.Tensor) -> Any:
         return compiled(x), tf.reduce_sum(x, 0)
 
-    simulation = check(step, 2, static)
+    simulation = Simulation(step, (X,), 2, static=static).check(X)
     assert len(simulation.reports[0].kept) == 1
 
 
@@ -141,14 +120,10 @@ def test_draws_of_a_compiled_function_are_rank_0s_on_every_rank() -> None:
         return tf.reduce_sum(x, 0) + noise
 
     simulation = Simulation(lambda x: [noisy(x)], (X,), 3, variables=[total])
-    found = [simulation(X)[rank][0] for rank in range(3)]
-    one, two, three = (each for each in simulation(X))
-    np.testing.assert_array_equal(one[0], two[0])
-    np.testing.assert_array_equal(one[0], three[0])
-    assert not np.array_equal(found[0], one[0])
-    copies = [each[id(total.handle)].numpy() for each in simulation.copies]
-    np.testing.assert_array_equal(copies[0], copies[1])
-    np.testing.assert_array_equal(copies[0], copies[2])
+    before, after = simulation(X), simulation(X)
+    assert not np.array_equal(before[0], after[0])
+    for each in (before, after, simulation.held(total)):
+        np.testing.assert_array_equal(each[1:], each[:-1])
 
 
 def attribute(name: str) -> Any:
@@ -164,32 +139,25 @@ def test_an_operation_with_an_unknown_attribute_is_whole_and_keeps_it() -> None:
         with attribute("_of_the_future"):
             return [tf.square(x), twice(x)]
 
-    simulation = check(step, 2, True)
+    simulation = Simulation(step, (X,), 2).check(X)
     assert len(simulation.reports[0].kept) == 2
     assert "_of_the_future" in simulation.reports[0].text()
-    made = [each for each in graph_of(simulation).get_operations() if "_of_the_future" in each.node_def.attr]
+    made = [each for each in simulation.graph_of_rank_0(X).get_operations() if "_of_the_future" in each.node_def.attr]
     assert sorted(each.type for each in made) == ["PartitionedCall", "Square"]
-
-
-def graph_of(simulation: Simulation) -> Any:
-    numbers = [tf.zeros([1, 3], tf.int64)]
-    return simulation.functions[0].get_concrete_function(*numbers, tf.constant(X[: 4 - (simulation.size == 3)])).graph
 
 
 @pytest.mark.parametrize(
     "known",
     [
-        {"_noinline": True},
-        {"_implements": "something"},
-        {"api_implements": "something", "api_preferred_device": "CPU"},
+        {"_noinline": True, "_implements": "something"},
         {"_OutputsOnOpDevice": True, "_tf_data_function": True, "time_major": True, "go_backwards": False},
     ],
 )
 def test_a_function_with_an_attribute_that_leaves_its_values_alone_is_cut(known: dict[str, Any]) -> None:
     inner = tf.function(lambda x: x - tf.reduce_mean(x, 0), autograph=False, experimental_attributes=known)
     plain = tf.function(lambda x: tf.reduce_sum(x * x), autograph=False, jit_compile=False)
-    simulation = check(lambda x: [inner(x), plain(x)], 2, True)
-    assert simulation.reports[0].kept == {} and simulation.reports[0].replicated == {}
+    report = Simulation(lambda x: [inner(x), plain(x)], (X,), 2).check(X).reports[0]
+    assert report.kept == {} and report.replicated == {}
 
 
 def test_every_attribute_that_tensorflow_gives_a_function_is_decided() -> None:
@@ -208,6 +176,6 @@ def test_an_operation_stays_on_the_cpu_and_on_no_other_device_of_the_trace() -> 
             found = tf.square(x) + cosines(x)
         return [found, tf.exp(x)]
 
-    devices = {each.type: each.device for each in graph_of(check(step, 2, True)).get_operations()}
+    devices = {each.type: each.device for each in Simulation(step, (X,), 2).graph_of_rank_0(X).get_operations()}
     assert devices["Square"].endswith("CPU:0") and devices["Cos"].endswith("CPU:0")
     assert devices["Sin"] == "" and devices["Exp"] == ""

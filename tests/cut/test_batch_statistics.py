@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from cut.chunks import MOMENTUM, Chunks
+from cut.comparing import difference
 from cut.simulated import Simulation, chunks
 
 from keras_ddl.compat.tensorflow import tf
@@ -44,12 +45,6 @@ def of_channels_first(normalize: Normalize) -> keras.Model:
     inputs = keras.Input((4, 3, 3))
     hidden = normalize(axis=1)(layers.Dense(3)(inputs))
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
-
-
-def of_sequences(normalize: Normalize) -> keras.Model:
-    inputs = keras.Input((4, 3))
-    hidden = normalize()(layers.Dense(5)(inputs))
-    return keras.Model(inputs, layers.Dense(2)(layers.LSTM(4)(hidden)))
 
 
 def nested_and_shared(normalize: Normalize) -> keras.Model:
@@ -98,11 +93,9 @@ def data(model: keras.Model, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, *model.input_shape[1:])) + 0.5, rng.normal(size=(rows, 2))
 
 
-def simulated(training: Training, size: int, rows: int = ROWS, *, statistics: str = "rank", **options: Any) -> Any:
-    arguments = data(training.model, rows)
-    return Simulation(
-        training.step, arguments, size, variables=training.variables, batch_statistics=statistics, **options
-    )
+def simulated(training: Training, size: int, rows: int = ROWS, **options: Any) -> Simulation:
+    options = {"variables": training.variables, "batch_statistics": "rank", **options}
+    return Simulation(training.step, data(training.model, rows), size, **options)
 
 
 def assert_trains_as(one: Training, cut: Training, simulation: Simulation, rows: int = ROWS, steps: int = 3) -> None:
@@ -110,81 +103,77 @@ def assert_trains_as(one: Training, cut: Training, simulation: Simulation, rows:
     x, y = data(one.model, rows)
     step = tf.function(one.step, autograph=False)
     for _ in range(steps):
-        expected = step(x, y)
+        expected = [step(x, y)]
         for actual in simulation(x, y):
-            np.testing.assert_allclose(actual[0], expected, rtol=1e-11, atol=1e-12)
-    for copies in simulation.copies:
-        for mine, theirs in zip(cut.variables, one.variables, strict=True):
-            np.testing.assert_allclose(copies[id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
-    first = simulation.copies[0]
-    for copies in simulation.copies[1:]:
-        assert all(copies[key].numpy().tobytes() == first[key].numpy().tobytes() for key in first)
+            assert difference(actual, expected, 1e-11) is None
+    for mine, theirs in zip(cut.variables, one.variables, strict=True):
+        held = simulation.held(mine)
+        assert all(each.tobytes() == held[0].tobytes() for each in held)
+        assert difference(held[:1], [theirs.numpy()], 1e-10) is None, theirs.name
 
 
-def chunked(size: int) -> Normalize:
-    return lambda **given: Chunks(lambda rows: [count for _, count in chunks(rows, size)], **given)
+def chunked(size: int, **options: Any) -> Normalize:
+    return lambda **given: Chunks(lambda rows: [count for _, count in chunks(rows, size)], **options, **given)
 
 
-CASES = [(dense, 2, True), (convolutional, 3, False), (of_channels_first, 2, False), (of_sequences, 3, True),
-         (nested_and_shared, 3, False)]  # fmt: skip
+def two_sided(model: Any, x: Any, y: Any) -> Any:
+    """As in an adversarial step: a call without a gradient, and one with two."""
+    fake = tf.stop_gradient(model(x * 2.0, training=True))
+    with tf.GradientTape() as tape:
+        actual = model(x, training=True)
+        errors = tf.reduce_mean(tf.square(actual - y))
+    inner = tape.gradient(errors, model.trainable_variables[0].value)
+    return errors + tf.reduce_mean(tf.square(actual - fake)) + tf.reduce_sum(tf.stop_gradient(tf.abs(inner)))
+
+
+def both_in_one(model: Any, x: Any, y: Any) -> Any:
+    """Two batches one after the other, of each of which a rank has its rows."""
+    actual = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
+    return tf.reduce_mean(tf.square(actual[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(actual[x.shape[0] :]))
+
+
+def recomputed(model: Any, x: Any, y: Any) -> Any:
+    return tf.reduce_mean(tf.square(tf.recompute_grad(lambda x: model(x, training=True))(x) - y))
 
 
 @pytest.mark.parametrize(
-    ("build", "size", "static"),
-    [each if each[0] is convolutional else pytest.param(*each, marks=LONG) for each in CASES],
+    ("build", "loss", "size", "static", "calls"),
+    [
+        (convolutional, None, 3, False, 2),
+        pytest.param(of_channels_first, None, 2, False, 1, marks=LONG),
+        pytest.param(nested_and_shared, None, 3, False, 2, marks=LONG),
+        pytest.param(dense, two_sided, 3, True, 4, marks=LONG),
+        pytest.param(dense, both_in_one, 2, True, 2, marks=LONG),
+        pytest.param(dense, recomputed, 2, True, 4, marks=LONG),  # two layers, and both once more
+    ],
 )
-def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(build: Any, size: int, static: bool) -> None:
-    cut, one = Training(build, keras_layer), Training(build, chunked(size))
+def test_rank_equals_one_process_that_normalizes_each_rank_s_rows(
+    build: Any, loss: Any, size: int, static: bool, calls: int
+) -> None:
+    normalize = chunked(size, batches=2) if loss is both_in_one else chunked(size)
+    cut, one = Training(build, keras_layer, loss), Training(build, normalize, loss)
     simulation = simulated(cut, size, static=static)
     assert_trains_as(one, cut, simulation)
     report = simulation.reports[0]
-    assert (report.own_statistics > 0, report.statistics_left) == (True, 0)
-    assert [each.kind for each in report.entries if each.kind == "gather"] == []
-
-
-def moved(training: Training, **options: Any) -> list[Any]:
-    """Returns the collectives of a step."""
-    simulation = simulated(training, 2, **options)
-    simulation(*data(training.model))
-    return simulation.reports[0].entries
-
-
-@pytest.mark.parametrize(
-    ("build", "static"), [pytest.param(dense, False, marks=LONG), pytest.param(nested_and_shared, True, marks=LONG)]
-)
-def test_rank_moves_moments_in_one_bucket_with_gradients_and_loss(build: Any, static: bool) -> None:
-    training = Training(build, keras_layer)
-    # Of each layer the mean, the variance, and in the backward pass one sum; then the gradients of layers before it.
-    assert len(moved(training, static=static, statistics="global")) in (2 * 3, 2 * 3 + 1)
-    entries = moved(training, static=static)
-    moments = 2 * 2
-    assert [len(each.values) for each in entries] == [1 + len(training.model.trainable_variables) + moments]
+    assert (report.own_statistics, report.statistics_left) == (calls, 0)
+    assert simulation.gathers() == []
 
 
 @LONG
 @pytest.mark.parametrize(("epsilon", "static"), [(0.0, False), (1e-3, True)])
 def test_rank_without_rows_has_no_share(epsilon: float, static: bool) -> None:
-    rows, size = 4, 3  # 2, 2 and 0
-
-    def uneven(_: int, __: int) -> list[tuple[int, int]]:
-        return [(0, 2), (2, 2), (4, 0)]
-
     cut = Training(dense, lambda: keras_layer(epsilon=epsilon))
     one = Training(dense, lambda: Chunks(lambda _: [2, 2, 0], epsilon=epsilon))
-    simulation = simulated(cut, size, rows, static=static, chunks=uneven)
-    assert_trains_as(one, cut, simulation, rows)
+    simulation = simulated(cut, 3, 4, static=static, chunks=lambda _, __: [(0, 2), (2, 2), (4, 0)])
+    assert_trains_as(one, cut, simulation, 4)
     assert simulation.reports[0].own_statistics == 2
 
 
 @LONG
 def test_batch_of_one_row_is_one_rank_s() -> None:
     """Tracing sees that there is one row: the gradients are not summed along axis 0 then."""
-
-    def build(normalize: Normalize) -> keras.Model:
-        return keras.Sequential([keras.Input((3, 2)), normalize()])
-
-    cut, one = Training(build, keras_layer), Training(build, keras_layer)
-    assert_trains_as(one, cut, simulated(cut, 2, rows=1), rows=1, steps=2)
+    cut = Training(lambda normalize: keras.Sequential([keras.Input((3, 2)), normalize()]), keras_layer)
+    simulated(cut, 2, rows=1).check(*data(cut.model, 1), steps=2)
 
 
 # ---- what is left to the whole batch
@@ -249,12 +238,6 @@ class Called(layers.BatchNormalization):
         return self.function(x)
 
 
-def frozen() -> keras.Layer:
-    layer = keras_layer()
-    layer.trainable = False
-    return layer
-
-
 def masked(_: Normalize) -> keras.Model:
     inputs = keras.Input((5,))
     words = layers.Reshape((5, 1))(layers.ReLU()(inputs))
@@ -263,116 +246,51 @@ def masked(_: Normalize) -> keras.Model:
 
 
 LEFT = [
-    lambda: layers.BatchNormalization(synchronized=True), frozen, lambda: layers.BatchNormalization(renorm=True),
+    *(lambda option=option: layers.BatchNormalization(**option)
+      for option in ({"synchronized": True}, {"trainable": False}, {"renorm": True})),
     OwnMoments, Penalized, Chosen, Repeated, Called, layers.LayerNormalization, lambda: layers.GroupNormalization(1),
 ]  # fmt: skip
 
 
-def assert_left(build: Any, normalize: Normalize, loss: Any = None) -> None:
-    """Checks that "rank" is "global" here."""
-    cut, one = Training(build, normalize, loss), Training(build, normalize, loss)
-    simulation = simulated(cut, 2)
-    assert_trains_as(one, cut, simulation)
-    assert simulation.reports[0].own_statistics == 0
+def stacked(_: Normalize) -> keras.Model:
+    stack = [each for make in LEFT for each in (layers.Dense(4, activation="tanh"), make())]
+    return keras.Sequential([keras.Input((5,)), *stack, layers.Dense(2)])
+
+
+def weighed_by_row(_: Normalize) -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), layers.Dense(6), WeighedByRow()])
+
+
+def in_inference(model: Any, x: Any, y: Any) -> Any:
+    return tf.reduce_mean(tf.square(model(x, training=False) - y))
+
+
+def of_a_second_gradient(model: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        actual = model(x, training=True)
+    return tf.reduce_mean(tf.square(actual - y)) + tf.reduce_mean(tf.square(tape.gradient(actual, x)))
 
 
 @LONG
-def test_other_statistics_are_those_of_one_process() -> None:
-    def build(_: Normalize) -> keras.Model:
-        stack = [each for make in LEFT for each in (layers.Dense(4, activation="tanh"), make())]
-        return keras.Sequential([keras.Input((5,)), *stack, layers.Dense(2)])
-
-    assert_left(build, keras_layer)
+@pytest.mark.parametrize(
+    ("build", "loss"),
+    [(stacked, None), (masked, None), (dense, in_inference), (dense, of_a_second_gradient)],
+)
+def test_other_statistics_are_those_of_one_process(build: Any, loss: Any) -> None:
+    cut = Training(build, keras_layer, loss)
+    assert simulated(cut, 2).check(*data(cut.model), steps=3, tolerance=1e-10).reports[0].own_statistics == 0
 
 
 @LONG
 def test_statistics_are_those_of_one_process_where_sums_of_their_shape_are_of_features() -> None:
-    cut, one = (
-        Training(lambda normalize: keras.Sequential([keras.Input((6,)), layers.Dense(6), normalize()]), WeighedByRow)
-        for _ in range(2)
-    )
+    cut = Training(weighed_by_row, keras_layer)
     x = np.random.default_rng(0).normal(size=(6, 6))
-    simulation = Simulation(cut.step, (x, x), 2, variables=cut.variables, batch_statistics="rank")
-    expected = one.step(x, x)
-    for actual in simulation(x, x):
-        np.testing.assert_allclose(actual[0], expected, rtol=1e-11)
-    for mine, theirs in zip(cut.variables, one.variables, strict=True):
-        np.testing.assert_allclose(simulation.copies[1][id(mine.handle)], theirs, rtol=1e-10, atol=1e-11)
+    Simulation(cut.step, (x, x), 2, variables=cut.variables, batch_statistics="rank").check(x, x, tolerance=1e-10)
 
 
 @LONG
-def test_masked_statistics_are_those_of_one_process() -> None:
-    assert_left(masked, keras_layer)
-
-
-@LONG
-def test_inference_statistics_are_those_of_one_process() -> None:
-    assert_left(dense, keras_layer, lambda model, x, y: tf.reduce_mean(tf.square(model(x, training=False) - y)))
-
-
-@LONG
-def test_statistics_with_a_second_gradient_are_those_of_one_process() -> None:
-    def loss(model: Any, x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            actual = model(x, training=True)
-        return tf.reduce_mean(tf.square(actual - y)) + tf.reduce_mean(tf.square(tape.gradient(actual, x)))
-
-    assert_left(dense, keras_layer, loss)
-
-
-# ---- one layer, several gradients
-
-
-def two_sided(model: Any, x: Any, y: Any) -> Any:
-    """As in an adversarial step: a call without a gradient, and one with two."""
-    fake = tf.stop_gradient(model(x * 2.0, training=True))
-    with tf.GradientTape() as tape:
-        actual = model(x, training=True)
-        errors = tf.reduce_mean(tf.square(actual - y))
-    inner = tape.gradient(errors, model.trainable_variables[0].value)
-    return errors + tf.reduce_mean(tf.square(actual - fake)) + tf.reduce_sum(tf.stop_gradient(tf.abs(inner)))
-
-
-def both_in_one(model: Any, x: Any, y: Any) -> Any:
-    """Two batches one after the other, of each of which a rank has its rows."""
-    actual = model(tf.concat([x, x * 3.0 - 1.0], 0), training=True)
-    return tf.reduce_mean(tf.square(actual[: x.shape[0]] - y)) + tf.reduce_mean(tf.abs(actual[x.shape[0] :]))
-
-
-@LONG
-def test_rank_with_a_call_without_gradient_and_one_with_two() -> None:
-    size = 3
-    cut, one = Training(dense, keras_layer, two_sided), Training(dense, chunked(size), two_sided)
-    simulation = simulated(cut, size)
-    assert_trains_as(one, cut, simulation)
-    assert simulation.reports[0].own_statistics == 4
-
-
-@LONG
-def test_rank_with_batches_one_after_the_other() -> None:
-    cut, one = (
-        Training(dense, keras_layer, both_in_one),
-        Training(dense, lambda **given: chunked(2)(batches=2, **given), both_in_one),
-    )
-    simulation = simulated(cut, 2)
-    assert_trains_as(one, cut, simulation)
-    assert simulation.reports[0].own_statistics == 2
-
-
-@LONG
-def test_rank_with_a_model_that_is_recomputed() -> None:
-    def loss(model: Any, x: Any, y: Any) -> Any:
-        return tf.reduce_mean(tf.square(tf.recompute_grad(lambda x: model(x, training=True))(x) - y))
-
-    cut, one = Training(dense, keras_layer, loss), Training(dense, chunked(2), loss)
-    simulation = simulated(cut, 2)
-    assert_trains_as(one, cut, simulation)
-    assert simulation.reports[0].own_statistics == 4  # two layers, and both once more
-
-
-@LONG
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_rank_with_half_precision(policy: str) -> None:
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy(policy)

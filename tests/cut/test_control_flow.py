@@ -15,7 +15,6 @@ from keras_ddl.cut.rules import branches, loops
 
 # Ranks, whether tracing sees the rows, rows: fewer than ranks, too.
 CASES = [pytest.param(2, True, 6, marks=pytest.mark.long), (3, False, 2)]
-LAYERS = keras.layers
 
 
 def batch(rows: int) -> np.ndarray:
@@ -24,61 +23,7 @@ def batch(rows: int) -> np.ndarray:
 
 def check(step: Any, rows: int, size: int, static: bool, variables: Any = (), times: int = 1) -> Simulation:
     x = batch(rows)
-    simulation = Simulation(step, (x,), size, static=static, variables=variables)
-    for _ in range(times):
-        found, expected = simulation(x), simulation.expected(x)
-        for outputs in found:
-            for one, other in zip(outputs, expected):
-                assert one.shape == other.shape
-                np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    for copies in simulation.copies:
-        for each in variables:
-            np.testing.assert_allclose(copies[id(each.handle)].numpy(), each.numpy(), rtol=0, atol=1e-12)
-    return simulation
-
-
-def gathers(simulation: Simulation) -> list[str]:
-    return [each.reason for each in simulation.reports[0].entries if each.kind == "gather"]
-
-
-def recurrent(kind: str) -> tuple[Any, list[Any]]:
-    keras.utils.set_random_seed(1)
-    options = {"return_sequences": "sequences" in kind, "dtype": "float64"}
-    if "before" in kind:
-        options["reset_after"] = False  # two products with slices of one kernel
-    layer = (LAYERS.GRU if "gru" in kind else LAYERS.LSTM)(5, **options)
-    if "both" in kind:
-        layer = LAYERS.Bidirectional(layer, dtype="float64")
-    layer.build((None, 4, 3))
-    variables = [each.value for each in layer.trainable_variables]
-
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        mask = x[:, :, 0] > -0.5 if "mask" in kind else None
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(tf.square(layer(x, mask=mask)))
-        gradients = tape.gradient(loss, [x, *variables])
-        return [loss, *map(tf.convert_to_tensor, gradients)]
-
-    return step, variables
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "size", "static", "rows"),
-    [
-        ("lstm", 3, True, 2),
-        ("gru_sequences", 3, False, 7),
-        ("gru_before", 2, True, 6),
-        ("lstm_mask_sequences", 2, False, 5),
-        ("lstm_both_sequences", 2, True, 6),
-    ],
-)
-def test_recurrent_layer_is_cut_in_both_directions(kind: str, size: int, static: bool, rows: int) -> None:
-    step, variables = recurrent(kind)
-    simulation = check(step, rows, size, static, variables)
-    assert simulation.reports[0].replicated == {}
-    assert set(gathers(simulation)) <= {"is a result"}, gathers(simulation)
+    return Simulation(step, (x,), size, static=static, variables=variables).check(x, steps=times)
 
 
 def scan(x: tf.Tensor) -> list[tf.Tensor]:
@@ -89,17 +34,8 @@ def scan(x: tf.Tensor) -> list[tf.Tensor]:
     return [loss, tape.gradient(loss, x)]
 
 
-def keras_scan(x: tf.Tensor) -> list[tf.Tensor]:
-    last, _ = keras.ops.scan(lambda c, e: (c + e * c, c), x[:, 0], keras.ops.transpose(x, (1, 0, 2)))
-    return [tf.reduce_sum(last), last]
-
-
 def rows_mapped(x: tf.Tensor) -> list[tf.Tensor]:
     return [tf.map_fn(lambda e: tf.cumsum(e) * tf.reduce_max(e), x)]
-
-
-def steps_mapped(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.map_fn(lambda e: e * tf.reduce_sum(e, -1, keepdims=True), tf.transpose(x, [1, 0, 2]))]
 
 
 def fori(x: tf.Tensor) -> list[tf.Tensor]:
@@ -160,37 +96,14 @@ def with_effects(x: tf.Tensor) -> list[tf.Tensor]:
     ]
 
 
-def different_states(x: tf.Tensor) -> list[tf.Tensor]:
-    yes = tf.reduce_sum(x) > 0
-    return [
-        tf.cond(yes, lambda: tf.reduce_sum(x), lambda: tf.constant(2.0, x.dtype)),
-        tf.cond(yes, lambda: x, lambda: -x),
-    ]
-
-
-def called(x: tf.Tensor) -> list[tf.Tensor]:
-    @tf.custom_gradient
-    def clipped(v: tf.Tensor) -> Any:
-        return tf.tanh(v), lambda g: tf.clip_by_norm(g, 0.1)
-
-    @tf.function(autograph=False)
-    def twice(v: tf.Tensor) -> tf.Tensor:
-        return clipped(v) * 2
-
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = tf.reduce_sum(tf.recompute_grad(lambda v: twice(tf.sin(v)))(x))
-    return [loss, tape.gradient(loss, x)]
-
-
 STEPS = {
     each.__name__: each
     for each in (
-        scan, keras_scan, rows_mapped, steps_mapped, fori, until_small, sums_of_rounds, nested,
-        rounds_that_need_all_rows, switched, branch_gradient, with_effects, different_states, called,
+        scan, rows_mapped, fori, until_small, sums_of_rounds, nested,
+        rounds_that_need_all_rows, switched, branch_gradient, with_effects,
     )
 }  # fmt: skip
-CUT = {"scan", "keras_scan", "steps_mapped", "fori", "sums_of_rounds", "nested", "branch_gradient"}
+CUT = {"scan", "fori", "sums_of_rounds", "nested", "branch_gradient"}
 
 
 def test_every_type_of_branch_and_loop_is_tried() -> None:
@@ -209,7 +122,7 @@ def test_control_flow_equals_one_process(is_cut: bool, size: int, static: bool, 
     simulation = check(lambda x: [each for step in steps for each in step(x)], rows, size, static)
     if is_cut:
         assert simulation.reports[0].replicated == {}
-        assert set(gathers(simulation)) <= {"is a result"}
+        assert set(simulation.gathers()) <= {"is a result"}
 
 
 @pytest.mark.parametrize(("size", "static", "rows"), CASES)
@@ -229,41 +142,6 @@ def test_assignments_in_branches_run_once_in_the_branch_that_is_taken(size: int,
     check(step, rows, size, static, [total, count], times=3)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("size", "static", "rows"), CASES)
-def test_gradients_accumulated_by_keras_equal_one_process(size: int, static: bool, rows: int) -> None:
-    weight = keras.Variable(np.ones((3, 2)), dtype="float64")
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
-    optimizer.build([weight])
-
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ weight))
-        optimizer.apply(tape.gradient(loss, [weight.value]))
-        return [loss]
-
-    check(step, rows, size, static, [each.value for each in (weight, *optimizer.variables)], times=4)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("size", "static", "rows"), CASES)
-def test_tensors_that_grow_from_round_to_round_equal_one_process(size: int, static: bool, rows: int) -> None:
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            first = tf.abs(x[None, :, 0] - x[:, None, 1])
-            grown = tf.while_loop(
-                lambda n, all_of_them: n < 2,
-                lambda n, all_of_them: [n + 1, tf.concat([all_of_them, first], 0)],
-                [0, first],
-                [tf.TensorShape([]), tf.TensorShape([None] * 3)],
-            )[1]
-            loss = tf.reduce_sum(tf.tanh(grown))
-        return [grown, loss, tape.gradient(loss, x)]
-
-    check(step, rows, size, static)
-
-
 def test_a_sum_stays_a_part_in_a_branch_of_a_loop() -> None:
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         def add(i: tf.Tensor, total: tf.Tensor) -> list[tf.Tensor]:
@@ -281,7 +159,7 @@ def test_open_extents_that_a_loop_keeps_are_known_after_it() -> None:
         return [tf.reduce_sum(tf.reshape(last, [-1, 3]) * tf.reshape(first, [-1, 3]))]
 
     simulation = check(step, 5, 2, False)
-    assert simulation.reports[0].replicated == {} and gathers(simulation) == []
+    assert simulation.reports[0].replicated == {} and simulation.gathers() == []
 
 
 def test_a_first_state_is_sharded_where_rows_go_into_its_list() -> None:
@@ -301,7 +179,7 @@ def test_a_first_state_is_sharded_where_rows_go_into_its_list() -> None:
         return [tf.reduce_sum(tf.tanh(stacked)), tf.reduce_sum(tf.tanh(state))]
 
     simulation = check(step, 6, 2, True)
-    assert simulation.reports[0].replicated == {} and gathers(simulation) == []
+    assert simulation.reports[0].replicated == {} and simulation.gathers() == []
 
 
 def test_a_loop_of_which_only_the_graph_is_known_is_replicated() -> None:

@@ -43,15 +43,7 @@ def nested(kinds: list[Any], depth: int) -> Callable[[Any], Any]:
     return lambda x: at(x, depth)
 
 
-QUICK = ("branches in loops that are tried again",)
-NESTED = {
-    "branches": [branch],
-    "cases": [case],
-    "loops": [loop],
-    "loops that are tried again": [growing],
-    "branches in loops": [branch, loop],
-    "branches in loops that are tried again": [branch, growing],
-}
+NESTED = {"branches in loops that are tried again": [branch, growing], "cases": [case], "loops": [loop]}
 
 
 def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
@@ -68,7 +60,7 @@ def graphs_made(step: Any, monkeypatch: Any, static: bool) -> int:
     return len(set(made))
 
 
-@pytest.mark.parametrize("kinds", [each if each in QUICK else pytest.param(each, marks=long) for each in NESTED])
+@pytest.mark.parametrize("kinds", [each if "branches" in each else pytest.param(each, marks=long) for each in NESTED])
 def test_graphs_made_do_not_double_with_each_level(kinds: str, monkeypatch: Any) -> None:
     two, four, eight = (graphs_made(nested(NESTED[kinds], n), monkeypatch, False) for n in (2, 4, 8))
     assert four <= 4 * two and eight <= 4 * four, (two, four, eight)  # at most with the square of the depth
@@ -99,16 +91,6 @@ def halves(count: int) -> Callable[[Any], Any]:
     return step
 
 
-def chain(count: int) -> Callable[[Any], Any]:
-    def step(x: Any) -> list[Any]:
-        number = tf.shape(x)[0]
-        for i in range(count):
-            number = tf.maximum(number, i % 5)
-        return [tf.reshape(x, [number, 3]) * 2.0]
-
-    return step
-
-
 def parts(count: int) -> Callable[[Any], Any]:
     def step(x: Any) -> list[Any]:
         return [tf.concat([x[: tf.shape(x)[0] // (1 + i % 4)] for i in range(count)], 0)]
@@ -117,16 +99,10 @@ def parts(count: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    "step",
-    [halves(5), pytest.param(halves(100), marks=long), pytest.param(chain(400), marks=long), parts(10)],
-    ids=["5", "100", "chain", "parts"],
+    "step", [halves(5), pytest.param(halves(100), marks=long), parts(10)], ids=["5", "100", "parts"]
 )
 def test_chains_of_extents_are_as_long_as_they_like_and_right(step: Any) -> None:
-    simulation = Simulation(step, (X,), 2, static=False)
-    expected = simulation.expected(X)
-    for found in simulation(X):
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12)
+    Simulation(step, (X,), 2, static=False).check(X)
 
 
 def test_what_is_kept_of_an_extent_is_bounded() -> None:
@@ -137,13 +113,3 @@ def test_what_is_kept_of_an_extent_is_bounded() -> None:
         square = square * square
     assert len(repr(number)) < 1000 and len(repr(square)) < 1000
     assert len(square.unknowns) <= 16 and len({each.key for each in number.leaves()}) == 1
-
-
-@long
-def test_long_programs_are_cut() -> None:
-    def step(x: Any) -> Any:
-        for _ in range(700):
-            x = tf.tanh(x) * 2.0
-        return tf.zeros(tf.shape(x), x.dtype)
-
-    report_of(step, X, static=False)

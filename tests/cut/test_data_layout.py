@@ -10,7 +10,7 @@ from cut.mesh import mesh_of
 
 layers = keras.layers
 RNG = np.random.default_rng(4)
-TOKENS, LABELS = (RNG.integers(0, 16, (7, 8)).astype(np.int32) for _ in range(2))
+BATCH = [RNG.integers(0, 16, (7, 8)).astype(np.int32) for _ in range(2)]
 IMAGES, NUMBERS = RNG.normal(size=(5, 8, 6, 3)), RNG.normal(size=(5, 2))
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -19,30 +19,27 @@ pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.long]  # tests/str
 
 @pytest.mark.parametrize(
     ("shape", "static"),
-    [((1, 2), True), ((2, 2), True), ((1, 4), True), ((2, 2), False)],
+    [((1, 4), True), ((2, 2), False)],
 )
 def test_of_sequences_in_parts_a_block_gathers_keys_and_values(shape, static):
     keras.utils.set_random_seed(2)
     optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)
     options = {"static": static, "input_axes": [1, 1], "along_batch": shape[0] > 1}
     model = transformer(length=8, blocks=1)
-    mesh = mesh_of(model, optimizer, CROSS_ENTROPY, [TOKENS, LABELS], shape, {}, **options)
-    mesh.check(TOKENS, LABELS, steps=2)
-    kinds = [kind for kind, _ in mesh.moved()["model"]]
+    mesh = mesh_of(model, BATCH, shape, {}, optimizer=optimizer, loss=CROSS_ENTROPY, **options)
+    kinds = mesh.check(*BATCH, steps=2).kinds()
     assert kinds[:2] == ["gather", "gather"] and set(kinds[2:]) == {"sum"} and len(kinds) <= 7, mesh.moved()
 
 
 def test_weights_may_be_cut_along_the_same_axis():
-    batch, optimizer = [TOKENS, LABELS], keras.optimizers.Adam(1e-2)
     model = transformer(length=8, blocks=1)
-    mesh_of(model, optimizer, CROSS_ENTROPY, batch, (1, 2), TRANSFORMER, input_axes=[1, 1]).check(*batch, steps=2)
+    mesh_of(model, BATCH, (1, 2), TRANSFORMER, loss=CROSS_ENTROPY, input_axes=[1, 1]).check(*BATCH, steps=2)
 
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_convolutions_gather_images_in_parts(axis):
     network = [layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization(), layers.ReLU()]
     network += [layers.MaxPooling2D(2), layers.GlobalAveragePooling2D(), layers.Dense(2)]
-    model, loss = keras.Sequential([keras.Input((8, 6, 3)), *network]), keras.losses.MeanSquaredError()
-    mesh = mesh_of(model, keras.optimizers.SGD(0.1), loss, [IMAGES, NUMBERS], (1, 2), {}, input_axes=[axis, None])
-    mesh.check(IMAGES, NUMBERS, steps=2)
-    assert [kind for kind, _ in mesh.moved()["model"]] == ["gather"]
+    model = keras.Sequential([keras.Input((8, 6, 3)), *network])
+    mesh = mesh_of(model, [IMAGES, NUMBERS], (1, 2), {}, input_axes=[axis, None])
+    assert mesh.check(IMAGES, NUMBERS, steps=2).kinds() == ["gather"]

@@ -66,11 +66,7 @@ def test_what_a_number_is_computed_from_is_known() -> None:
     rows = Dim.unknown("rows")
     more, half = rows + 1, (rows + 1).floor_divided_by(2)
     assert [each.depth for each in (Dim(3), rows, rows * 2, more, half)] == [0, 1, 1, 2, 3]
-    assert [[each.kind for each in one.leaves()] for one in (Dim(3), rows * rows, half * rows)] == [
-        [],
-        ["rows"],
-        ["rows"],
-    ]
+    assert [len(list(one.leaves())) for one in (Dim(3), rows * rows, half * rows)] == [0, 1, 1]
     assert more.unknowns[0].dims == [Dim(1), rows] and rows.unknowns[0].dims == []
     assert [repr(each) for each in (Dim(1), Dim(0), rows, rows * 3)] == ["1", "0", "rows", "3*rows"]
     assert total([rows] * 9) == rows * 9 and total([Dim(2), Dim(3), rows]) == rows + 5

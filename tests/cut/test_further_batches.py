@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from cut.comparing import difference
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
@@ -10,7 +9,7 @@ from keras_ddl.compat.tensorflow import tf
 RNG = np.random.default_rng(0)
 KERNEL = RNG.normal(size=(3, 3))
 # In proportion or not, of as many rows as ranks, of fewer, of none, the larger first or last.
-SIZES = [(8, 4), (9, 3), (8, 3), (3, 8), (7, 2), (5, 1), (4, 0)]
+SIZES = [(8, 4), (8, 3), (3, 8), (5, 1), (4, 0)]
 
 
 def each_for_itself(x, y):
@@ -84,11 +83,7 @@ def batches(sizes):
 
 
 def check(step, sizes, ranks, static):
-    simulation = Simulation(step, batches(sizes), ranks, static=static)
-    expected = simulation.expected(*batches(sizes))
-    for rank, outputs in enumerate(simulation(*batches(sizes))):
-        found = difference(outputs, expected)
-        assert found is None, f"{sizes} rows, static {static}, rank {rank} of {ranks}: {found}"
+    return Simulation(step, batches(sizes), ranks, static=static).check(*batches(sizes))
 
 
 @pytest.mark.parametrize("static", [pytest.param(True, marks=pytest.mark.long), False])
@@ -109,6 +104,4 @@ def test_what_is_computed_of_both_side_by_side_is_computed_by_rows(static):
     def step(x, y):
         return tf.reduce_sum(tf.tanh(tf.tanh(tf.concat([x, y], 0) @ KERNEL) @ KERNEL))
 
-    simulation = Simulation(step, batches((6, 4)), 2, static=static)
-    simulation(*batches((6, 4)))
-    assert [each.kind for each in simulation.reports[0].entries] == ["sum"]
+    assert [each.kind for each in check(step, (6, 4), 2, static).reports[0].entries] == ["sum"]

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from cut.layouts import axes_of, mesh_of_layers, written_in_docs
-from cut.mesh import Mesh, Position
+from cut.mesh import Mesh, Position, variables_of
 
 from keras_ddl.compat.tensorflow import tf
 
@@ -19,32 +19,25 @@ RNG = np.random.default_rng(4)
 VOCABULARY = 16
 
 
+SIZES = {"vocabulary_size": VOCABULARY, "hidden_dim": 8, "intermediate_dim": 16}
+OF_QUERIES = {**SIZES, "num_query_heads": 4, "num_key_value_heads": 2}
+OF_POSITIONS = {**SIZES, "num_heads": 4, "max_sequence_length": 8, "dropout": 0.0}
+
+
 def llama(layers: int) -> keras.Model:
-    return hub.models.LlamaBackbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_query_heads=4, num_key_value_heads=2, hidden_dim=8,
-        intermediate_dim=16,
-    )  # fmt: skip
+    return hub.models.LlamaBackbone(num_layers=layers, **OF_QUERIES)
 
 
 def gemma(layers: int) -> keras.Model:
-    return hub.models.GemmaBackbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_query_heads=4, num_key_value_heads=2, hidden_dim=8,
-        intermediate_dim=16, head_dim=4,
-    )  # fmt: skip
+    return hub.models.GemmaBackbone(num_layers=layers, head_dim=4, **OF_QUERIES)
 
 
 def gpt_2(layers: int) -> keras.Model:
-    return hub.models.GPT2Backbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_heads=4, hidden_dim=8, intermediate_dim=16,
-        max_sequence_length=8, dropout=0.0,
-    )  # fmt: skip
+    return hub.models.GPT2Backbone(num_layers=layers, **OF_POSITIONS)
 
 
 def bert(layers: int) -> keras.Model:
-    return hub.models.BertBackbone(
-        vocabulary_size=VOCABULARY, num_layers=layers, num_heads=4, hidden_dim=8, intermediate_dim=16,
-        max_sequence_length=8, dropout=0.0,
-    )  # fmt: skip
+    return hub.models.BertBackbone(num_layers=layers, **OF_POSITIONS)
 
 
 def on_mesh(make: Callable[[int], keras.Model], layout: Any, shape: Position, layers: int) -> Mesh:
@@ -74,8 +67,7 @@ def on_mesh(make: Callable[[int], keras.Model], layout: Any, shape: Position, la
         return result
 
     batch = [RNG.integers(0, VOCABULARY, (5, 6)).astype("int32") for _ in range(2)]
-    variables = list({id(each.value): each.value for each in backbone.variables + optimizer.variables}.values())
-    made = Mesh(step, batch, shape, variables, axes_of(layout_map, backbone.variables, shape))
+    made = Mesh(step, batch, shape, variables_of(backbone, optimizer), axes_of(layout_map, backbone.variables, shape))
     return made.check(*batch, steps=2, tolerance=1e-5)  # KerasHub computes positions and softmax in float32
 
 
@@ -94,8 +86,6 @@ def test_layout_maps_of_keras_hub_work_as_they_come_and_gather_no_activation(mak
     [(llama, "LLAMA", (2, 2)), (gpt_2, "GPT_2", (2, 2)), (gpt_2, "GPT_2", (1, 4)), (bert, "BERT", (2, 2))],
 )
 def test_layouts_of_the_docs_have_four_sums_a_block_and_no_gather(make, layout, shape):
-    one, two = (
-        [kind for kind, _ in on_mesh(make, layout, shape, layers).moved()["model"]] for layers in (1, 2)
-    )  # fmt: skip
+    one, two = (on_mesh(make, layout, shape, layers).kinds() for layers in (1, 2))
     assert "gather" not in two, two
     assert two.count("sum") - one.count("sum") == 4, (one, two)

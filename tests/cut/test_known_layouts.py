@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
 from cut.layouts import axes_of, mesh_of_layers, written_in_docs
-from cut.mesh import Mesh
-
-from keras_ddl.compat.tensorflow import tf
+from cut.mesh import mesh_of
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.long]
 
@@ -19,20 +15,10 @@ def test_a_resnet_has_two_sums_a_block_and_gathers_nothing():
     keras.utils.set_random_seed(1)
     shape = (1, 2)
     model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10, classifier_activation=None)
-    optimizer, weights = keras.optimizers.SGD(0.01), model.trainable_variables
-    optimizer.build(weights)
     rng = np.random.default_rng(2)
     batch = [rng.normal(size=(3, 64, 64, 3)), rng.integers(0, 10, (3,))]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            result = loss(y, model(x, training=True))
-        optimizer.apply(tape.gradient(result, [each.value for each in weights]), weights)
-        return result
-
-    variables = list({id(each.value): each.value for each in model.variables + optimizer.variables}.values())
     layout = axes_of(written_in_docs("RESNET", mesh_of_layers(shape)), model.variables, shape)
-    mesh = Mesh(step, batch, shape, variables, layout).check(*batch, steps=1, tolerance=1e-8)
-    moved = [kind for kind, _ in mesh.moved()["model"]]
-    assert set(moved) == {"sum"} and len(moved) == 2 * 16, mesh.model_reports[0, 0].text()
+    mesh = mesh_of(model, batch, shape, layout=layout, optimizer=keras.optimizers.SGD(0.01), loss=loss)
+    mesh.check(*batch, steps=1, tolerance=1e-8)
+    assert mesh.kinds() == ["sum"] * 2 * 16, mesh.model_reports[0, 0].text()

@@ -47,16 +47,16 @@ def test_mirrors_of_slices_have_what_the_step_wrote(size: int, offset: int) -> N
 def test_a_step_that_fails_in_its_commit_is_undone_or_completed(shape: Position, offset: int) -> None:
     trained, variables = mesh(shape, offset)
     trained.check(X, steps=2)
-    before = {at: {key: each.numpy() for key, each in copies.items()} for at, copies in trained.copies.items()}
+    before = trained.everything()
     trained.everyone.breaks = "commit"
     trained.expected(X)
     with pytest.raises(tf.errors.OpError):
         trained(X)
-    for at, snapshots in trained.snapshots.items():
-        snapshots.restore()
-        for key, value in before[at].items():
-            np.testing.assert_array_equal(trained.copies[at][key].numpy(), value)
-        snapshots.complete()  # what is cut: nothing else has slices of this rank
+    for each in trained.snapshots.values():
+        each.restore()
+    np.testing.assert_equal(trained.everything(), before)
+    for each in trained.snapshots.values():
+        each.complete()  # what is cut: nothing else has slices of this rank
     for data in range(shape[0]):
         for variable in variables[:2]:
             np.testing.assert_allclose(trained.complete(variable, data), variable.numpy(), rtol=1e-12)

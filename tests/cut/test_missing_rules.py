@@ -7,16 +7,10 @@ from cut.placements import Case
 
 from harness.source_modules import ROOT, load_program
 from keras_ddl.cut import registry
-from keras_ddl.cut.placements import PARTIAL, REPLICATED, Sharded
+from keras_ddl.cut.placements import REPLICATED, Sharded
 
 PROGRAM = load_program(ROOT / "tools" / "missing_rules.py")
 missing, table = PROGRAM.missing, PROGRAM.table
-
-
-def test_missing_finds_nothing_for_a_product_but_what_needs_finite_factors() -> None:
-    found = [each for each, _ in missing([Case("MatMul", ["2n f", "n3 f"])])]
-    assert {each.operands for each in found} == {(PARTIAL, REPLICATED), (REPLICATED, PARTIAL)}
-    assert all(each.finite for each in found)
 
 
 def test_missing_finds_the_placements_of_a_row_that_was_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

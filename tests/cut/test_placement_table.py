@@ -20,23 +20,14 @@ def _table() -> dict[str, dict[str, list[str]]]:
 EXPECTED = _table()
 
 
-def check(topic: str, step: int) -> None:
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("topic", TOPICS)
+def test_results_are_placed_as_the_table_says(topic: str, step: int) -> None:
     for case in TOPICS[topic][::step]:
         found = line(case)
         assert case.type in EXPECTED[topic].get(found, []), (
             f"if this is meant, write the table again (tests/cut/placement_table.py): {case.type}: {found}"
         )
-
-
-@pytest.mark.parametrize("topic", TOPICS)
-def test_results_are_placed_as_the_table_says(topic: str) -> None:
-    check(topic, 20)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("topic", TOPICS)
-def test_all_results_are_placed_as_the_table_says(topic: str) -> None:
-    check(topic, 1)
 
 
 def test_the_table_has_no_other_types() -> None:

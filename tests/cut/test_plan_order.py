@@ -1,5 +1,6 @@
 """The plan of a step's sums is an order in which they can run: none comes before one that it needs."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,11 +52,7 @@ def sums(monkeypatch):
 
 def check(step, sums, variables=(), *, in_branches=False, **options):
     """Checks results and the plan. Returns: the numbers of sums, as they are in the graph, in the order of the plan."""
-    simulation = Simulation(step, [X], 2, variables=variables, **options)
-    expected = simulation.expected(X)
-    for outputs in simulation(X):
-        for mine, one in zip(outputs, expected):
-            np.testing.assert_allclose(mine, one, rtol=1e-12)
+    Simulation(step, [X], 2, variables=variables, **options).check(X)
     depths = {each.name: each.depths for each in sums if each.depths is not None}
     plan = StepCollectives._by_depth(SimpleNamespace(_depths=depths, _is_in_branches=in_branches), sums)
     for place, each in enumerate(plan):
@@ -110,26 +107,47 @@ def test_plan_follows_the_graph_where_branches_with_collectives_wait_for_one_ano
     assert check(step, sums, in_branches=True) == [0, 1, 2, 3]
 
 
-def test_plan_takes_the_depths_of_its_own_graph(monkeypatch):
-    monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, name, **_: [tf.identity(tensors[0], name="sum")])
+@pytest.fixture
+def collectives(monkeypatch):
+    """Those of a step whose sums are identities, in a graph of its own."""
+    monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, **_: [tf.identity(tensors[0], name="sum")])
+    monkeypatch.setattr(ops, "all_gather", lambda tensor, **_: tensor)
     with tf.Graph().as_default():
-        collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
-        first, second = (collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(n, n)))[0].op for n in (1, 2))
-        with tf.Graph().as_default():  # of a branch
-            collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(9, 9)))
-        assert collectives._depths == {"sum": Depths(1, 1), "sum_1": Depths(2, 2)}
+        yield StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
+
+
+def sum_of(collectives, *depths):
+    return collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(*depths) if depths else None))[0].op
+
+
+def test_plan_sends_a_bucket_before_the_sums_that_it_cannot_need(collectives):
+    depths = {"a": (1, 1), "b": (5, 5), "c": (9, 9), "commit": (), "x": (9, 9), "of c": (2, 10), "early": (1, 6)}
+    sums = {name: sum_of(collectives, *each) for name, each in depths.items()}
+    names = {operation: name for name, operation in sums.items()}
+
+    def planned(*order):
+        return [names[each] for each in collectives._by_depth([sums[name] for name in order])]
+
+    assert planned("a", "b", "c", "early") == ["a", "b", "early", "c"]
+    assert planned("a", "b", "c", "of c", "early") == ["a", "b", "c", "of c", "early"]
+    assert planned("a", "c", "x") == ["a", "c", "x"]  # equally deep: one may be needed for the other
+    assert planned("a", "c", "commit", "early") == ["a", "c", "commit", "early"]
+
+
+def test_plan_takes_the_depths_of_its_own_graph(collectives):
+    for depth in (1, 2):
+        sum_of(collectives, depth, depth)
+    with tf.Graph().as_default():  # of a branch
+        sum_of(collectives, 9, 9)
+    assert collectives._depths == {"sum": Depths(1, 1), "sum_1": Depths(2, 2)}
 
 
 @pytest.mark.parametrize("in_branch", [False, True])
-def test_plan_knows_whether_there_are_collectives_in_branches(monkeypatch, in_branch):
-    monkeypatch.setattr(ops, "all_reduce_n", lambda tensors, **_: [tf.identity(tensors[0])])
-    monkeypatch.setattr(ops, "all_gather", lambda tensor, **_: tensor)
-    with tf.Graph().as_default() as graph:
-        collectives = StepCollectives("scope", 0, 2, lambda sizes, dtypes: [])
-        deep, early = (collectives.reduce([tf.ones([])], "sum", "", Reduction(Depths(n, n)))[0].op for n in (9, 1))
-        with tf.Graph().as_default() if in_branch else graph.as_default():
-            collectives.gather(tf.ones([1]), "")
-        assert collectives._by_depth([deep, early]) == ([deep, early] if in_branch else [early, deep])
+def test_plan_knows_whether_there_are_collectives_in_branches(collectives, in_branch):
+    deep, early = sum_of(collectives, 9, 9), sum_of(collectives, 1, 1)
+    with tf.Graph().as_default() if in_branch else contextlib.nullcontext():
+        collectives.gather(tf.ones([1]), "")
+    assert collectives._by_depth([deep, early]) == ([deep, early] if in_branch else [early, deep])
 
 
 def test_plan_keeps_the_order_of_the_graph_if_another_cannot_run():

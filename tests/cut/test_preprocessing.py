@@ -18,27 +18,18 @@ def _adapted(layer, data):
 
 
 def _cases():
-    lookup, vectors, category = layers.StringLookup, layers.TextVectorization, layers.CategoryEncoding
+    vectors, category = layers.TextVectorization, layers.CategoryEncoding
     mixed = np.concatenate([WORDS[:4], ["unknown"] * 3])
     entries = np.arange(7)[:, None] % 6
-    yield "string-lookup", _adapted(lookup(), WORDS), mixed, []
-    yield "string-lookup-of-many", _adapted(lookup(output_mode="multi_hot"), WORDS), mixed[:, None], []
-    yield "inverted-lookup", lookup(vocabulary=["a", "b"], invert=True), np.arange(7) % 4, []
+    yield "string-lookup-of-many", _adapted(layers.StringLookup(output_mode="multi_hot"), WORDS), mixed[:, None], []
+    yield "inverted-lookup", layers.StringLookup(vocabulary=["a", "b"], invert=True), np.arange(7) % 4, []
     yield "integer-lookup", _adapted(layers.IntegerLookup(), np.arange(5)), np.arange(14).reshape(7, 2), []
-    for mode in ("int", "multi_hot", "count", "tf_idf"):
+    for mode in ("int", "tf_idf"):
         yield f"texts-{mode}", _adapted(vectors(output_mode=mode), WORDS), mixed, ["StringSplitV2"]
-    yield "texts-of-a-length", _adapted(vectors(output_sequence_length=2), WORDS), mixed[:, None], ["StringSplitV2"]
-    yield "hashing", layers.Hashing(5), mixed[:, None], []
     yield "hashing-with-salt", layers.Hashing(5, salt=3), mixed[:, None], []
     for mode in ("one_hot", "multi_hot", "count"):
         yield f"category-{mode}", category(6, output_mode=mode), entries, []
     yield "bins", _adapted(layers.Discretization(num_bins=3), NUMBERS), NUMBERS, []
-    yield (
-        "bins-one-hot",
-        _adapted(layers.Discretization(num_bins=3, output_mode="one_hot"), NUMBERS),
-        NUMBERS[:, :1],
-        [],
-    )
     yield "normalization", _adapted(layers.Normalization(), NUMBERS), NUMBERS, []
     yield "crossing", lambda x: layers.HashedCrossing(5)((x, tf.strings.length(x))), mixed, ["SparseCross"]
 
@@ -49,13 +40,8 @@ def test_preprocessing_equals_one_process(static):
     for name, layer, data, whole in _cases():
 
         def step(x, layer=layer):
-            found = layer(x)
-            return (
-                found if found.dtype == tf.string else tf.cast(found, tf.float64) * tf.cast(tf.shape(x)[0], tf.float64)
-            )
+            found, rows = layer(x), tf.cast(tf.shape(x)[0], tf.float64)
+            return found if found.dtype == tf.string else tf.cast(found, tf.float64) * rows
 
-        simulation = Simulation(step, (data,), 3, static=static)
-        expected = simulation.expected(data)
-        for found in simulation(data):
-            np.testing.assert_array_equal(found[0], expected[0], err_msg=name)
+        simulation = Simulation(step, (data,), 3, static=static).check(data)
         assert sorted(simulation.reports[0].replicated) == whole, name

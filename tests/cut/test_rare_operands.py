@@ -50,12 +50,8 @@ def pictures_of_a_size_without_a_length(x: Any) -> list[Any]:
     return [moved]
 
 
-def centered(x: Any) -> list[Any]:
-    return [x - tf.reduce_mean(x, 0, keepdims=True)]
-
-
 STEPS: list[Callable[[Any], list[Any]]] = [
-    one_value_broadcast, a_new_first_axis, index_that_is_a_sum, pictures_of_a_size_without_a_length, centered,
+    one_value_broadcast, a_new_first_axis, index_that_is_a_sum, pictures_of_a_size_without_a_length,
 ]  # fmt: skip
 
 
@@ -87,10 +83,20 @@ def test_vectors_are_keys_of_a_table_that_was_made_before() -> None:
 
 def test_parts_of_a_sum_of_halves_are_summed_as_floats() -> None:
     x = np.full((4, 2), 20000.0, np.float16)
-    together = Together(lambda x: [tf.cast(tf.reduce_sum(x, 0), tf.float32)], [x], sizes=[2])
-    for actual in together.of_ranks(2, [x]):
-        np.testing.assert_array_equal(actual[0], [80000.0, 80000.0])
-    together.close()
+    simulation = Simulation(lambda x: [tf.cast(tf.reduce_sum(x, 0), tf.float32)], [x], 2)
+    np.testing.assert_array_equal(simulation(x), np.full((2, 1, 2), 80000.0))
+
+
+@pytest.mark.parametrize(("size", "static"), [(2, True), (3, False)])
+def test_mean_of_halves_is_finite_where_its_sum_overflows(size: int, static: bool) -> None:
+    x = np.full((16, 1), 8000.0, np.float16)
+
+    def step(v: Any) -> list[Any]:
+        return [tf.reduce_mean(v), tf.reduce_mean(v, 0), tf.reduce_sum(v)]
+
+    for of_all, of_columns, total in Simulation(step, (x,), size, static=static)(x):
+        np.testing.assert_allclose([of_all, *of_columns], 8000.0, rtol=2.0**-9)
+        assert np.isinf(total)  # too large, as it is in one process
 
 
 def test_a_long_chain_of_integers_is_followed_link_by_link() -> None:

@@ -13,12 +13,7 @@ _OF = {"element_dtype": tf.float64}
 
 
 def same(step, static=True):
-    simulation = Simulation(step, [X], 2, static=static)
-    expected = simulation.expected(X)
-    for outputs in simulation(X):
-        for mine, one in zip(outputs, expected):
-            np.testing.assert_allclose(mine, one, rtol=0, atol=1e-12)
-    return simulation
+    return Simulation(step, [X], 2, static=static).check(X)
 
 
 def test_shards_of_several_batches_are_taken_of_all_of_a_tensor():
@@ -28,7 +23,7 @@ def test_shards_of_several_batches_are_taken_of_all_of_a_tensor():
         return tf.tanh(tf.reshape(tf.transpose(x), [-1, 1]) * weights)  # [3 * rows, 1]: a batch for each column
 
     simulation = same(step)
-    assert [each.reason for each in simulation.reports[0].entries if each.kind == "gather"] == ["is a result"]
+    assert simulation.gathers() == ["is a result"]
 
 
 @pytest.mark.parametrize("static", [True, False])
@@ -43,7 +38,7 @@ def test_a_list_is_gathered_also_if_it_is_empty_or_some_extent_is_open(static):
         return [raw.TensorListConcatV2(input_handle=each, **whole)[0] for each in (one, none, two)]
 
     simulation = same(step, static)
-    assert [each.kind for each in simulation.reports[0].entries].count("gather") == 3
+    assert len(simulation.gathers()) == 3
 
 
 def test_an_optional_is_gathered():
@@ -54,8 +49,7 @@ def test_an_optional_is_gathered():
         )
         return raw.OptionalGetValue(optional=actual, output_types=[x.dtype], output_shapes=[x.shape])[0]
 
-    simulation = same(step)
-    assert "gather" in [each.kind for each in simulation.reports[0].entries]
+    assert same(step).gathers()
 
 
 def test_an_element_that_was_never_set_has_no_shape_where_it_has_none_in_one_process():
@@ -67,10 +61,9 @@ def test_an_element_that_was_never_set_has_no_shape_where_it_has_none_in_one_pro
         return raw.TensorListGetItem(input_handle=values, index=0, element_shape=[-1, 3], **_OF)
 
     simulation = Simulation(step, [X], 2)
-    with pytest.raises(tf.errors.OpError, match="uninitialized"):
-        simulation.expected(X)
-    with pytest.raises(tf.errors.OpError, match="uninitialized"):
-        simulation(X)
+    for run in (simulation.expected, simulation):
+        with pytest.raises(tf.errors.OpError, match="uninitialized"):
+            run(X)
 
 
 def test_a_list_of_shards_is_gathered_where_an_element_has_no_such_axis():

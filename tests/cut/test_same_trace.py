@@ -41,7 +41,6 @@ STEPS: dict[str, Step] = {
     "an attribute": lambda x: tf.cumsum(x, exclusive=True),
     "a constant": lambda x: tf.reduce_sum(x, 0, keepdims=True),
     "an operation": lambda x: tf.reduce_max(x, 1, keepdims=True),
-    "an operand": lambda x: tf.reduce_sum(x * FIRST, 1, keepdims=True),
     "a variable twice": lambda x: tf.reduce_sum(x * FIRST * FIRST, 1, keepdims=True),
     "two variables": lambda x: tf.reduce_sum(x * FIRST * SECOND, 1, keepdims=True),
     "a string": lambda x: tf.strings.join([tf.constant("one"), tf.strings.as_string(x)]),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from cut.mesh import variables_of
 from cut.simulated import Simulation
 
 from keras_ddl.compat.tensorflow import tf
@@ -11,8 +12,6 @@ RNG = np.random.default_rng(0)
 TOKENS, LABELS = RNG.integers(0, 9, [12, 6]), RNG.normal(size=(12, 1))
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.1),
     "clipped": lambda: keras.optimizers.Adam(0.1, global_clipnorm=0.1),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.1),
 }
@@ -20,13 +19,12 @@ OPTIMIZERS = {
 
 def _trained(optimizer, rows, tied, static):
     """Returns the report of a step, after two whose variables were compared."""
-    layers = [keras.layers.Embedding(rows, 8, dtype="float64"), keras.layers.Dense(1, dtype="float64")]
-    layers[0].build()
-    layers[1].build((None, 8))
-    embedding, head = layers
+    embedding = keras.layers.Embedding(rows, 8, dtype="float64")
+    head = keras.layers.Dense(1, dtype="float64")
+    embedding.build()
+    head.build((None, 8))
     weights = [*embedding.trainable_variables, *head.trainable_variables]
     optimizer.build(weights)
-    variables = list({id(v.value.handle): v.value for v in [*weights, *optimizer.variables]}.values())
 
     def step(tokens, labels):
         with tf.GradientTape() as tape:
@@ -37,14 +35,10 @@ def _trained(optimizer, rows, tied, static):
         optimizer.apply(tape.gradient(loss, [each.value for each in weights]), weights)
         return loss
 
-    simulation = Simulation(step, (TOKENS, LABELS), 3, static=static, variables=variables)
-    for _ in range(2):
-        simulation.expected(TOKENS, LABELS)
-        simulation(TOKENS, LABELS)
-    for copies in simulation.copies:
-        for each in variables:
-            np.testing.assert_allclose(copies[id(each.handle)], each, rtol=1e-12, atol=1e-12)
-    return simulation.reports[0]
+    simulation = Simulation(
+        step, (TOKENS, LABELS), 3, static=static, variables=variables_of(embedding, head, optimizer)
+    )
+    return simulation.check(TOKENS, LABELS, steps=2).reports[0]
 
 
 LONG = pytest.mark.long
@@ -55,7 +49,7 @@ LONG = pytest.mark.long
     [
         ("sgd", False, 500, True),
         *(pytest.param(each, False, 500, True, marks=LONG) for each in OPTIMIZERS if each != "sgd"),
-        *(pytest.param(each, tied, 10, True, marks=LONG) for each, tied in (("adam", False), ("clipped", True))),
+        pytest.param("clipped", False, 10, True, marks=LONG),
         pytest.param("clipped", False, 500, False, marks=LONG),
         pytest.param("sgd", True, 500, True, marks=LONG),
     ],

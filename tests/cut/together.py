@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from cut.simulated import chunks
+from cut.simulated import OneBucket, chunks
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Batch, Program, Report, build_step
 from keras_ddl.cut.collectives import PLAIN, Reduction
 from keras_ddl.cut.placements import REPLICATED, Sharded
-from keras_ddl.cut.program import Value
 
 OPTIONS = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 OPTIONS.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -69,7 +68,7 @@ class Turns:
         return self._found
 
 
-class Collectives:
+class Collectives(OneBucket):
     def __init__(self, turns: Turns, rank: int) -> None:
         self._turns, self.rank, self.size = turns, rank, turns.size
 
@@ -81,12 +80,6 @@ class Collectives:
 
     def gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.identity(self._turns.meet(self.rank, name, tensor, lambda given: tf.concat(given, 0)))
-
-    def compresses(self, value: Value, op: str) -> bool:
-        return False
-
-    def buckets(self, sizes: Sequence[int], dtypes: Sequence[str]) -> list[list[int]]:
-        return [[i for i, each in enumerate(dtypes) if each == dtype] for dtype in dict.fromkeys(dtypes)]
 
 
 def in_turns(graph: tf.Graph, size: int, make: Callable[[int, Turns], None]) -> None:

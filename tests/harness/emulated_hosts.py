@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,12 @@ import pytest
 from harness.source_modules import ROOT, load_program
 
 _emulated = load_program(ROOT / "tools" / "emulated_cluster.py")
+
+
+def can_make_namespaces(*options: str) -> bool:
+    """Whether this machine lets us run `unshare` with these options: for root alone, usually."""
+    command = ["unshare", *options, "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 class Hosts:

@@ -27,46 +27,51 @@ def test_checks_of_one_launch_go_to_one_worker():
     assert unit_of("tests/project/packaging/test_a.py::test_b") == unit_of("tests/project/packaging/test_c.py::test_d")
 
 
+@pytest.fixture
+def other_tests(tmp_path, monkeypatch):
+    """Starts tests of a kind, which go on until `may_end`; returns a semaphore that each releases as it begins."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads = []
+
+    def start(kind, number=1, may_end=None):
+        entered = threading.Semaphore(0)
+
+        def other_test():
+            with turn(kind):
+                entered.release()
+                if may_end is not None:
+                    may_end.wait(60)
+
+        for _ in range(number):
+            threads.append(threading.Thread(target=other_test))
+            threads[-1].start()
+        return entered
+
+    yield start
+    for thread in threads:
+        thread.join(60)
+
+
 @pytest.mark.parametrize(
     ("running", "comes", "enters"),
     [("any", "any", True), ("quiet", "quiet", True), ("alone", "alone", False)]
     + [(one, other, False) for one in ("any", "quiet", "alone") for other in ("any", "quiet", "alone") if one != other],
 )
-def test_tests_run_beside_those_of_their_kind(running, comes, enters, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    entered = threading.Event()
-
-    def other_test():
-        with turn(comes):
-            entered.set()
-
+def test_tests_run_beside_those_of_their_kind(running, comes, enters, other_tests):
     with turn(running):
-        thread = threading.Thread(target=other_test)
-        thread.start()
-        assert entered.wait(60 if enters else 0.2) == enters
-    thread.join(60)
-    assert entered.is_set()
+        entered = other_tests(comes)
+        assert entered.acquire(timeout=60 if enters else 0.2) == enters
+    assert enters or entered.acquire(timeout=60)
 
 
-def test_only_some_ordinary_tests_run_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    entered, may_end = threading.Semaphore(0), threading.Event()
-
-    def ordinary_test():
-        with turn("any"):
-            entered.release()
-            may_end.wait(60)
-
-    threads = [threading.Thread(target=ordinary_test) for _ in range(ORDINARY_AT_ONCE + 1)]
-    for thread in threads:
-        thread.start()
+def test_only_some_ordinary_tests_run_at_once(other_tests):
+    may_end = threading.Event()
+    entered = other_tests("any", ORDINARY_AT_ONCE + 1, may_end)
     for _ in range(ORDINARY_AT_ONCE):
         assert entered.acquire(timeout=60)
     assert not entered.acquire(timeout=0.2)
     may_end.set()
     assert entered.acquire(timeout=60)
-    for thread in threads:
-        thread.join(60)
 
 
 def test_tests_of_a_file_that_are_sorted_apart_are_two_units():
@@ -75,22 +80,13 @@ def test_tests_of_a_file_that_are_sorted_apart_are_two_units():
     assert len(set(units_in([one, quiet, other]).values())) == 2
 
 
-def test_a_turn_is_kept_for_a_next_test_of_its_kind(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    entered = threading.Event()
-
-    def other_test():
-        with turn("quiet"):
-            entered.set()
-
+def test_a_turn_is_kept_for_a_next_test_of_its_kind(other_tests):
     with turn("any", following="any"):
-        thread = threading.Thread(target=other_test)
-        thread.start()
-    assert not entered.wait(0.2)
+        entered = other_tests("quiet")
+    assert not entered.acquire(timeout=0.2)
     with turn("any", following="alone"):
-        assert not entered.is_set()
-    assert entered.wait(60)
-    thread.join(60)
+        assert not entered.acquire(blocking=False)
+    assert entered.acquire(timeout=60)
 
 
 def test_checks_that_take_long_are_marked_so():

@@ -95,35 +95,26 @@ def kill_ancestor(name: str) -> None:
 
 
 # What happens, to which rank, or ranks.
-FAULTS: dict[str, tuple[int | tuple[int, ...], Callable[[], object]]] = {
-    "sigkill": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "sigkill_rank_0": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "sigkill_goes_on": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "sigkill_too_few": ((1, 2), lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "sigkill_rank_0_goes_on": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "sigstop_goes_on": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
-    "callback_min_np": (1, raise_in_callback),
-    "sigstop": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
-    "exit_0": (1, lambda: sys.exit(0)),
-    "exit_3": (1, lambda: sys.exit(3)),
-    "os_exit_0": (1, lambda: os._exit(0)),
-    "callback": (1, raise_in_callback),
-    "full_disk": (0, lambda: between_checkpoints(lambda: fill(CKPT))),
-    "full_shm": (1, lambda: fill(Path("/dev/shm"))),
-    "read_only_disk": (0, lambda: between_checkpoints(lambda: read_only(CKPT))),
-    "cgroup_memory": (1, exhaust_memory),
-    "ulimit_memory": (1, exhaust_address_space),
-    "fork": (1, lambda: start_child("fork")),
-    "spawn": (1, lambda: start_child("spawn")),
-    "pid_namespaces": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "launcher_killed": (1, lambda: kill_ancestor("keras_ddl.cli")),
-    "mpirun_killed": (1, lambda: kill_ancestor("prterun")),
+FAULTS: dict[str, tuple[tuple[int, ...], Callable[[], object]]] = {
+    "sigkill": ((1,), lambda: signal.raise_signal(signal.SIGKILL)),
+    "sigkill_rank_0": ((0,), lambda: signal.raise_signal(signal.SIGKILL)),
+    "sigkill_too_few": ((1, 2), lambda: signal.raise_signal(signal.SIGKILL)),
+    "pid_namespaces": ((1,), lambda: signal.raise_signal(signal.SIGKILL)),
+    "sigstop": ((1,), lambda: signal.raise_signal(signal.SIGSTOP)),
+    "exit_0": ((1,), lambda: sys.exit(0)),
+    "exit_3": ((1,), lambda: sys.exit(3)),
+    "os_exit_0": ((1,), lambda: os._exit(0)),
+    "callback": ((1,), raise_in_callback),
+    "full_disk": ((0,), lambda: between_checkpoints(lambda: fill(CKPT))),
+    "full_shm": ((1,), lambda: fill(Path("/dev/shm"))),
+    "read_only_disk": ((0,), lambda: between_checkpoints(lambda: read_only(CKPT))),
+    "cgroup_memory": ((1,), exhaust_memory),
+    "ulimit_memory": ((1,), exhaust_address_space),
+    "fork": ((1,), lambda: start_child("fork")),
+    "spawn": ((1,), lambda: start_child("spawn")),
+    "launcher_killed": ((1,), lambda: kill_ancestor("keras_ddl.cli")),
+    "mpirun_killed": ((1,), lambda: kill_ancestor("prterun")),
 }
-
-
-def ranks_of(fault: str) -> tuple[int, ...]:
-    ranks = FAULTS[fault][0]
-    return (ranks,) if isinstance(ranks, int) else ranks
 
 
 class Fault(keras.callbacks.Callback):
@@ -131,9 +122,10 @@ class Fault(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         time.sleep(0.02)
-        if FAULT in FAULTS and self.model.optimizer.iterations == STEP and RANK in ranks_of(FAULT):
+        ranks, happens = FAULTS.get(FAULT.removesuffix("_goes_on").removesuffix("_min_np"), ((), None))
+        if self.model.optimizer.iterations == STEP and RANK in ranks:
             now()
-            FAULTS[FAULT][1]()
+            happens()
 
 
 class Model(keras.Sequential):

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from keras_ddl import checkpoint as ckpt
-from launch.launching import Ended, Started
+from launch.launching import Started
 
 HERE = Path(__file__).parent
 PAGE = HERE / "failures.md"
@@ -51,7 +51,7 @@ class Case:
         mpirun_words: what somebody says under mpirun; None: the case is not for mpirun.
         seconds: until the job has ended, at most, on a busy machine.
         env: further variables.
-        around: words before the command. options: of `keras-ddl run`.
+        around: words before the command. ranks: what -np is given. options: of `keras-ddl run`.
         has_checkpoint: whether it happens after the first checkpoint, which is then named.
     """
 
@@ -62,51 +62,53 @@ class Case:
     seconds: float = 30.0
     env: Mapping[str, str] = field(default_factory=dict)
     around: tuple[str, ...] = ()
+    ranks: str = "3"
     options: tuple[str, ...] = ()
     has_checkpoint: bool = True
 
 
 _LOST = r"RankLostError"
-_MIN_NP = ("--min-np", "2")
+_MIN_NP = "2:3"
+_CALLBACK = r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong"
 CASES = {
     "sigkill": Case("SIGKILL (a kernel without memory does this)", r"rank 1 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_goes_on": Case(
-        "SIGKILL, with `--min-np 2`: the others go on",
+        "SIGKILL, with `-np 2:3`: the others go on",
         r"rank 1 was lost \(killed by SIGKILL\); 2 go on",
         0,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigkill_too_few": Case(
-        "SIGKILL of ranks 1 and 2, with `--min-np 2`: too few are left",
+        "SIGKILL of ranks 1 and 2, with `-np 2:3`: too few are left",
         r"rank [12] .*: killed by SIGKILL",
         137,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigkill_rank_0_goes_on": Case(
-        "SIGKILL of rank 0, with `--min-np 2`: the next one writes",
+        "SIGKILL of rank 0, with `-np 2:3`: the next one writes",
         r"rank 0 was lost \(killed by SIGKILL\); 2 go on",
         0,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigstop_goes_on": Case(
-        "SIGSTOP, with `--min-np 2` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others go on",
+        "SIGSTOP, with `-np 2:3` and `KERAS_DDL_DEADLINE_SECONDS=8`: it is killed, and the others go on",
         r"rank 1 has not come to the others for 8 s, and is killed",
         0,
         None,
         90.0,
         {"KERAS_DDL_DEADLINE_SECONDS": "8"},
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "callback_min_np": Case(
-        "an exception in a callback, with `--min-np 2`: it would be raised again",
-        r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong",
+        "an exception in a callback, with `-np 2:3`: it would be raised again",
+        _CALLBACK,
         1,
         None,
-        options=_MIN_NP,
+        ranks=_MIN_NP,
     ),
     "sigstop": Case(
         "SIGSTOP, with `KERAS_DDL_DEADLINE_SECONDS=8`",
@@ -127,12 +129,7 @@ CASES = {
         1,
         "KeyError",
     ),
-    "callback": Case(
-        "an exception in a callback",
-        r"rank 1 .* failed first(?s:.*)\nRuntimeError: my callback is wrong",
-        1,
-        "my callback",
-    ),
+    "callback": Case("an exception in a callback", _CALLBACK, 1, "my callback"),
     "train_step": Case(
         "an exception in `train_step`",
         r"rank 1 .* failed first(?s:.*)\nRuntimeError: my train_step is wrong",
@@ -263,17 +260,10 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         # A shell between: the first process of a namespace would survive its own SIGKILL.
         shell = ["sh", "-c", '"$@"; exit $?', "sh"]
         python = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell, *python]
-    run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", "3", *told.options, "--", *python]
+    run = [sys.executable, "-m", "keras_ddl.cli", "run", "-np", told.ranks, *told.options, "--", *python]
     if launcher == MPIRUN:
-        run = [
-            str(Path(sys.executable).with_name("mpirun")),
-            "-np",
-            "3",
-            "--bind-to",
-            "none",
-            "--oversubscribe",
-            *python,
-        ]
+        mpirun = str(Path(sys.executable).with_name("mpirun"))
+        run = [mpirun, *["-np", "3", "--bind-to", "none", "--oversubscribe"], *python]
     command = [*told.around, *run]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with _disk(case, folder / "ckpt"), _cgroup(case) as group:
@@ -281,7 +271,10 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         if launcher == MPIRUN:  # which leaves files of its own when a job is aborted
             started.may_leave, started.segments = _OF_TENSORFLOW + _OF_OPEN_MPI, _NotOpenMpis()
         ended = started.finish()
-        _check_checkpoint(told, folder / "ckpt", ended)
+        if told.has_checkpoint:
+            found = ckpt.list_checkpoints(folder / "ckpt")
+            assert found and all(each.problem is None for each in found), (found, ended)
+            ckpt.validate(found[-1])
     fault = folder / "fault"
     # What is so from the start has no moment at which it happens.
     seconds = time.time() - float(fault.read_text()) if fault.exists() and told.status else None
@@ -292,28 +285,13 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         assert ended.status == told.status, ended
         assert re.search(told.words, "\n".join(last)), f"no {told.words!r} in the last lines\n{ended}"
         if told.has_checkpoint and told.words and told.status:
-            assert f"The last checkpoint is {_latest(folder / 'ckpt')}. To go on" in last[-1], ended
+            assert f"The last checkpoint is {found[-1].path}. To go on" in last[-1], ended
     else:
         assert (ended.status != 0) == (told.status != 0), ended
         assert re.search(told.mpirun_words, text), f"nobody says {told.mpirun_words!r}\n{ended}"
         if told.has_checkpoint and _LOST in text:
             assert "The last checkpoint is " in text, ended
     return Seen(seconds, ended.status, last)
-
-
-def _latest(folder: Path) -> Path | None:
-    return _latest_of.get(folder)
-
-
-_latest_of: dict[Path, Path] = {}
-
-
-def _check_checkpoint(told: Case, folder: Path, ended: Ended) -> None:
-    if told.has_checkpoint:
-        found = ckpt.list_checkpoints(folder)
-        assert found and all(each.problem is None for each in found), (found, ended)
-        ckpt.validate(found[-1])
-        _latest_of[folder] = found[-1].path
 
 
 def _cell(seen: Seen) -> str:

@@ -139,11 +139,26 @@ def write_program(folder: Path, source: str) -> str:
     return path.name
 
 
+def write_script(path: Path, text: str) -> str:
+    """Writes a script of the shell; returns its path."""
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def run_program(
-    folder: Path, source: str, *options: str, np: int = 2, words: Sequence[str] = (), **rest: object
+    folder: Path, source: str, *options: str, np: int | str = 2, words: Sequence[str] = (), **rest: object
 ) -> Ended:
     """Runs `keras-ddl run -np NP OPTIONS python PROGRAM WORDS` to its end, where `source` is for write_program."""
     return run(["run", "-np", str(np), *options, "python", write_program(folder, source), *words], folder, **rest)
+
+
+def start_program(folder: Path, source: str, *options: str, words: Sequence[str] = (), **rest: object) -> Started:
+    """Starts such a job of two ranks, and waits until both have called here("up")."""
+    program = write_program(folder, source)
+    started = Started(["run", "-np", "2", *options, "python", program, *words], folder, **rest)
+    started.wait_for(folder / "up-0", folder / "up-1")
+    return started
 
 
 HEADER = """\

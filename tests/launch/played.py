@@ -78,6 +78,7 @@ class Play:
         self._events, self._limit = list(events), time.monotonic() + LIMIT_SECONDS
         address = Address.parse(environment["KERAS_DDL_LAUNCHER"])
         self.ranks = [PlayedRank(number, num_ranks, address) for number in range(num_ranks + spares)]
+        self._stray = PlayedRank(0, num_ranks + 1, address)  # takes itself for one of another size
         self.stubborn: set[int] = set()  # ranks that do not end when they are told to
         self._poll = select.epoll()
         for each in self.ranks:
@@ -95,7 +96,7 @@ class Play:
 
     def poll(self) -> int | None:
         assert time.monotonic() < self._limit, f"the job does not end; left: {self._events}"
-        for each in self.ranks:
+        for each in (self._stray, *self.ranks):
             each.hear(each.number in self.stubborn)
         while self._events and all(each.is_started for each in self.ranks):
             happens = self._events[0](self)
@@ -123,7 +124,8 @@ class Play:
     def wait(self) -> None:
         if self.ended_at is None:
             self.die(0)
-        for each in self.ranks:
+        assert not self._stray.orders
+        for each in (self._stray, *self.ranks):
             each.channel.close()
         self._poll.close()
         self.silent = True

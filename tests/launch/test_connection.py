@@ -13,10 +13,10 @@ import pytest
 
 from keras_ddl.errors import LaunchError
 from keras_ddl.launch import acceptor as acceptor_module
-from keras_ddl.launch import control, mpirun
+from keras_ddl.launch import control
 from keras_ddl.launch.acceptor import Acceptor
 from keras_ddl.launch.control import Address, Channel, Kind
-from launch.launching import LIMIT_SECONDS, Started, environment, eventually, processes, write_program
+from launch.launching import LIMIT_SECONDS, environment, eventually, processes, start_program
 
 HELLO = {"nonce": "00" * 32, "rank": 0, "size": 1, "host": "h", "pid": 1}
 
@@ -41,125 +41,98 @@ def over(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return tmp_path / "socket" if request.param == "a UNIX socket" else None
 
 
-@contextlib.contextmanager
-def before_the_ranks(tmp_path: Path, num_ranks: int) -> Iterator[tuple[Started, Address]]:
-    """A job whose launcher listens already, while mpirun starts the ranks only when this block ends."""
-    script = tmp_path / "mpirun"
-    script.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] || while [ ! -e go ]; do sleep 0.05; done\nexec {mpirun.find().path} "$@"\n'
-    )
-    script.chmod(0o755)
-    program = write_program(tmp_path, "print('fine')")
-    started = Started(["run", "-np", str(num_ranks), "--mpirun", str(script), "python", program], tmp_path)
-    assert eventually(
-        lambda: any("/bin/sh" in each and "--version" not in each for each in processes(started.mark).values())
-    )
-    yield started, address_of(started.mark)
-    (tmp_path / "go").touch()
+@pytest.fixture
+def listening(over: Path | None) -> Iterator[tuple[Acceptor, Address, int]]:
+    """What lets in 3 ranks, where it listens, and the descriptor of that."""
+    listener, address = control.listen(over)
+    acceptor = Acceptor(listener, address.token, 3)
+    yield acceptor, address, listener.fileno()
+    acceptor.close()
 
 
-def assert_all_is_fine(started: Started) -> None:
-    ended = started.finish()
-    assert ended.status == 0 and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended
-    assert ended.err == "", ended
+def nonce_of(channel: Channel) -> bytes:
+    kind, nonce = wait_for_frame(channel)
+    assert kind is Kind.NONCE
+    return nonce
 
 
-NOTHING_TO_SEE = {
-    "nested beyond all limits": b"[" * 200_000,
-    "nested": b"[" * 4_000,
+def is_dismissed(channel: Channel) -> bool:
+    return bool(nonce_of(channel)) and wait_for_frame(channel) is None
+
+
+WITHOUT_PROOF = {
+    "nested beyond all limits": b"[" * control.PRE_AUTH_RANK_FRAMES[Kind.HELLO],
     "no JSON": b"\xff" * 100,
     "empty": b"",
     "a proof for nothing": bytes(32),
-    "a wrong proof": control.sign("00" * 32, "rank", bytes(32), HELLO),
+    "of another job": control.sign("00" * 32, "rank", bytes(32), HELLO),
 }
 
 
-@pytest.mark.parallel
-def test_job_survives_strangers_who_come_before_its_ranks_and_hold_connections(tmp_path: Path):
-    with before_the_ranks(tmp_path, 2) as (started, address):
-        for what, payload in NOTHING_TO_SEE.items():
-            channel = stranger(address)
-            kind, _ = wait_for_frame(channel)
-            assert kind is Kind.NONCE, what
-            with contextlib.suppress(ConnectionError):  # closed before all of it was sent
-                channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, len(payload)) + payload)
-            assert wait_for_frame(channel) is None, what
-        # Of another job, and of none that there is.
-        for token, rank, size in ((address.token, 0, 3), ("00" * 32, 0, 2)):
-            channel = stranger(address)
-            _, nonce = wait_for_frame(channel)
-            channel.send(Kind.HELLO, control.sign(token, "rank", nonce, {**HELLO, "rank": rank, "size": size}))
-            assert wait_for_frame(channel) is None, (token, rank, size)
-        silent = []
-        for _ in range(100):  # half a frame each, before those that come later have it dismissed
-            silent.append(stranger(address))
-            silent[-1].sock.sendall(struct.pack("!BQ", Kind.HELLO, 100) + b"[")
-        assert wait_for_frame(silent[0])[0] is Kind.NONCE
-        assert wait_for_frame(silent[0]) is None  # dismissed for those that came later
-        assert wait_for_frame(silent[-1])[0] is Kind.NONCE
-    assert wait_for_frame(silent[-1]) is None  # when all ranks had come
-    assert_all_is_fine(started)
+@pytest.mark.parametrize("what", WITHOUT_PROOF)
+def test_acceptor_dismisses_who_has_no_proof(what: str, listening: tuple[Acceptor, Address, int]):
+    acceptor, address, listener = listening
+    channel = stranger(address)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
+    nonce_of(channel)
+    payload = WITHOUT_PROOF[what]
+    channel.sock.sendall(struct.pack("!BQ", Kind.HELLO, len(payload)) + payload)
+    assert eventually(lambda: not any(acceptor.serve(fd) for fd in acceptor.fds) and not acceptor.has_pending)
+    assert wait_for_frame(channel) is None
 
 
 @pytest.mark.parallel
 def test_nobody_can_connect_when_all_ranks_have_come(tmp_path: Path):
-    program = write_program(tmp_path, "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')")
-    started = Started(["run", "-np", "2", "python", program], tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    source = "here('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('fine')"
+    started = start_program(tmp_path, source)
     with pytest.raises(LaunchError, match="refused"):
         stranger(address_of(started.mark))
     (tmp_path / "go").touch()
-    assert_all_is_fine(started)
+    ended = started.finish()
+    assert (ended.status, ended.err) == (0, "") and sorted(ended.out.splitlines()) == ["[1] fine", "fine"], ended
 
 
-def test_acceptor_drops_a_connection_without_proof_in_time(monkeypatch: pytest.MonkeyPatch, over: Path | None):
-    listener, address = control.listen(over)
-    acceptor = Acceptor(listener, address.token, 1)
+def test_acceptor_drops_a_connection_without_proof_in_time(
+    monkeypatch: pytest.MonkeyPatch, listening: tuple[Acceptor, Address, int]
+):
+    acceptor, address, listener = listening
     early = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener.fileno()) is None and acceptor.has_pending)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
     monkeypatch.setattr(acceptor_module, "_PROOF_SECONDS", -1.0)
     late = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener.fileno()) is None and len(acceptor.fds) == 3)
+    assert eventually(lambda: acceptor.serve(listener) is None and len(acceptor.fds) == 3)
     acceptor.tick()
-    assert len(acceptor.fds) == 2
-    assert wait_for_frame(late)[0] is Kind.NONCE and wait_for_frame(late) is None
+    assert len(acceptor.fds) == 2 and is_dismissed(late)
     acceptor.close()
-    assert acceptor.fds == [] and wait_for_frame(early)[0] is Kind.NONCE and wait_for_frame(early) is None
+    assert acceptor.fds == [] and is_dismissed(early)
 
 
-def test_acceptor_drops_the_oldest_when_too_many_wait(over: Path | None):
-    listener, address = control.listen(over)
-    acceptor = Acceptor(listener, address.token, 3)
+def test_acceptor_drops_the_oldest_when_too_many_wait(listening: tuple[Acceptor, Address, int]):
+    acceptor, address, listener = listening
     most = 3 + acceptor_module._EXTRA_CONNECTIONS
     strangers = []
     for _ in range(most + 2):
         strangers.append(stranger(address))
         before = acceptor.fds
-        assert eventually(lambda before=before: acceptor.serve(listener.fileno()) is None and acceptor.fds != before)
-    assert len(acceptor.fds) == 1 + most
-    for channel in strangers[:2]:
-        assert wait_for_frame(channel)[0] is Kind.NONCE and wait_for_frame(channel) is None
-    acceptor.close()
+        assert eventually(lambda before=before: acceptor.serve(listener) is None and acceptor.fds != before)
+    assert len(acceptor.fds) == 1 + most and all(map(is_dismissed, strangers[:2]))
     for channel in strangers:
         channel.close()
 
 
-def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(over: Path | None):
-    listener, address = control.listen(over)
-    acceptor = Acceptor(listener, address.token, 1)
+def test_acceptor_admits_a_rank_whose_proof_arrives_in_pieces(listening: tuple[Acceptor, Address, int]):
+    acceptor, address, listener = listening
     rank = stranger(address)
-    assert eventually(lambda: acceptor.serve(listener.fileno()) is None and acceptor.has_pending)
-    _, nonce = wait_for_frame(rank)
-    payload = control.sign(address.token, "rank", nonce, HELLO)
+    assert eventually(lambda: acceptor.serve(listener) is None and acceptor.has_pending)
+    payload = control.sign(address.token, "rank", nonce_of(rank), HELLO)
     found = None
     for byte in struct.pack("!BQ", Kind.HELLO, len(payload)) + payload:
         assert found is None
         rank.sock.sendall(bytes([byte]))
-        (fd,) = [fd for fd in acceptor.fds if fd != listener.fileno()]
+        (fd,) = [fd for fd in acceptor.fds if fd != listener]
         found = acceptor.serve(fd)
     assert found is not None and found[1] == HELLO and found[0].authenticated and not acceptor.has_pending
     found[0].close()
-    acceptor.close()
     rank.close()
 
 
@@ -188,7 +161,6 @@ def test_wrapper_runs_nothing_for_a_stranger(answer: str, tmp_path: Path):
         assert set(hello) - {"facts"} == {"nonce", "rank", "size", "host", "pid"}
         if answer == "a wrong proof":
             welcome = {"job": "x", "host": "", "environment": {}, "directory": "/", "terminal": {}, "kept": None}
-            welcome |= {"stdin": False, "sends_file": False}
             channel.send(Kind.WELCOME, control.sign("00" * 32, "launcher", bytes.fromhex(hello["nonce"]), welcome))
         elif answer == "nested beyond all limits":
             channel.send(Kind.WELCOME, b"[" * 200_000)

@@ -112,12 +112,12 @@ def test_output_traceback_inside_a_line_is_no_traceback():
     assert err.data == b"said: " + TRACEBACK
 
 
-def test_output_endless_traceback_is_not_kept():
-    _, err, _, (rank,) = screen_of(1)
-    rank.feed("err", TRACEBACK)
-    for _ in range(10):
-        rank.feed("err", b"x" * 100_000)
-    assert len(err.data) > 500_000
+@pytest.mark.parametrize(("rank", "stream", "start"), [(0, "err", TRACEBACK), (1, "out", b"")])
+def test_output_without_an_end_is_shown_in_parts(rank: int, stream: str, start: bytes):
+    out, err, _, ranks = screen_of(2)
+    for data in (start, *[b"x" * 50_000] * 20):
+        ranks[rank].feed(stream, data)
+    assert len((out if stream == "out" else err).data) > 500_000
 
 
 def test_output_of_other_ranks_comes_in_whole_lines():
@@ -131,13 +131,6 @@ def test_output_of_other_ranks_comes_in_whole_lines():
     assert out.data.endswith(b"[1] rest\n")
 
 
-def test_output_line_without_end_is_shown_in_parts():
-    out, _, _, ranks = screen_of(2)
-    for _ in range(10):
-        ranks[1].feed("out", b"x" * 50_000)
-    assert len(out.data) > 400_000
-
-
 def test_output_terminal_redraws_the_line_that_was_interrupted():
     out, _, screen, ranks = screen_of(2, terminal=True)
     ranks[0].feed("out", b"one\nstep 1\rstep 2")
@@ -146,21 +139,22 @@ def test_output_terminal_redraws_the_line_that_was_interrupted():
     ranks[0].feed("out", b"\n")
     ranks[1].feed("out", b"again\n")
     assert out.data.endswith(b"step 2\n[1] again\n")
+    ranks[0].feed("out", b"10%\r20%\r")
+    ranks[1].feed("out", b"x\n")
+    assert out.data.endswith(b"[1] x\n20%\r")
     ranks[0].feed("out", b"unfinished")
     screen.finish()
     assert out.data.endswith(b"unfinished\n")
 
 
-def test_output_redraws_a_bar_that_ends_in_a_carriage_return():
-    out, _, _, ranks = screen_of(2, terminal=True)
-    ranks[0].feed("out", b"10%\r20%\r")
-    ranks[1].feed("out", b"x\n")
-    assert out.data.endswith(b"[1] x\n20%\r")
-
-
 def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(output, "_UNFINISHED_QUIET_SECONDS", 600.0)
     monkeypatch.setattr(output, "_UNFINISHED_SECONDS", 600.0)
+    out, _, screen, ranks = screen_of(2)
+    ranks[0].feed("out", b"\r1/9")  # a progress bar
+    ranks[1].feed("out", b"seen\n")
+    screen.tick()
+    assert out.data == b"\r1/9\n[1] seen\n"
     out, _, screen, ranks = screen_of(2)
     ranks[0].feed("out", b"half")
     ranks[1].feed("out", b"other\n")
@@ -174,14 +168,6 @@ def test_output_file_is_not_torn_by_other_ranks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(output, "_UNFINISHED_QUIET_SECONDS", -1.0)
     assert not screen.tick()
     assert out.data.endswith(b"prompt: \n[1] more\n")
-
-
-def test_output_progress_bar_in_a_file_does_not_hold_up_others():
-    out, _, screen, ranks = screen_of(2)
-    ranks[0].feed("out", b"\r1/9")
-    ranks[1].feed("out", b"seen\n")
-    screen.tick()
-    assert out.data == b"\r1/9\n[1] seen\n"
 
 
 def test_text_sink_joins_split_characters():

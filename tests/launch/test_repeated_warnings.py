@@ -16,7 +16,6 @@ def prefixed(rank: bytes, text: bytes) -> bytes:
     [
         (WARNING, WARNING),
         (b"/x/t.py:8: FooWarning: two\nlines\n  f(x)\n",) * 2,
-        (b"<string>:1: DeprecationWarning: without a source line\nWARNING:absl:b\n",) * 2,
         (b"W0000 00:00:1795527410.1    11 a.cc:3] slow\n", b"W0000 00:00:1795527999.7    15 a.cc:3] slow\n"),
         (b"2026-01-31 12:00:00.1: W tensorflow/x.cc:12] a\n", b"2026-01-31 12:00:03.9: W tensorflow/x.cc:12] a\n"),
     ],

@@ -2,18 +2,20 @@
 
 import io
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import keras_ddl
 from keras_ddl.errors import ConfigError, DeadlineError, LaunchError, RankError
-from launch.launching import LIMIT_SECONDS, environment, eventually, processes
+from launch.launching import Started, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -27,55 +29,37 @@ def number() -> int:
     return int(os.environ["OMPI_COMM_WORLD_RANK"])
 
 
-def by_value(function):
-    """As a function of a notebook: this module cannot be imported by the ranks."""
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return function
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's: the ranks cannot import this module
 
 
-by_value(None)
-
-
-def test_run_function_returns_results_by_rank_and_shows_output():
-    closed_over, blob = {"offset": 100}, os.urandom(5_000_000)
-    out, err = io.StringIO(), io.StringIO()
-
-    def work(base, data, *, scale):
-        rank = number()
-        print("hello from", rank)
-        print("error of", rank, file=sys.stderr)
-        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
-        return {"value": (base + rank) * scale + closed_over["offset"], "data": data}
-
-    with redirect_stdout(out), redirect_stderr(err):
-        results = keras_ddl.run(work, np=3, args=(10, blob), kwargs={"scale": 2}, env={"EXTRA": "1"})
-    assert [result["value"] for result in results] == [120, 122, 124]
-    assert all(result["data"] == blob for result in results)
-    assert sorted(out.getvalue().splitlines()) == ["[1] hello from 1", "[2] hello from 2", "hello from 0"]
-    assert sorted(err.getvalue().splitlines()) == ["[1] error of 1", "[2] error of 2", "error of 0"]
-
-
-@pytest.mark.long
-def test_run_function_output_is_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_run_function_returns_results_by_rank_and_shows_output_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    shown = tmp_path / "shown"
+    closed_over, blob, shown = {"offset": 100}, os.urandom(5_000_000), tmp_path / "shown"
 
     class Stream(io.StringIO):
         def write(self, text):
             shown.touch()
             return super().write(text)
 
-    def work():
-        print("first")  # not flushed: to a pipe, Python alone would keep it until the end
+    out, err = Stream(), io.StringIO()
+
+    def work(base, data, *, scale):
+        rank = number()
+        print("hello from", rank)  # not flushed: to a pipe, Python alone would keep it until the end
         while not shown.exists():
             time.sleep(0.01)
-        print("second")
+        print("error of", rank, file=sys.stderr)
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+        return {"value": (base + rank) * scale + closed_over["offset"], "data": data}
 
-    with redirect_stdout(Stream()) as stream:
-        keras_ddl.run(work, np=1, timeout=LIMIT_SECONDS)
-    assert stream.getvalue() == "first\nsecond\n"
+    with redirect_stdout(out), redirect_stderr(err), ThreadPoolExecutor(1) as thread:
+        results = thread.submit(keras_ddl.run, work, np=3, args=(10, blob), kwargs={"scale": 2}).result()
+    assert [result["value"] for result in results] == [120, 122, 124]
+    assert all(result["data"] == blob for result in results)
+    assert sorted(out.getvalue().splitlines()) == ["[1] hello from 1", "[2] hello from 2", "hello from 0"]
+    assert sorted(err.getvalue().splitlines()) == ["[1] error of 1", "[2] error of 2", "error of 0"]
 
 
 def test_run_function_raises_the_exception_of_the_rank():
@@ -126,12 +110,9 @@ def test_run_function_is_called_again_after_a_failure():
             os.kill(os.getpid(), 9)
         return base + attempt
 
-    err = io.StringIO()
-    with redirect_stderr(err):
+    with redirect_stderr(io.StringIO()) as err:
         assert keras_ddl.run(work, np=2, args=(5,), restarts=1) == [6, 6]
     assert "restart 1 of 1, with 2 ranks (rank 1: killed by SIGKILL)" in err.getvalue()
-    with pytest.raises(ConfigError, match="restarts must be .*Received: restarts=-1"):
-        keras_ddl.run(work, np=1, args=(5,), restarts=-1)
 
 
 def test_run_function_that_cannot_travel_is_a_clear_error():
@@ -142,6 +123,8 @@ def test_run_function_that_cannot_travel_is_a_clear_error():
         keras_ddl.run(print, np=2, args=((x for x in ()),))
     with pytest.raises(ConfigError, match="fn must be a function. Received: fn=3"):
         keras_ddl.run(3)
+    with pytest.raises(ConfigError, match="np must be a whole number of ranks, 1 or more. Received: np=0"):
+        keras_ddl.run(number, np=0)
 
 
 def closure(lock):
@@ -149,13 +132,6 @@ def closure(lock):
         return lock
 
     return closure
-
-
-def test_run_function_checks_its_settings():
-    with pytest.raises(ConfigError, match="np must be a whole number of ranks, 1 or more. Received: np=0"):
-        keras_ddl.run(number, np=0)
-    with pytest.raises(ConfigError, match=r"must equal the number of ranks \(2\)"):
-        keras_ddl.run(number, np=2, mode="x:3x1")
 
 
 @pytest.mark.long
@@ -166,47 +142,22 @@ def test_run_function_must_return_what_can_travel_and_start_no_ranks_of_its_own(
         keras_ddl.run(lambda: keras_ddl.run(number, np=2), np=1)
 
 
-def test_run_function_works_outside_the_main_thread():
-    results = []
-    thread = threading.Thread(target=lambda: results.append(keras_ddl.run(number, np=2)))
-    thread.start()
-    thread.join(LIMIT_SECONDS)
-    assert results == [[0, 1]]
-
-
-def test_run_function_finds_modules_where_the_caller_does(tmp_path: Path):
+def test_run_function_finds_modules_where_the_caller_does_and_can_be_interrupted(tmp_path: Path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "my_own_module.py").write_text("def f(x): return x + 1\n")
-    program = "import sys; sys.path.insert(0, 'lib')\nimport keras_ddl, my_own_module\n"
-    program += "class Local:\n    def __init__(self, x): self.x = x\n"
-    program += "print([r.x for r in keras_ddl.run(lambda: Local(my_own_module.f(1)), np=2)])\n"
-    (tmp_path / "caller.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "caller.py"],
-        cwd=tmp_path,
-        env=environment("-", tmp_path, None),
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "[2, 2]\n", done
-
-
-def test_run_function_is_interrupted(tmp_path: Path):
-    (tmp_path / "tmp").mkdir()
-    program = "import keras_ddl, time, pathlib, os\n"
-    program += "def work():\n    pathlib.Path('up-' + os.environ['OMPI_COMM_WORLD_RANK']).touch(); time.sleep(600)\n"
-    program += "try: keras_ddl.run(work, np=2)\nexcept KeyboardInterrupt: print('interrupted')\n"
-    (tmp_path / "caller.py").write_text(program)
-    mark = "interrupted-" + os.urandom(8).hex()
-    process = subprocess.Popen(
-        [sys.executable, "caller.py"],
-        cwd=tmp_path,
-        env=environment(mark, tmp_path / "tmp", None),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert eventually(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
-    process.send_signal(2)
-    assert process.communicate(timeout=LIMIT_SECONDS)[0] == "interrupted\n"
-    assert not processes(mark)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    source = """
+sys.path.insert(0, "lib")
+import keras_ddl, my_own_module
+class Local:
+    def __init__(self, x): self.x = x
+def sleep():
+    Path("up-" + os.environ["OMPI_COMM_WORLD_RANK"]).touch()
+    time.sleep(600)
+print([each.x for each in keras_ddl.run(lambda: Local(my_own_module.f(1)), np=2)])
+try: keras_ddl.run(sleep, np=2)
+except KeyboardInterrupt: print("interrupted")
+"""
+    started = Started([write_program(tmp_path, source)], tmp_path, main=())
+    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    started.process.send_signal(signal.SIGINT)
+    assert started.finish().out == "[2, 2]\ninterrupted\n"

@@ -3,14 +3,12 @@
 import os
 import pty
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launch.launching import Ended, Started, run_program, write_program
+from launch.launching import Started, run_program, start_program, write_program
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -19,26 +17,21 @@ TALKS = """
 import keras_ddl
 keras_ddl.init()
 keras_ddl.barrier()
-here("met")
+here("up")
 while True:
     print("talks", flush=True)
     time.sleep(0.05)
 """
 
 
-def after_losing(started: Started, lose: Callable[[], None]) -> Ended:
-    started.wait_for(started.folder / "met-0", started.folder / "met-1")
-    lose()
-    return started.finish()
-
-
 @pytest.mark.parametrize("what", ["terminal", "reader"])
 def test_run_ends_and_leaves_nothing_when_nobody_is_left_to_read(what: str, tmp_path: Path):
     ours, theirs = pty.openpty() if what == "terminal" else os.pipe()
     streams = {"stdout": theirs, "stderr": theirs} if what == "terminal" else {"stdout": theirs}
-    started = Started(["run", "-np", "2", "python", write_program(tmp_path, TALKS)], tmp_path, **streams)
+    started = start_program(tmp_path, TALKS, **streams)
     os.close(theirs)
-    ended = after_losing(started, lambda: os.close(ours))
+    os.close(ours)
+    ended = started.finish()
     assert ended.status == 128 + (signal.SIGHUP if what == "terminal" else signal.SIGPIPE), ended
 
 
@@ -70,22 +63,19 @@ def test_run_goes_on_when_its_output_cannot_be_stored(tmp_path: Path):
 def test_run_survives_its_terminal_when_hangups_are_ignored(tmp_path: Path):
     # As by nohup.
     ours, theirs = pty.openpty()
-    program = write_program(
-        tmp_path,
-        """
-here("met")
+    source = """
+here("up")
 while not os.path.exists("lost"): time.sleep(0.05)
 for _ in range(5): print("talks", flush=True)
 here("end")
 sys.exit(4)
-""",
-    )
+"""
     ignore = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
     run_cli = ignore + "runpy.run_module('keras_ddl.cli', run_name='__main__', alter_sys=True)"
-    started = Started(
-        ["run", "-np", "2", "python", program], tmp_path, main=("-c", run_cli), stdout=theirs, stderr=subprocess.PIPE
-    )
+    started = start_program(tmp_path, source, main=("-c", run_cli), stdout=theirs)
     os.close(theirs)
-    ended = after_losing(started, lambda: (os.close(ours), (tmp_path / "lost").touch()))
+    os.close(ours)
+    (tmp_path / "lost").touch()
+    ended = started.finish()
     assert ended.status == 4, ended
     assert (tmp_path / "end-0").exists() and (tmp_path / "end-1").exists(), ended

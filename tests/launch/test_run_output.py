@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl.launch.mpirun import HYDRA, find
-from launch.launching import LIMIT_SECONDS, Started, run, run_program, write_program
+from launch.launching import LIMIT_SECONDS, Started, run_program, write_program
 
 pytestmark = pytest.mark.parallel
 
@@ -70,18 +70,17 @@ def test_run_output_that_cannot_be_saved_ends_no_job(tmp_path: Path):
 
 @pytest.mark.long
 def test_run_timeline_on_a_full_disk_ends_no_job(tmp_path: Path):
-    program = write_program(
-        tmp_path,
-        "import numpy as np\n"
-        "from keras_ddl import communicator\n"
-        "communicator.init()\n"
-        "for number in range(2000): communicator.all_reduce_array(np.ones(3, np.float32), name=f'x{number}')\n"
-        "communicator.shutdown()\n"
-        "print('done', flush=True)",
-    )
+    source = """
+import numpy as np
+from keras_ddl import communicator
+communicator.init()
+for number in range(2000): communicator.all_reduce_array(np.ones(3, np.float32), name=f"x{number}")
+communicator.shutdown()
+print("done", flush=True)
+"""
     for rank in (0, 1):
         (tmp_path / f"timeline.rank{rank}.json").symlink_to("/dev/full")
-    ended = run(["run", "-np", "2", "--env", "KERAS_DDL_TIMELINE=timeline.json", "python", program], tmp_path)
+    ended = run_program(tmp_path, source, "--env", "KERAS_DDL_TIMELINE=timeline.json")
     assert ended.status == 0 and ended.out.count("done") == 2, ended
     assert "could not be written to its end" in ended.err, ended
 
@@ -138,7 +137,7 @@ except keras_ddl.errors.RankLostError:
 print("\\rbar 2/2", RANK, keras_ddl.rank(), sys.stdin.read() == "", os.get_terminal_size().columns)
 """,
     )
-    arguments = ["run", "-np", "3", "--min-np", "1", "python", program]
+    arguments = ["run", "-np", "1:3", "python", program]
     status, shown = on_terminal(arguments, tmp_path, rows=33, columns=111)
     assert status == 0, shown
     assert b"\rbar 2/2 1 0 True 111\r\n" in shown and b"[1]" not in shown, shown

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launching import STARTERS, Started, eventually, processes, starter, write_program
+from launch.launching import STARTERS, eventually, processes, start_program, starter
 
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
@@ -27,14 +27,8 @@ sys.exit(main())
 """
 
 
-def start(folder: Path, program: str, *words: str, **options: object) -> Started:
-    started = Started(["run", "-np", "2", *words, "python", write_program(folder, program)], folder, **options)
-    started.wait_for(folder / "up-0", folder / "up-1")
-    return started
-
-
 def test_run_interrupt_lets_ranks_clean_up_and_ends(tmp_path: Path):
-    started = start(
+    started = start_program(
         tmp_path,
         """
 try:
@@ -63,9 +57,7 @@ here("up"); time.sleep(600)
 
 
 def test_run_sigterm_gives_ranks_time_to_save_and_kills_those_that_need_more(tmp_path: Path):
-    command = ["run", "-np", "2", "--grace", "3", "python", write_program(tmp_path, NOTICED), "slow"]
-    started = Started(command, tmp_path)
-    started.wait_for(tmp_path / "up-0", tmp_path / "up-1")
+    started = start_program(tmp_path, NOTICED, "--grace", "3", words=["slow"])
     started.process.terminate()
     ended = started.finish()
     assert ended.status == 75, ended
@@ -75,7 +67,7 @@ def test_run_sigterm_gives_ranks_time_to_save_and_kills_those_that_need_more(tmp
 
 def test_run_sigusr1_is_passed_on_by_the_launcher_and_by_a_wrapper(tmp_path: Path):
     # Slurm and mpirun send it to the processes that they know: the wrappers.
-    started = start(tmp_path, NOTICED)
+    started = start_program(tmp_path, NOTICED)
     os.kill(int((tmp_path / "ppid-1").read_text()), signal.SIGUSR1)
     started.wait_for(tmp_path / "saved-10-1")
     assert not (tmp_path / "saved-10-0").exists()
@@ -86,7 +78,7 @@ def test_run_sigusr1_is_passed_on_by_the_launcher_and_by_a_wrapper(tmp_path: Pat
 
 def test_run_second_interrupt_kills_at_once(tmp_path: Path):
     # With MPI: nobody is left to remove its shared memory.
-    started = start(
+    started = start_program(
         tmp_path,
         """
 import signal
@@ -112,7 +104,7 @@ while True: time.sleep(1)
 @pytest.mark.parametrize("env", STARTERS)
 def test_run_stubborn_mpirun_is_killed(env: dict[str, str], tmp_path: Path):
     # As measured on a cluster whose link was down: mpirun ignores SIGTERM. A stopped process is such a one.
-    started = start(tmp_path, SLEEPER, env=env)
+    started = start_program(tmp_path, SLEEPER, env=env)
     os.kill(starter(started.mark), signal.SIGSTOP)
     started.process.terminate()
     ended = started.finish()
@@ -121,7 +113,7 @@ def test_run_stubborn_mpirun_is_killed(env: dict[str, str], tmp_path: Path):
 
 @pytest.mark.parametrize("env", STARTERS)
 def test_run_killed_launcher_leaves_no_process(env: dict[str, str], tmp_path: Path):
-    started = start(tmp_path, SLEEPER, "--restarts", "5", env=env)
+    started = start_program(tmp_path, SLEEPER, "--restarts", "5", env=env)
     started.process.kill()
     started.process.wait()
     assert eventually(lambda: not processes(started.mark)), processes(started.mark)

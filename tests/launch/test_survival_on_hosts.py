@@ -1,4 +1,4 @@
-"""Jobs on several hosts that go on when ranks, or a host, are lost: keras-ddl run --hosts ... --min-np."""
+"""Jobs on several hosts that go on when ranks, or a host, are lost: keras-ddl run --hosts ... -np MIN:."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ from harness.emulated_hosts import Hosts, emulated_hosts
 from keras_ddl.launch.regrouping import doors
 from launch.launching import Ended, Started, eventually, kill, processes, run, write_program
 from launch.test_regroup import PROGRAM, left
-from launch.test_run_hosts import can_make_hosts, kill_host, write_agent
+from launch.test_run_hosts import kill_host, needs_hosts, write_agent
 
-pytestmark = [
-    pytest.mark.parallel,
-    pytest.mark.quiet,
-    pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root"),
-]
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet, needs_hosts]
 TOTAL = 300 * 299 / 2
 SLOW = PROGRAM.replace("end(step)\n", "end(step); time.sleep(0.02); step == 5 and here('up')\n")
 
@@ -37,7 +33,7 @@ def agent(tmp_path: Path) -> str:
 
 def arguments(tmp_path: Path, least: int, plan: dict[int, list], program: str = PROGRAM) -> list[str]:
     name = write_program(tmp_path, program)
-    return ["run", "--hosts", "h0:2,h1:2", "--min-np", str(least), "python", name, json.dumps(plan)]
+    return ["run", "--hosts", "h0:2,h1:2", "-np", f"{least}:", "python", name, json.dumps(plan)]
 
 
 def test_the_others_go_on_when_a_rank_of_another_host_is_killed(agent: str, tmp_path: Path) -> None:
@@ -59,7 +55,7 @@ def test_the_others_go_on_when_a_host_is_gone(agent: str, tmp_path: Path) -> Non
     started = Started(arguments(tmp_path, 2, {}, SLOW), tmp_path, env={"KERAS_DDL_SSH": agent})
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
     started.may_leave = ("keras_ddl-",)  # nobody is left on that host to remove it
-    kill_host(started.mark, tmp_path, "h1")
+    kill_host(started.mark, "h1")
     ended = started.finish()
     assert left(ended) == [[0, 0, TOTAL, [4, 2]], [1, 1, TOTAL, [4, 2]]], ended
     assert "keras-ddl: rank 3 was lost (lost without a report); 2 go on." in ended.err, ended
@@ -142,7 +138,7 @@ def test_ranks_beside_the_launcher_are_known_by_the_address_that_other_hosts_use
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     ended = run(arguments(tmp_path, 2, {}), tmp_path, env={"KERAS_DDL_SSH": "false"})
     assert ended.status == 1, ended
-    assert "The ranks of host h0 could not be started: false ended with status 1." in ended.err, ended
+    assert re.search(r"The ranks of host h[01] could not be started: false ended with status 1\.", ended.err), ended
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.commands import keras_ddl
-from harness.emulated_hosts import emulated_hosts
 from launch.launching import Started, run, run_program, write_program
 
 pytestmark = pytest.mark.parallel
@@ -51,7 +49,8 @@ def test_run_tf_config_takes_hosts_and_ranks_from_the_variable_or_a_file(
     shown = keras_ddl("run", "--dry-run", "--tf-config", "python", "there.py")
     assert "-np 3 " in shown and "--host h0:1,h1:2" in shown and "keras-ddl: Left out: ps 0 on h7" in shown, shown
     (tmp_path / "tf_config.json").write_text(config_of("localhost:1", "localhost:2"))
-    assert "-np 2 " in keras_ddl("run", "--dry-run", "--tf-config-file", "tf_config.json", "true")
+    (tmp_path / "job.toml").write_text('tf-config-file = "tf_config.json"')
+    assert "-np 2 " in keras_ddl("run", "--dry-run", "--config", "job.toml", "true")
 
 
 @pytest.mark.long
@@ -69,45 +68,9 @@ def test_run_does_not_hand_on_a_tf_config_of_other_tasks_than_ranks(tmp_path: Pa
         ("--tf-config", "no json", "TF_CONFIG must be JSON"),
         ("--tf-config -np 3", config_of("h0:1", "h1:1"), "Received: np=3, hosts=None as well"),
         ("--tf-config --hosts h0:2", config_of("h0:1", "h1:1"), "Received: np=None, hosts='h0:2' as well"),
-        ("--tf-config-file nowhere.json", "", "'nowhere.json' does not exist"),
+        ("--hosts-timeout 3", "", "hosts-timeout is a setting of --config FILE: write hosts-timeout = SECONDS there"),
     ],
 )
 def test_run_tf_config_mistake_is_one_clear_message(arguments: str, text: str, message: str, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     assert message in keras_ddl("run", *arguments.split(), "true", status=2)
-
-
-TRAINING = """
-import json
-import os
-import socket
-
-import keras
-import numpy as np
-
-import keras_ddl
-
-strategy = keras_ddl.Strategy()
-resolver = strategy.cluster_resolver
-task = json.loads(os.environ["TF_CONFIG"])["task"]
-assert (task["type"], task["index"]) == (resolver.task_type, resolver.task_id)
-with strategy.scope():
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, kernel_initializer="ones")])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-x = np.arange(8.0).reshape(4, 2) / 8
-loss = model.fit(x, x[:, :1], batch_size=4, verbose=0).history["loss"][0]
-print(socket.gethostname(), resolver.task_type, resolver.task_id, keras_ddl.num_hosts(), round(loss, 6))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.alone
-def test_run_tf_config_trains_on_its_hosts(tmp_path: Path):
-    write_program(tmp_path, TRAINING)
-    cluster = {"chief": ["h1:2222"], "worker": ["h0:2222"], "evaluator": ["h1:2223"]}
-    text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
-    with emulated_hosts(tmp_path, 2) as hosts:
-        words = ("run", "--tf-config", "--mpi-arg", hosts.agent, "python", "program.py")
-        shown = hosts.run("keras-ddl", *words, env={"TF_CONFIG": text})
-    loss = ((np.arange(8.0).reshape(4, 2)[:, 1] / 8) ** 2).mean()
-    assert sorted(shown.splitlines()) == [f"[1] h0 worker 0 2 {loss:.6f}", f"h1 chief 0 2 {loss:.6f}"], shown

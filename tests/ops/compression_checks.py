@@ -3,7 +3,11 @@
 Run by test_ops_on_ranks.py, where every rank counts as a host.
 """
 
+import os
+from unittest import mock
+
 import numpy as np
+import pytest
 
 import keras_ddl
 from harness.rank_program import long
@@ -18,15 +22,6 @@ COMPRESSIONS = ("bfloat16", "float16")
 
 def values(rank: int, count: int = 5003) -> np.ndarray:
     return np.random.default_rng(rank).normal(size=count).astype(np.float32)
-
-
-def refuses(text: str, call) -> None:
-    try:
-        call()
-    except ConfigError as error:
-        assert text in str(error) and "Received: " in str(error), error
-    else:
-        raise AssertionError(f"not refused: {text}")
 
 
 def check_what_one_rank_gives_is_rounded_once():
@@ -73,24 +68,22 @@ def check_named_calls_and_graphs_make_up_for_rounding():
 def check_what_cannot_be_compressed_is_refused_by_name():
     x = tf.ones([2])
     slices = tf.IndexedSlices(tf.ones([1, 2]), [0], [3, 2])
-    refuses("compression='int8'", lambda: ops.all_reduce(x, compression="int8"))
-    refuses("float64", lambda: ops.all_reduce_n([x, tf.cast(x, tf.float64)], compression="bfloat16"))
-    refuses("int32", lambda: ops.all_reduce(tf.ones([2], tf.int32), compression="bfloat16"))
-    refuses("op='max'", lambda: ops.all_reduce(x, op="max", compression="float16"))
-    refuses("op='adasum'", lambda: ops.all_reduce(x, op="adasum", compression="float16"))
-    refuses("mpi=True", lambda: ops.all_reduce_n([x], mpi=True, compression="float16"))
-    refuses("IndexedSlices", lambda: ops.all_reduce(slices, compression="float16"))
-    refuses("feedback=3", lambda: ops.all_reduce_n([x], compression="float16", feedback=3))
-    refuses("compression='zip'", lambda: keras_ddl.Strategy(compression="zip"))
+    for text, call in (
+        ("compression='int8'", lambda: ops.all_reduce(x, compression="int8")),
+        ("float64", lambda: ops.all_reduce_n([x, tf.cast(x, tf.float64)], compression="bfloat16")),
+        ("op='max'", lambda: ops.all_reduce(x, op="max", compression="float16")),
+        ("mpi=True", lambda: ops.all_reduce_n([x], mpi=True, compression="float16")),
+        ("IndexedSlices", lambda: ops.all_reduce(slices, compression="float16")),
+        ("feedback=3", lambda: ops.all_reduce_n([x], compression="float16", feedback=3)),
+        ("compression='zip'", lambda: keras_ddl.Strategy(compression="zip")),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            call()
 
 
 def check_ranks_must_agree():
-    try:
+    with pytest.raises(RankMismatchError, match=r"compression: float16 on rank\(s\) 0, none on rank\(s\) 1"):
         ops.all_reduce(tf.ones([2]), compression="float16" if RANK == 0 else None, name="disagree")
-    except RankMismatchError as error:
-        assert "compression: float16 on rank(s) 0, none on rank(s) 1" in str(error), error
-    else:
-        raise AssertionError("ranks that disagree went on")
 
 
 @long
@@ -100,9 +93,9 @@ def check_a_strategy_rounds_gradients_of_weights_alone():
     x = np.random.default_rng(5).normal(size=[96, 20]).astype(np.float32)
     y = x[:, :3] @ np.ones([3, 1], np.float32)
     weights = {}
-    rounding = COMPRESSIONS[:1]  # what a Strategy does is the same for both
-    for compression in (None, *rounding):
-        strategy = keras_ddl.Strategy(compression=compression, seed=3, drift_check_percent=0)
+    for compression in (None, "bfloat16"):  # what a Strategy does is the same for both
+        with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="0"):
+            strategy = keras_ddl.Strategy(compression=compression, seed=3)
         keras.utils.set_random_seed(3)
         with strategy.scope():
             model = keras.Sequential(
@@ -120,6 +113,5 @@ def check_a_strategy_rounds_gradients_of_weights_alone():
             assert all(f"{4 * (20 * 16 + 16):,} " in line for line in rounded), rounded  # kernels; no bias, no moments
         weights[compression] = np.concatenate([each.ravel() for each in model.get_weights()])
         assert len(set(keras_ddl.all_gather_object(weights[compression].tobytes()))) == 1
-    for compression in rounding:
-        assert (weights[compression] != weights[None]).any()
-        np.testing.assert_allclose(weights[compression], weights[None], atol=0.02)
+    assert (weights["bfloat16"] != weights[None]).any()
+    np.testing.assert_allclose(weights["bfloat16"], weights[None], atol=0.02)

@@ -4,8 +4,6 @@ Every rank can compute every rank's input from its number, so NumPy on one rank 
 are small integers: their sums and products are exact in every dtype, float16 and bfloat16 included.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
 import keras_ddl
@@ -51,6 +49,18 @@ def check_all_reduce_equals_numpy():
         before = tensor(dtype, 70001)
         assert_equal(ops.all_reduce(before, op=op), reduced(dtype, 70001, op), dtype, op)
         assert_equal(before, values(dtype, 70001, RANK), dtype)  # the input is kept
+    variable = tf.Variable(tensor("float32", 100))
+
+    @tf.function
+    def read_twice():
+        x = variable * 2.0
+        return ops.all_reduce(variable), ops.all_reduce(x), x
+
+    of_variable, of_product, product = read_twice()
+    assert_equal(of_variable, reduced("float32", 100, "sum"), "float32")
+    assert_equal(of_product, 2 * reduced("float32", 100, "sum"), "float32")
+    assert_equal(product, 2 * values("float32", 100, RANK), "float32")
+    assert_equal(variable.value(), values("float32", 100, RANK), "float32")
 
 
 def check_eager_collectives_take_tensorflows_fast_path():
@@ -89,21 +99,6 @@ def check_all_reduce_n_equals_numpy_in_a_graph():
     assert ops.all_reduce_n([]) == []
 
 
-def check_all_reduce_leaves_variables_and_other_readers_of_its_input_alone():
-    variable = tf.Variable(tensor("float32", 100))
-
-    @tf.function
-    def read_twice():
-        x = variable * 2.0
-        return ops.all_reduce(variable), ops.all_reduce(x), x
-
-    of_variable, of_product, product = read_twice()
-    assert_equal(of_variable, reduced("float32", 100, "sum"), "float32")
-    assert_equal(of_product, 2 * reduced("float32", 100, "sum"), "float32")
-    assert_equal(product, 2 * values("float32", 100, RANK), "float32")
-    assert_equal(variable.value(), values("float32", 100, RANK), "float32")
-
-
 def check_reduce_scatter_equals_numpy():
     for dtype, op in [*((dtype, "sum") for dtype in DTYPES), *(("float32", op) for op in (*NUMPY, "mean"))]:
         for rows in (0, 1, 3 * SIZE + 1):
@@ -118,36 +113,23 @@ def check_reduce_scatter_equals_numpy():
 
 def check_all_gather_equals_numpy_with_uneven_rows():
     graph = tf.function(ops.all_gather, reduce_retracing=True)
-    for dtype in (*DTYPES, "bool", "int16", "uint64", "complex128"):
-        for first, rest in ((0, (2,)), (5, (3, 2))):
+    words = np.array([b"", b"a", b"\x00\xff\x80 and more", b"long " * 60_000], object)
+    for dtype in (*DTYPES, "bool", "int16", "uint64", "complex128", "string"):
+        for first, rest in ((0, (2,)), (5, (3, 2)), (4, (0,))):
             shapes = [(first + (rank * 3) % 4 if rank else first, *rest) for rank in range(SIZE)]
-            parts = [np.abs(values(dtype, shape, rank)) for rank, shape in enumerate(shapes)]
-            expected = np.concatenate(parts)
-            expected = expected != 0 if dtype == "bool" else expected
-            x = tf.cast(tf.constant(parts[RANK]), dtype)
+            numbers = [np.abs(values(dtype, shape, rank)) for rank, shape in enumerate(shapes)]
+            if dtype == "string":
+                parts = [words[each.astype(int)] for each in numbers]
+            else:
+                parts = [tf.cast(each, dtype).numpy() for each in numbers]
             for function in (ops.all_gather, graph):
-                result = function(x)
+                result = function(tf.constant(parts[RANK], dtype))
                 assert result.dtype == dtype
-                wide = tf.cast(result, tf.complex128 if result.dtype.is_complex else tf.float64)
-                np.testing.assert_array_equal(wide, expected, err_msg=f"{dtype} {shapes}")
+                np.testing.assert_array_equal(result, np.concatenate(parts), err_msg=f"{dtype} {shapes}")
     np.testing.assert_array_equal(ops.all_gather(tf.constant(RANK)), np.arange(SIZE))
-    np.testing.assert_array_equal(graph(tf.constant(RANK)), np.arange(SIZE))
+    np.testing.assert_array_equal(ops.all_gather(f"rank {RANK}"), [f"rank {rank}".encode() for rank in range(SIZE)])
     z = ops.all_gather(tf.complex([1.0 + RANK], [-2.0 * RANK]))
     np.testing.assert_array_equal(z, [1 + rank - 2j * rank for rank in range(SIZE)])
-
-
-def check_all_gather_of_strings_equals_numpy_with_uneven_rows():
-    graph = tf.function(ops.all_gather, reduce_retracing=True)
-    words = [b"", b"a", b"\x00\xff\x80 and more", "\u4e2d".encode(), b"long " * 60_000]
-    for first, rest in ((0, (2,)), (1, ()), (5, (3, 2)), (4, (0,))):
-        shapes = [(first + (rank * 3) % 4 if rank else first, *rest) for rank in range(SIZE)]
-        parts = [np.resize(np.array(words[rank % 4 :], object), np.prod(shape)) for rank, shape in enumerate(shapes)]
-        parts = [part.reshape(shape) for part, shape in zip(parts, shapes)]
-        for function in (ops.all_gather, graph):
-            result = function(tf.constant(parts[RANK], tf.string))
-            assert result.dtype == tf.string and result.shape == np.concatenate(parts).shape
-            np.testing.assert_array_equal(result, np.concatenate(parts))
-    np.testing.assert_array_equal(ops.all_gather(f"rank {RANK}"), [f"rank {rank}".encode() for rank in range(SIZE)])
 
 
 def check_broadcast_equals_the_roots_values():
@@ -267,32 +249,13 @@ def check_adasum_is_the_mean_of_equals_and_the_sum_of_orthogonals():
     np.testing.assert_array_equal(zeros, np.zeros(3))
 
 
-MANY = 200
-
-
-def order(seed: int) -> list[int]:
-    """Returns numbers in an order of this rank's own."""
-    return np.random.default_rng([seed, RANK]).permutation(MANY).tolist()
-
-
-def of_number(number: int, value: tf.Tensor) -> tf.Tensor:
-    return ops.all_reduce(tf.fill([1 + number * 37 % 300], value + float(number)), name=f"many/{number}")
-
-
-def assert_sums(results: dict[int, tf.Tensor], scale: float = 1.0) -> None:
-    for number, result in results.items():
-        expected = scale * sum(range(SIZE)) + number * SIZE
-        np.testing.assert_array_equal(result, np.full(1 + number * 37 % 300, expected))
-
-
-def check_two_hundred_eager_calls_from_several_threads():
-    # An eager call waits for its result: it needs a thread of its own.
-    with ThreadPoolExecutor(MANY) as threads:
-        futures = {number: threads.submit(of_number, number, float(RANK)) for number in order(1)}
-        assert_sums({number: each.result() for number, each in futures.items()})
-
-
 def check_two_hundred_in_one_function_without_control_dependencies():
-    function = tf.function(lambda value: {n: of_number(n, value) for n in order(2)}, autograph=False)
+    numbers = np.random.default_rng(RANK).permutation(200).tolist()  # in an order of this rank's own
+
+    @tf.function(autograph=False)
+    def reduce(value):
+        return {n: ops.all_reduce(tf.fill([1 + n * 37 % 300], value + float(n)), name=f"many/{n}") for n in numbers}
+
     for repeat in (1, 2):
-        assert_sums(function(tf.constant(float(RANK * repeat))), repeat)
+        for n, result in reduce(tf.constant(float(RANK * repeat))).items():
+            np.testing.assert_array_equal(result, np.full(1 + n * 37 % 300, repeat * sum(range(SIZE)) + n * SIZE))

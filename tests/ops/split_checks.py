@@ -111,10 +111,3 @@ def check_a_function_of_a_closed_communicator_says_so():
     with pytest.raises(errors.NotInitializedError, match="'short' is closed"):
         ops.all_reduce(tf.ones([2]), comm=comm)
     np.testing.assert_array_equal(ops.all_reduce(tf.ones([3])), np.full(3, SIZE))
-
-
-def check_wrong_arguments():
-    with pytest.raises(errors.ConfigError, match="comm must be a communicator"):
-        ops.all_reduce(tf.ones([2]), comm="half")
-    with pytest.raises(errors.ConfigError, match=f"0 to {HALF.size - 1}.*root={HALF.size}"):
-        ops.broadcast(tf.ones([2]), root=HALF.size, comm=HALF)

@@ -5,37 +5,11 @@ import pytest
 import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, keras
+from strategy.common import RANK, SIZE, STRATEGY, X, keras
 from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
 SGD = keras.optimizers.SGD
-
-
-class Extremes(keras.metrics.Metric):
-    def __init__(self):
-        super().__init__(name="extremes")
-        self.largest = self.add_variable((), lambda shape, dtype: ops.full(shape, -1e9, dtype), name="largest")
-        self.last = self.add_variable((2,), "zeros", name="last")
-        self.masked = self.add_variable((), "zeros", name="masked")
-
-    def update_state(self, y, p, sample_weight=None):
-        self.largest.assign(ops.maximum(self.largest, ops.max(p)))
-        self.last.assign(p[-1])
-        mask = y[:, 0] > 0
-        self.masked.assign(ops.mean(tf.boolean_mask(p, mask)))
-
-    def result(self):
-        return {"largest": self.largest, "last": self.last[0] + self.last[1], "masked": self.masked}
-
-
-@long
-@case()
-def check_metrics_of_ones_own(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)])
-        model.compile(SGD(0.05), "mse", metrics=[Extremes()])
-    return fit(model, validation_data=(X[:17], Y[:17]))
 
 
 class TwoBatches(keras.Model):

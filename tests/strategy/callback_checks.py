@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import warnings
 
 import numpy as np
 
@@ -10,7 +9,6 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
-    LABELS,
     LAST,
     RANK,
     STRATEGY,
@@ -20,9 +18,10 @@ from strategy.common import (
     dense_model,
     keras,
     own_folder,
+    recorded_warnings,
     set_precision,
 )
-from strategy.oracle import Trained, differences
+from strategy.oracle import Trained, assert_as_one_process
 
 set_precision("float32")
 
@@ -145,63 +144,13 @@ def check_early_stopping_and_plateau_decide_as_in_one_process():
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
         ]
 
-    alone = compiled(contextlib.nullcontext())
-    weights = [keras_ddl.broadcast_object(w) for w in alone.get_weights()]
-    alone.set_weights(weights)
-    shared = compiled()
-    shared.set_weights(weights)
-    expected = fit(alone, callbacks(), epochs=30)
-    history = fit(shared, callbacks(), epochs=30)
-    assert 3 <= len(history["loss"]) < 30
-    assert history.keys() == expected.keys()
-    for key in expected:
-        np.testing.assert_allclose(history[key], expected[key], rtol=1e-5, err_msg=key)
-    for one, mine in zip(alone.get_weights(), shared.get_weights()):
-        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
-    check_equal_on_all_ranks(shared, history)
+    def program(scope):
+        model = compiled(scope)
+        history = fit(model, callbacks(), epochs=30)
+        assert 3 <= len(history["loss"]) < 30
+        return Trained(model, history)
 
-
-@long
-def check_backup_is_restored_on_all_ranks():
-    with own_folder() as folder:  # another one on each rank: only rank 0 finds a backup
-
-        class Interrupt(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                if epoch == 1:
-                    raise KeyboardInterrupt
-
-        backup = keras.callbacks.BackupAndRestore(folder / "backup")
-        with contextlib.suppress(KeyboardInterrupt):
-            fit(compiled(), [backup, Interrupt()], epochs=4)
-        model = compiled(learning_rate=0.9)
-        history = fit(model, [keras.callbacks.BackupAndRestore(folder / "backup")], epochs=4)
-        assert len(history["loss"]) == 2, "two of four epochs were left"
-        assert int(model.optimizer.iterations.numpy()) == 4 * 3
-        assert abs(float(model.optimizer.learning_rate.numpy()) - 0.05) < 1e-7
-        check_equal_on_all_ranks(model, history)
-
-
-class Count(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.batches = self.epochs = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches += 1
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.epochs += 1
-
-
-@long
-def check_terminate_on_nan_of_one_rank():
-    x = X.astype("float32")
-    x[19] = np.nan  # the last row of the second batch: on the last rank
-    model, count = compiled(), Count()
-    model.fit(
-        x, Y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN(), count]
-    )
-    assert (count.batches, count.epochs) == (2, 1)
+    assert_as_one_process(program)
 
 
 @long
@@ -213,9 +162,8 @@ def check_one_rank_that_wants_to_stop_stops_all():
 
     # Given to one rank only, as scripts do: the others have to be told that there is something to agree on.
     for everywhere in (True, False):
-        model, count = compiled(), Count()
-        callbacks = [StopAt(), count] if everywhere or RANK == LAST else []
-        history = fit(model, callbacks, epochs=5)
+        model = compiled()
+        history = fit(model, [StopAt()] if everywhere or RANK == LAST else [], epochs=5)
         assert len(history["loss"]) == 1
         assert int(model.optimizer.iterations.numpy()) == 2
         check_equal_on_all_ranks(model, history)
@@ -238,23 +186,6 @@ def check_stop_evaluating_and_predicting():
     assert model.predict(X, batch_size=10, verbose=0, callbacks=[Stop()]).shape == (20, 2)
 
 
-def classifier(optimizer=None):
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(3, "softmax")])
-    optimizer = optimizer or keras.optimizers.SGD(0.2, momentum=0.5)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def fit_classifier(model, parts, **arguments):
-    defaults = {"batch_size": 10, "epochs": 6, "shuffle": False, "verbose": 0, "validation_split": 0.3}
-    return model.fit(X, LABELS, callbacks=parts, **{**defaults, **arguments}).history
-
-
-def assert_as_one_process(program):
-    found, _ = differences(program)
-    assert not found, "\n".join(found)
-
-
 @long
 def check_backup_within_an_epoch_goes_on_as_in_one_process():
     class Interrupt(keras.callbacks.Callback):
@@ -265,11 +196,10 @@ def check_backup_within_an_epoch_goes_on_as_in_one_process():
     def program(scope):
         with own_folder() as folder:
             backup = {"backup_dir": folder / "backup", "save_freq": 2}
-            with scope:
-                interrupted, model = classifier(), classifier(keras.optimizers.SGD(0.7, momentum=0.5))
             with contextlib.suppress(KeyboardInterrupt):
-                fit_classifier(interrupted, [keras.callbacks.BackupAndRestore(**backup), Interrupt()])
-            history = fit_classifier(model, [keras.callbacks.BackupAndRestore(**backup)])
+                fit(compiled(scope), [keras.callbacks.BackupAndRestore(**backup), Interrupt()], epochs=6)
+            model = compiled(scope, learning_rate=0.7)
+            history = fit(model, [keras.callbacks.BackupAndRestore(**backup)], epochs=6)
         assert len(history["loss"]) == 5
         return Trained(model, history)
 
@@ -277,23 +207,9 @@ def check_backup_within_an_epoch_goes_on_as_in_one_process():
 
 
 @long
-def check_swapped_averages_of_every_epoch_are_those_of_one_process():
-    def program(scope):
-        with scope:
-            model = classifier(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.6))
-        best = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
-        return Trained(
-            model, fit_classifier(model, [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), best], epochs=9)
-        )
-
-    assert_as_one_process(program)
-
-
-@long
 def check_learning_rates_that_differ_between_ranks_are_named():
     set_precision("float32")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("the same learning rate") as found:
         with STRATEGY.scope():
             model = dense_model()
             model.compile(keras.optimizers.SGD(0.01 * (RANK + 1)), "mse")
@@ -301,7 +217,6 @@ def check_learning_rates_that_differ_between_ranks_are_named():
         model.optimizer.learning_rate = 0.03 * (RANK + 1)
         model.fit(X, Y, verbose=0)
         model.fit(X, Y, verbose=0)  # equal by now
-    found = [str(w.message) for w in caught if "the same learning rate" in str(w.message)]
     expected = ["0.03 on rank 0, 0.06 on rank 1"] if RANK == 0 else [f"0.01 on rank 0, {0.01 * (RANK + 1):g} on rank "]
     assert len(found) == 1 and expected[0] in found[0], found
     assert abs(float(model.optimizer.learning_rate) - 0.03) < 1e-8

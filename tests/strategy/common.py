@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,28 @@ def dense_model() -> keras.Model:
 def small_model(outputs: int = 2) -> keras.Model:
     hidden = keras.layers.Dense(5, activation="tanh")
     return keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(outputs)])
+
+
+def compiled(
+    strategy: Any, make: Any = dense_model, optimizer: Any = None, loss: Any = "mse", **more: Any
+) -> keras.Model:
+    """Returns a model in float64, always with the same weights. strategy: None: of one process. optimizer: makes it."""
+    set_precision("float64")
+    keras.utils.set_random_seed(11)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = make()
+        model.compile(optimizer() if optimizer else keras.optimizers.Adam(1e-2), loss, jit_compile=False, **more)
+    return model
+
+
+def fitted(strategy: Any, *args: Any, epochs: int = 2, callbacks: Iterable[Any] = (), **options: Any) -> keras.Model:
+    model = compiled(strategy, *args, **options)
+    model.fit(X, Y, batch_size=10, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return model
+
+
+def state(model: keras.Model) -> list[np.ndarray]:
+    return [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
 
 
 def linear_model(**compiled: Any) -> keras.Model:
@@ -112,22 +134,10 @@ def check_equal_on_all_ranks(model: keras.Model, history: dict[str, Any] | None 
         assert not differing, f"variables differ between rank {rank} and {RANK}: {differing}"
 
 
-def pair(build=dense_model, **compiled):
-    """A model in one process and one on all ranks, with the same weights, in float64."""
-    set_precision("float64")
-
-    def compiled_model():
-        model = build()
-        arguments = {"metrics": ["mae"], **{k: v() if callable(v) else v for k, v in compiled.items()}}
-        model.compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **arguments})
-        return model
-
-    alone = compiled_model()
-    with STRATEGY.scope():
-        shared = compiled_model()
-    shared.set_weights([keras_ddl.broadcast_object(w) for w in alone.get_weights()])
-    alone.set_weights(shared.get_weights())
-    return alone, shared
+def pair() -> list[keras.Model]:
+    """Returns a model of one process and one of all ranks, with the same weights, in float64."""
+    sgd = lambda: keras.optimizers.SGD(0.05)  # noqa: E731
+    return [compiled(strategy, optimizer=sgd, metrics=["mae"]) for strategy in (None, STRATEGY)]
 
 
 def assert_close(mine, expected, tolerance=1e-12):
@@ -148,17 +158,20 @@ def rows_of_ranks(count):
     return [slice(ends[r], ends[r + 1]) for r in range(SIZE)]
 
 
-def own_rows(scope: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what a program passes to train_on_batch: this rank's rows; all of them in one process."""
-    in_one_process = isinstance(scope, contextlib.nullcontext)
-    first, end = (0, count) if in_one_process else keras_ddl.data.chunk(count, RANK, SIZE)
-    return X[first:end], Y[first:end]
-
-
-def raises(error: type[Exception], message: str, function: Callable[[], Any]) -> None:
+def raises(error: type[Exception] | tuple[type[Exception], ...], message: str, function: Callable[[], Any]) -> None:
     with pytest.raises(error) as caught:
         function()
-    assert re.search(message, str(caught.value)), str(caught.value)
+    assert re.search(message, str(caught.value), re.DOTALL), str(caught.value)
+
+
+@contextlib.contextmanager
+def recorded_warnings(words: str) -> Iterator[list[str]]:
+    """Yields a list, which has this rank's warnings with these words afterwards."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(each.message) for each in caught if words in str(each.message)]
 
 
 def step_of(model: keras.Model) -> Callable[[Any, Any], Any]:

@@ -1,7 +1,6 @@
 """Data of every kind against one process, and what is predicted from it. Run by test_strategy.py."""
 
 import functools
-import warnings
 
 import numpy as np
 
@@ -11,8 +10,21 @@ from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import arrays
 from keras_ddl.errors import ConfigError
-from strategy.common import FEW, RANK, SIZE, STRATEGY, WEIGHTS, X, Y, keras, linear_model, raises, set_precision
-from strategy.oracle import Trained, case, differences
+from strategy.common import (
+    FEW,
+    RANK,
+    SIZE,
+    STRATEGY,
+    WEIGHTS,
+    X,
+    Y,
+    keras,
+    linear_model,
+    raises,
+    recorded_warnings,
+    set_precision,
+)
+from strategy.oracle import Trained, assert_as_one_process
 
 layers = keras.layers
 
@@ -60,8 +72,7 @@ def check_arrays_of_every_kind():
         (tf.constant(X), True, {"steps_per_epoch": 3}),
         (sparse, True, {}),
     ):
-        found, _ = differences(functools.partial(program, x=x, shuffle=shuffle, **arguments))
-        assert not found, f"{type(x).__name__} {shuffle}: " + "\n".join(found)
+        assert_as_one_process(functools.partial(program, x=x, shuffle=shuffle, **arguments))
 
 
 def own_batches(known):
@@ -110,27 +121,15 @@ def check_own_data_in_a_tf_function():
 
 
 @long
-@case()
-def check_sparse_inputs_of_tf_data(scope):
-    with scope:
-        inputs = keras.Input((6,), sparse=True)
-        model = keras.Model(inputs, layers.Dense(2)(inputs))
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    dataset = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X * (X > 0.5)), Y)).batch(10)
-    return Trained(model, model.fit(dataset, epochs=2, verbose=0).history)
-
-
-@long
 def check_train_on_batch_warns_of_equal_rows():
     model = linear_model()
     arrays._batches_compared = False
     for rows, expected in (((slice(RANK, RANK + 4)), 0), (slice(0, 4), 1), (slice(0, 4), 0)):
         if expected:
             arrays._batches_compared = False
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with recorded_warnings("take each rank's own rows") as messages:
             model.train_on_batch(FEW[0][rows], FEW[1][rows])
-        assert len([w for w in caught if "take each rank's own rows" in str(w.message)]) == expected
+        assert len(messages) == expected
 
 
 @long

@@ -1,16 +1,9 @@
 """`Strategy.explain`: what steps of fit, evaluate and predict move. Run by test_strategy.py."""
 
 import re
-import tempfile
-from pathlib import Path
 
-import keras_ddl
-from harness.rank_program import skip
-from keras_ddl import parts
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import FEW, RANK, SIZE, STRATEGY, dense_model, keras, linear_model, raises, set_precision
-
-ERROR = keras_ddl.errors.ConfigError
+from strategy.common import FEW, STRATEGY, linear_model
 
 
 def collectives_of(table):
@@ -28,54 +21,10 @@ def check_explain_has_a_table_for_each_step_of_a_model():
     assert [each for each in text.splitlines() if each.endswith("one step:")] == names, text
     train, predict, test = text.split("\n\n")
     assert "sum" in train and "is a result" in predict and "gather" in predict, text
-    ends = "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
+    ends = "when a rank is lost: the job ends. Started by `keras-ddl run -np MIN:MAX`, the others make this step again"
     assert text.count(ends) == 3, text
     # Loss and metric in one sum; the kernel and bias with them.
     assert (collectives_of(train), collectives_of(test)) == (2, 2), text
-
-
-class Told(keras.Model):
-    """A step with functions of the host, of numbers that are gathered and of one that is summed."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = dense_model()
-
-    def call(self, x):
-        return self.inner(x)
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        x, _ = data
-        tf.print("rows", tf.shape(x)[0], output_stream="file:///dev/null")
-        extreme = tf.numpy_function(lambda a: a.max(), [tf.sort(x, 0)], x.dtype)
-        return {**logs, "extreme": tf.reshape(extreme, [])}
-
-
-def check_explain_counts_the_collectives_that_run():
-    if parts.is_missing("timeline"):
-        skip("counts by the part timeline")
-    from keras_ddl import timeline
-
-    set_precision("float32")
-    with STRATEGY.scope():
-        model = Told()
-        model.compile("sgd", "mse", metrics=["mae"])
-    steps = 4
-    data = tf.data.Dataset.from_tensor_slices(FEW).batch(8, drop_remainder=True).take(steps)
-    model.fit(data, epochs=1, verbose=0)
-    table = STRATEGY.explain(model)
-    assert "explain_checks.py" in table and "PyFunc is called by rank 0 alone" in table, table
-    with tempfile.TemporaryDirectory() as folder:
-        path = timeline.start(Path(folder, f"fit_{RANK}.json"))
-        try:
-            model.fit(data, epochs=1, verbose=0)
-        finally:
-            timeline.stop()
-        names = [each.name for each in timeline.collectives(path)]
-    of_steps = [each for each in names if "/train_step/" in each or each.split("/")[-1] in ("rows", "needed_rows")]
-    assert "then a commit of 4 bytes" in table, table
-    assert len(of_steps) == steps * (collectives_of(table) + 1), (sorted(set(names)), table)
 
 
 def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
@@ -110,11 +59,3 @@ def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
     )
     for ending, kind in zip(endings, kinds):
         assert f"Received: {kind}" in ending and ("explain_checks.py:" in ending) == ("(" in kind), ending
-
-
-def check_explain_refuses_what_it_knows_nothing_of():
-    model = linear_model()
-    raises(ERROR, f"of which none has been .rank {RANK}.. Call fit", lambda: STRATEGY.explain(model))
-    raises(ERROR, "must be made inside its scope", lambda: STRATEGY.explain(dense_model()))
-    raises(ERROR, "takes a Keras model. Received: function", lambda: STRATEGY.explain(collectives_of))
-    assert SIZE > 1

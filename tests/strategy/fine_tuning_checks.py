@@ -21,11 +21,6 @@ def base_model():
     return keras.Model(inputs, layers.Dropout(0.2)(layers.Dense(5, activation="tanh")(hidden)), name="base")
 
 
-def base_of(scope):
-    with scope:
-        return base_model()
-
-
 def with_head(scope):
     with scope:
         base = base_model()
@@ -61,7 +56,8 @@ def check_the_base_is_trained_in_the_second_fit(scope):
 
 @case()
 def check_a_head_is_made_outside_of_the_scope(scope):
-    base = base_of(scope)
+    with scope:
+        base = base_model()
     base.trainable = False
     model = keras.Model(base.input, layers.Dense(3, activation="softmax")(base.output))
     model.compile(optimizers.AdamW(1e-2, clipnorm=0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -75,36 +71,17 @@ def check_a_head_is_made_outside_of_the_scope(scope):
 
 
 @case()
-def check_a_feature_extractor_and_its_parent_are_trained_in_turns(scope):
-    base, model = with_head(scope)
-    first = fit(model)
-    part = keras.Model(base.input, base.layers[1].output)
-    features = part.predict(X, batch_size=10, verbose=0)
-    part.compile(optimizers.Adagrad(0.1), lambda y, p: ops.mean((y - p[:, :2]) ** 2, axis=-1))
-    second = fit(of_the_job(scope, part))
-    model.compile(model.optimizer, "mse")
-    return several(first, second, Trained(model, {"features": features}), fit(model))
-
-
-@case()
-def check_optimizers_of_configurations(scope):
+def check_optimizers_of_configurations_and_one_that_was_built_outside(scope):
     _, model = with_head(scope)
     fits = []
-    for chosen in ("nadam", {"class_name": "Adam", "config": {"learning_rate": 1e-3}}, optimizers.get("adamax")):
+    built = optimizers.Adam(1e-2)  # outside of the scope
+    built.build(model.trainable_variables)
+    for chosen in ("nadam", {"class_name": "Adam", "config": {"learning_rate": 1e-3}}, built):
         model.compile(chosen, "mse")
         fits.append(fit(model, epochs=1))
     model.optimizer = optimizers.SGD.from_config(optimizers.SGD(0.02, momentum=0.5).get_config())
     model.train_function = None
     return several(*fits, fit(model, epochs=1))
-
-
-@case()
-def check_an_optimizer_that_was_built_outside(scope):
-    _, model = with_head(scope)
-    optimizer = optimizers.Adam(1e-2)
-    optimizer.build(model.trainable_variables)
-    model.compile(optimizer, "mse")
-    return fit(model)
 
 
 @case()

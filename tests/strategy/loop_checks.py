@@ -5,20 +5,9 @@ import numpy as np
 from harness.rank_program import long
 from keras_ddl import data
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, keras, pair, rows_of_ranks, set_precision
+from strategy.common import RANK, SIZE, STRATEGY, X, Y, assert_same_weights, keras, pair, set_precision
 
 set_precision("float64")
-
-
-@long
-def check_predict_returns_all_rows_in_order():
-    alone, shared = pair()
-    for arguments in ({"batch_size": 10}, {"batch_size": 43}, {"batch_size": SIZE}):
-        np.testing.assert_allclose(
-            shared.predict(X, verbose=0, **arguments), alone.predict(X, verbose=0), rtol=0, atol=1e-15
-        )
-    one_row = shared.predict(X[:1], verbose=0)  # fewer rows than ranks
-    np.testing.assert_allclose(one_row, alone.predict(X[:1], verbose=0), rtol=0, atol=1e-15)
 
 
 def check_gather_of_ragged_and_sparse_rows():
@@ -30,34 +19,6 @@ def check_gather_of_ragged_and_sparse_rows():
     sparse = data.gather_rows(tf.sparse.from_dense(dense), RANK, name="sparse")
     expected = [np.arange(12).reshape(3, 4) * (np.arange(12).reshape(3, 4) % 3 == r % 3) for r in range(SIZE)]
     np.testing.assert_array_equal(tf.sparse.to_dense(sparse), np.concatenate(expected))
-
-
-@long
-def check_evaluate_is_that_of_all_rows():
-    alone, shared = pair(
-        metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError(name="rmse"), keras.metrics.R2Score(name="r2")]
-    )
-    expected = alone.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True)
-    got = shared.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True)
-    assert got.keys() == expected.keys()
-    for key in expected:
-        np.testing.assert_allclose(got[key], expected[key], rtol=1e-12, err_msg=key)
-    assert sorted(shared.evaluate(X, Y, batch_size=10, verbose=0)) == sorted(got.values())
-
-
-@long
-def check_single_batches_of_uneven_ranks():
-    alone, shared = pair()
-    mine = rows_of_ranks(20)[RANK]
-    for function in ("train_on_batch", "test_on_batch"):
-        for _ in range(2):
-            expected = getattr(alone, function)(X[:20], Y[:20], return_dict=True)
-            got = getattr(shared, function)(X[mine], Y[mine], return_dict=True)
-            for key in expected:
-                np.testing.assert_allclose(got[key], expected[key], rtol=0, atol=1e-14, err_msg=f"{function} {key}")
-    assert isinstance(shared.train_on_batch(X[mine], Y[mine]), list)
-    alone.train_on_batch(X[:20], Y[:20])
-    assert_same_weights(alone, shared)
 
 
 @long

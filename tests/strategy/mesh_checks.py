@@ -1,4 +1,4 @@
-"""Strategy(layout_map=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+"""Strategy(layout=...) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
 
 from typing import Any
 
@@ -26,7 +26,6 @@ from strategy.common import (
     of_one_process,
     set_precision,
     shared_folder,
-    step_of,
 )
 from strategy.mesh_models import LABELS, STRATEGY, TOKENS, alone, assert_equal, assert_saved_in_slices, compiled
 
@@ -106,20 +105,9 @@ def check_a_transformer_in_fit_evaluate_and_predict_equals_one_process():
 
 
 @long
-def check_a_step_of_the_program_equals_one_process():
-    model, one = compiled(STRATEGY), compiled(None)
-    cut, plain = STRATEGY.function(step_of(model)), tf.function(step_of(one))
-    for begin in (0, 11, 22):
-        batch = X[begin : begin + 11], Y[begin : begin + 11]
-        np.testing.assert_allclose(cut(*batch), plain(*batch), rtol=0, atol=1e-12)
-    assert_equal(model, one)
-    assert "along the model axis" in cut.explain()
-
-
-@long
 def check_sequences_in_parts_equal_one_process():
     mesh = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
-    in_parts = keras_ddl.Strategy(layout_map=mesh, data_layout=("batch", "model"))
+    in_parts = keras_ddl.Strategy(layout=mesh, data_layout=("batch", "model"))
     set_precision("float64")  # of the loss, too
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     models, outputs = [], []
@@ -183,7 +171,7 @@ def check_a_variable_that_was_made_outside_of_the_scope_is_refused():
 def check_keys_that_match_nothing_are_told():
     other = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
     other["nothing"] = ("model",)
-    strategy = keras_ddl.Strategy(layout_map=other)
+    strategy = keras_ddl.Strategy(layout=other)
     set_precision("float64")
     with strategy.scope():
         model = dense_model()

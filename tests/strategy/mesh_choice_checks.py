@@ -1,10 +1,11 @@
-"""Strategy(model_parallel=2) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
+"""Strategy(layout=2) on real ranks, 2 x 2, against one process. Run by test_mesh.py."""
 
 import contextlib
 import io
+import os
 import re
-import warnings
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,10 +15,11 @@ from keras_ddl import checkpoint as ckpt
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
 from keras_ddl.strategy.mesh.layout import Layout
 from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, shared_folder
+from strategy.common import RANK, SIZE, X, Y, assert_close, of_one_process, recorded_warnings, shared_folder
 from strategy.mesh_models import alone, assert_equal, compiled, fit_both
 
-CHOOSES = keras_ddl.Strategy(model_parallel=2, drift_check_percent=100)
+with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
+    CHOOSES = keras_ddl.Strategy(layout=2)
 
 
 def shown_layout(output: str) -> keras.distribution.LayoutMap:
@@ -65,11 +67,9 @@ def check_a_model_with_nothing_to_cut_is_trained_replicated_with_a_warning():
     make = lambda: keras.Sequential([keras.Input((5,)), *layers()], name="small")  # noqa: E731
     model, one = compiled(CHOOSES, lambda: make()), alone(make)
     x, y = X[:, :5], Y[:, :1]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("is worth cutting") as messages:
         fit_both(model, one, x, y, batch_size=10, verbose=0)
-    told = [str(each.message) for each in caught if "is worth cutting" in str(each.message)]
-    assert len(told) == (RANK == 0)
+    assert len(messages) == (RANK == 0)
     assert_equal(model, one)
 
 

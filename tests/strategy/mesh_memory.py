@@ -1,10 +1,10 @@
 """Trains a network of wide layers with Adam, and says how much memory the process took. Run by test_mesh_memory.py.
 
-mesh_memory.py WIDTH BLOCKS [--alone] [--limit MB] [--data N] [--shard-optimizer]
+mesh_memory.py WIDTH BLOCKS [--alone] [--limit MB]
 
 --alone: in plain Keras, as one process. --limit: of private memory above what the imported runtime has (RLIMIT_DATA).
---data: ranks of the data axis (default 1). Rank 0 prints MB as JSON: what its weights and slots take, resident memory
-of the imported runtime, and the most resident memory above it, of the largest rank.
+Rank 0 prints MB as JSON: what its weights and slots take, resident memory of the imported runtime, and the most
+resident memory above it, of the largest rank.
 """
 
 import argparse
@@ -35,18 +35,15 @@ parser.add_argument("width", type=int)
 parser.add_argument("blocks", type=int)
 parser.add_argument("--alone", action="store_true")
 parser.add_argument("--limit", type=float)
-parser.add_argument("--data", type=int, default=1)
-parser.add_argument("--shard-optimizer", action="store_true")
 options = parser.parse_args()
 
 scope, rank = contextlib.nullcontext(), 0
 if not options.alone:
-    size = keras_ddl.init().size
-    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((options.data, size // options.data)))
+    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, keras_ddl.init().size)))
     layout[".*up/kernel"] = (None, "model")
     layout[".*down/kernel"] = ("model", None)
     layout[".*up/bias"] = ("model",)
-    strategy = keras_ddl.Strategy(layout_map=layout, shard_optimizer=options.shard_optimizer)
+    strategy = keras_ddl.Strategy(layout=layout)
     scope, rank = strategy.scope(), strategy.rank
 keras.ops.matmul(np.ones((64, 64), "float32"), np.ones((64, 64), "float32"))
 runtime, data = memory("VmRSS"), memory("VmData")

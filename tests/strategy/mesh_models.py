@@ -1,7 +1,8 @@
 """Models on a mesh of 2 x 2 ranks, and what compares them with one process: for mesh_*checks.py."""
 
-import contextlib
+import os
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -10,7 +11,8 @@ import keras_ddl
 from keras_ddl import checkpoint as ckpt
 from keras_ddl.checkpoint import tensor_bundle as bundle
 from keras_ddl.cut import after_commit, requests
-from strategy.common import RANK, SIZE, assert_close, of_one_process, set_precision
+from strategy import common
+from strategy.common import RANK, SIZE, assert_close, of_one_process, state
 
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*attention.*(query|key|value)/kernel"] = (None, "model", None)
@@ -19,10 +21,11 @@ LAYOUT[".*attention.*attention_output/kernel"] = ("model", None, None)
 LAYOUT[".*(up0|dense_wide)/kernel"] = (None, "model")
 LAYOUT[".*(up0|dense_wide)/bias"] = ("model",)
 LAYOUT[".*(down0|dense_narrow)/kernel"] = ("model", None)
-STRATEGY = keras_ddl.Strategy(layout_map=LAYOUT, drift_check_percent=100)
+with mock.patch.dict(os.environ, KERAS_DDL_DRIFT_CHECK_PERCENT="100"):
+    STRATEGY = keras_ddl.Strategy(layout=LAYOUT)
 
 after_commit._SMALL = requests._ALONE = 1  # updates, and gathers of new weights, wait for the commit as large ones do
-SHARDING = keras_ddl.Strategy(layout_map=LAYOUT, shard_optimizer=True)  # ZeRO 1 beside the model axis
+SHARDING = keras_ddl.Strategy(layout=LAYOUT, sharding="optimizer")  # ZeRO 1 beside the model axis
 SHARDING.job.shards_from_elements = 4
 
 TOKENS, LABELS = (np.random.default_rng(3).integers(0, 16, (23, 5)).astype("int32") for _ in range(2))
@@ -34,13 +37,8 @@ def dense() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2, name="dense_narrow")(hidden), name="dense_model")
 
 
-def compiled(strategy: Any, make: Any = dense, optimizer: Any = None, loss: Any = "mse", **more: Any) -> keras.Model:
-    set_precision("float64")
-    keras.utils.set_random_seed(11)
-    with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        model = make()
-        model.compile(optimizer() if optimizer else keras.optimizers.Adam(1e-2), loss, jit_compile=False, **more)
-    return model
+def compiled(strategy: Any, make: Any = dense, *options: Any, **more: Any) -> keras.Model:
+    return common.compiled(strategy, make, *options, **more)
 
 
 def alone(*options: Any, **more: Any) -> keras.Model | None:
@@ -57,9 +55,8 @@ def fit_both(model: keras.Model, one: keras.Model | None, *data: Any, **options:
 def assert_equal(model: keras.Model, one: keras.Model | None) -> None:
     """`one`: of rank 0."""
     with STRATEGY.whole_model(model):  # of either Strategy
-        mine = [each.numpy() for each in [*model.variables, *model.optimizer.variables]]
-    theirs = of_one_process(lambda: [each.numpy() for each in [*one.variables, *one.optimizer.variables]])
-    assert_close(mine, theirs)
+        mine = state(model)
+    assert_close(mine, of_one_process(lambda: state(one)))
 
 
 def assert_saved_in_slices(saved: ckpt.Checkpoint, one: keras.Model | None) -> None:

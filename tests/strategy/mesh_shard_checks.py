@@ -1,17 +1,14 @@
-"""Strategy(layout_map=..., shard_optimizer=True), and functions on a mesh, on 2 x 2 ranks. Run by test_mesh.py."""
-
-from typing import Any
+"""Strategy(layout=..., sharding="optimizer"), and functions on a mesh, on 2 x 2 ranks. Run by test_mesh.py."""
 
 import keras
 import numpy as np
 
 import keras_ddl
-from keras_ddl import checkpoint as ckpt
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import RankMismatchError
 from keras_ddl.strategy.mesh.mesh_slots import MeshSlot
 from keras_ddl.strategy.shards import gathered_slots
-from strategy.common import RANK, SIZE, X, Y, raises, shared_folder, step_of
+from strategy.common import RANK, SIZE, X, Y, fitted, raises, shared_folder, step_of
 from strategy.mesh_models import SHARDING, STRATEGY, alone, assert_equal, compiled, fit_both
 
 
@@ -29,17 +26,14 @@ def check_slots_in_shards_of_slices_equal_one_process():
     assert "reduce_scatter" in of_batch and "all_gather" in of_batch, of_batch
 
 
-def equals_one_process_in_shards(make: Any) -> None:
+def check_slots_in_shards_of_slices_with_accumulated_gradients_equal_one_process():
+    make = lambda: keras.optimizers.Adam(1e-2, amsgrad=True, gradient_accumulation_steps=2)  # noqa: E731
     model, one = (compiled(each, few_cut, make) for each in (SHARDING, None))
     for each in (model, one):
         each.fit(X, Y, batch_size=20, verbose=0)
     assert_equal(model, one)
     slots = [each for each in gathered_slots.slots_of(model.optimizer) if isinstance(each, MeshSlot)]
     assert {each.layout.axis for each in slots} >= {0, 1, None}
-
-
-def check_slots_in_shards_of_slices_with_accumulated_gradients_equal_one_process():
-    equals_one_process_in_shards(lambda: keras.optimizers.Adam(1e-2, amsgrad=True, gradient_accumulation_steps=2))
 
 
 def few_cut() -> keras.Model:
@@ -50,29 +44,18 @@ def few_cut() -> keras.Model:
 
 
 def check_a_training_with_slots_in_shards_of_slices_is_resumed():
-    options = {"batch_size": 10, "shuffle": False, "verbose": 0}
-
-    def fit(strategy: Any, epochs: int, *callbacks: Any) -> keras.Model:
-        model = compiled(strategy, few_cut)
-        model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options)
-        return model
-
-    one = fit(None, 2)
+    one = fitted(None, few_cut, epochs=3)
     with shared_folder() as path:
-        for strategy, epochs in ((SHARDING, 1), (SHARDING, 2)):
+        for epochs, strategy in enumerate((SHARDING, SHARDING, STRATEGY), 1):  # at last without shards
             save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
-            assert_equal(fit(strategy, epochs, save), one if epochs == 2 else fit(None, 1))
-    with shared_folder() as path:
-        for strategy, epochs in ((SHARDING, 1), (STRATEGY, 2)):  # resumed without shards
-            save = keras_ddl.callbacks.Checkpoint(path, resume=True, save_best=False, export_base=False)
-            model = fit(strategy, epochs, save)
+            model = fitted(strategy, few_cut, epochs=epochs, callbacks=[save])
         assert_equal(model, one)
 
 
 layers = keras.layers
 LAYOUT = keras.distribution.LayoutMap(keras_ddl.device_mesh((SIZE // 2, 2)))
 LAYOUT[".*dense_wide/kernel"] = (None, "model")
-KERNELS = keras_ddl.Strategy(layout_map=LAYOUT)
+KERNELS = keras_ddl.Strategy(layout=LAYOUT)
 
 
 def normalized():
@@ -92,17 +75,6 @@ def check_a_step_on_a_mesh_may_use_weights_that_are_not_cut():
         if plain is not None:
             np.testing.assert_allclose(loss, plain(*batch), rtol=0, atol=1e-12)
     assert_equal(model, one)
-
-
-def check_a_checkpoint_on_a_mesh_answers_a_sample_of_the_user():
-    model = compiled(KERNELS, normalized)
-    with shared_folder() as path:
-        save = keras_ddl.callbacks.Checkpoint(path, save_best=False, sample=X[:3])
-        model.fit(X, Y, batch_size=10, verbose=0, callbacks=[save])
-        expected = model.predict(X[:3], verbose=0)
-        with np.load(ckpt.latest(path).path / "golden.npz") as golden:
-            (answers,) = (golden[name] for name in golden.files if name.startswith("answers:"))
-        np.testing.assert_allclose(answers, expected, rtol=0, atol=1e-12)
 
 
 def check_steps_on_a_mesh_that_differ_are_refused():

@@ -24,7 +24,7 @@ layout_map = keras.distribution.LayoutMap(keras_ddl.device_mesh((size // model_r
 layout_map[".*wide/kernel"] = (None, "model")
 layout_map[".*wide/bias"] = ("model",)
 layout_map[".*narrow/kernel"] = ("model", None)
-strategy = keras_ddl.Strategy(layout_map=layout_map)
+strategy = keras_ddl.Strategy(layout=layout_map)
 from strategy.common import X, Y, set_precision  # noqa: E402  (which makes another Strategy)
 
 

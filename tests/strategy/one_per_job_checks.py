@@ -9,11 +9,10 @@ import keras_ddl
 from harness.rank_program import long
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
-from strategy.common import FEW, RANK, keras, set_precision
+from strategy.common import RANK, keras, set_precision
 
 set_precision("float32")
-FIRST = keras_ddl.Strategy(bucket_bytes=3 << 20)
-FEW_ROWS = FEW[0][:12], FEW[1][:12]
+FIRST = keras_ddl.Strategy(gather_predictions="rank0")
 
 
 def optimizer_of(strategy):
@@ -36,53 +35,35 @@ def refusal(function):
 
 def check_a_second_strategy_is_the_same():
     for again in (
-        keras_ddl.Strategy(bucket_bytes=3 << 20),
-        keras_ddl.Strategy(sparse_as_dense="auto", bucket_bytes=3 << 20),
-        keras_ddl.Strategy(
-            communication_options=tf.distribute.experimental.CommunicationOptions(bytes_per_pack=3 << 20)
-        ),
+        keras_ddl.Strategy(gather_predictions="rank0"),
+        keras_ddl.Strategy(gather_predictions="rank0", sharding=None),
         copy.deepcopy(FIRST),
     ):
         assert again is FIRST
-    other = keras_ddl.Strategy(bucket_bytes=5 << 20)
-    assert other is not FIRST and other.extended.bucket_size.bytes == 5 << 20
+    other = keras_ddl.Strategy(batch_statistics="rank")
+    assert other is not FIRST and other.job.settings.gather_predictions == "all"
     assert keras_ddl.Strategy() is other, "the latest, where nothing is asked for"
-    assert keras_ddl.Strategy(bucket_bytes=3 << 20) is FIRST
-
-
-@long
-def check_an_optimizer_of_a_second_strategy_trains():
-    model = model_of(keras_ddl.Strategy(bucket_bytes=3 << 20))
-    with FIRST.scope(), keras_ddl.Strategy(bucket_bytes=3 << 20).scope():
-        model.compile(optimizer_of(keras_ddl.Strategy(bucket_bytes=3 << 20)), "mse")
-    model.fit(*FEW_ROWS, batch_size=6, verbose=0)
-    weights = keras_ddl.all_gather_object(model.get_weights()[0].tobytes(), name="weights")
-    assert weights[0] == weights[1]
+    assert keras_ddl.Strategy(gather_predictions="rank0") is FIRST
 
 
 @long
 def check_other_settings_are_kept_apart():
-    other = keras_ddl.Strategy(bucket_bytes=5 << 20, sparse_as_dense=True)
+    other = keras_ddl.Strategy(batch_statistics="rank", gather_predictions="all")
     text = refusal(lambda: model_of(FIRST).compile(optimizer_of(other), "mse"))
-    assert "'elsewhere', made under a Strategy with bucket_bytes=5242880 instead of 3145728" in text, text
-    assert "sparse_as_dense=True instead of 'auto'" in text and "made outside" not in text, text
+    assert "'elsewhere', made under a Strategy with batch_statistics='rank' instead of 'global'" in text, text
+    assert "gather_predictions='all' instead of 'rank0'" in text and "made outside" not in text, text
     mine, variable = optimizer_of(other), tf.Variable([1.0])
     with other.scope():
         mine.build([variable])
     text = refusal(lambda: FIRST.run(lambda: mine.apply([tf.ones([1])], [variable])))
-    assert "bucket_bytes=5242880 instead of 3145728" in text, text
-    with other.scope():
-        shared = keras.layers.Dense(2)
-    of_both = keras.Sequential([keras.Input((6,)), *model_of(FIRST).layers, shared])
-    text = refusal(lambda: of_both.compile("sgd", "mse"))
-    assert "bucket_bytes=5242880 instead of 3145728" in text, text
+    assert "batch_statistics='rank' instead of 'global'" in text, text
 
 
 @long
 def check_a_seed_counts_again():
     drawn = []
     for _ in range(2):
-        assert keras_ddl.Strategy(seed=5 + RANK, bucket_bytes=3 << 20) is FIRST  # rank 0's counts
+        assert keras_ddl.Strategy(seed=5 + RANK, gather_predictions="rank0") is FIRST  # rank 0's counts
         drawn.append((random.random(), np.random.rand(), float(tf.random.uniform([]))))
     assert drawn[0] == drawn[1]
     assert keras_ddl.all_gather_object(drawn, name="drawn") == [drawn, drawn]

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import keras_ddl
-from strategy.common import RANK, STRATEGY, X, Y, dense_model, set_precision
+from strategy.common import STRATEGY, X, Y, dense_model, of_one_process, set_precision
 
 TOLERANCE = {"float32": 2e-7, "float64": 1e-14}
 
@@ -52,42 +52,33 @@ def fit(model: keras.Model, x: Any = X, y: Any = Y, **arguments: Any) -> Trained
 Program = Callable[[Any], Trained]  # takes the scope to build in
 
 
-def differences(
-    program: Program, dtype: str = "float64", tolerance: float | None = None, log_tolerance: float | None = None
-) -> tuple[list[str], Trained | None]:
+def assert_as_one_process(program: Program, dtype: str = "float64", tolerance: float | None = None) -> None:
     """Runs `program` in one process and on all ranks, from the same seed. COLLECTIVE.
 
-    Returns: how any rank differs from one process by more than a tolerance, or from rank 0 in any bit (sentences, the
-    same on all ranks), and what the program left on this rank (None: it raised).
+    Raises: AssertionError, on all ranks: says how any rank differs from one process by more than a tolerance, or from
+    rank 0 in any bit.
     """
     set_precision(dtype)
-    expected = None
-    if RANK == 0:
-        expected = _values(program, contextlib.nullcontext())[0]
-    expected = keras_ddl.broadcast_object(expected, name="oracle/expected")
+    expected = of_one_process(lambda: _values(program, contextlib.nullcontext()))
     assert not isinstance(expected, str), f"in one process: {expected}"
-    values, trained = _values(program, STRATEGY.scope())
+    values = _values(program, STRATEGY.scope())
     tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
-    log_tolerance = log_tolerance or max(1e-12, 5 * tolerance)
-    mine = [values] if isinstance(values, str) else list(_gaps(expected, values, tolerance, log_tolerance))
+    mine = [values] if isinstance(values, str) else list(_gaps(expected, values, tolerance, max(1e-12, 5 * tolerance)))
     bits = [] if isinstance(values, str) else [value.tobytes() for _, value in values]
     everyone = keras_ddl.all_gather_object((mine, bits), name="oracle/outcomes")
     found = [f"rank {rank}: {each}" for rank, (theirs, _) in enumerate(everyone) for each in theirs]
-    found += [
-        f"rank {rank} differs from rank 0 in some bit" for rank, one in enumerate(everyone) if one[1] != everyone[0][1]
-    ]
-    return found, trained
+    found += [f"rank {n} differs from rank 0 in some bit" for n, one in enumerate(everyone) if one[1] != everyone[0][1]]
+    assert not found, "\n".join(found)
 
 
-def _values(program: Program, scope: Any) -> tuple[Values | str, Trained | None]:
+def _values(program: Program, scope: Any) -> Values | str:
     """Returns the values that are left, or what was raised, which is alike on all ranks, or a collective hangs."""
     keras.utils.set_random_seed(7)
     try:
-        trained = program(scope)
-        return trained.values(), trained
+        return program(scope).values()
     except Exception as error:
         traceback.print_exc()  # shown with a check that fails
-        return f"raised {type(error).__name__}: {error}", None
+        return f"raised {type(error).__name__}: {error}"
 
 
 def _gaps(expected: Values, values: Values, tolerance: float, log_tolerance: float) -> Any:
@@ -112,12 +103,7 @@ def case(dtype: str = "float64", *, tolerance: float | None = None) -> Callable[
     """
 
     def decorate(program: Program) -> Callable[[], None]:
-        @functools.wraps(program)
-        def check() -> None:
-            found, _ = differences(program, dtype, tolerance)
-            assert not found, "\n".join(found)
-
-        return check
+        return functools.wraps(program)(lambda: assert_as_one_process(program, dtype, tolerance))
 
     return decorate
 
@@ -128,10 +114,7 @@ def check_equal_to_one_process(
     build: Callable[[], keras.Model] = dense_model,
     compiled: dict[str, Any] | None = None,
     fit: dict[str, Any] | None = None,
-    dtype: str = "float64",
-    tolerance: float | None = None,
-    log_tolerance: float | None = None,
-) -> keras.Model:
+) -> None:
     """Checks compile and fit of a model against one process, and the ranks against each other, bit by bit.
 
     A callable among the arguments of compile (`compiled`) and fit is called for each run.
@@ -149,6 +132,4 @@ def check_equal_to_one_process(
                 chosen.pop(key)
         return Trained(model, model.fit(**chosen).history)
 
-    found, trained = differences(program, dtype, tolerance, log_tolerance)
-    assert not found, "\n".join(found)
-    return trained.model
+    assert_as_one_process(program)

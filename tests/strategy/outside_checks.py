@@ -4,7 +4,6 @@ test_strategy.py.
 
 import contextlib
 import dataclasses
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -24,26 +23,24 @@ from strategy.common import (
     keras,
     of_one_process,
     raises,
+    recorded_warnings,
     set_precision,
 )
 
 
-def compiled(scope, loss="mse", dropout=0.0):
+def compiled(scope, loss="mse", dropout=0.0, optimizer=keras.optimizers.Adam, **options):
     set_precision("float32")
     keras.utils.set_random_seed(5)
     with scope:
-        model = keras.Sequential(
-            [
-                keras.Input((6,)),
-                keras.layers.Dense(8, "tanh"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(dropout),
-                keras.layers.Dense(2),
-            ],
-            name="net",
-        )
-        model.compile(keras.optimizers.Adam(0.01), loss, metrics=["mae"])
+        hidden = [keras.layers.Dense(40, "tanh", name="first"), keras.layers.BatchNormalization()]
+        last = [keras.layers.Dropout(dropout), keras.layers.Dense(2, name="second")]
+        model = keras.Sequential([keras.Input((6,)), *hidden, *last], name="net")
+        model.compile(optimizer(0.01, **options), loss, metrics=["mae"])
     return model
+
+
+def two_layers(**options):
+    return compiled(STRATEGY.scope(), dropout=0.2, **options)
 
 
 def changed(model, by=0.5):
@@ -53,10 +50,8 @@ def changed(model, by=0.5):
 @contextlib.contextmanager
 def warned(*words):
     """Rank 0 warns so often, in these words, and nobody else does."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded_warnings("outside of steps, too") as texts:
         yield
-    texts = [str(each.message) for each in caught if "outside of steps, too" in str(each.message)]
     expected = words if RANK == 0 else ()
     assert len(texts) == len(expected) and all(word in text for word, text in zip(expected, texts)), texts
 
@@ -82,7 +77,7 @@ def check_what_rank_0_changes_alone_counts_on_all_ranks():
             for model in (alone, shared):
                 if RANK == 0:
                     changed(model)
-            with warned(f"where {name} begins: other values of net/dense/kernel"):
+            with warned(f"where {name} begins: other values of net/first/kernel"):
                 mine = call(shared)
             expected = of_one_process(lambda: call(alone))  # noqa: B023
             np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6, err_msg=f"{name} {first}")
@@ -126,7 +121,7 @@ def check_within_fit_an_evaluation_of_unlike_weights_is_a_drift_error():
             self.model.set_weights(before)
 
     model = compiled(STRATEGY.scope())
-    raises(DriftError, "net/dense/kernel on rank", lambda: model.fit(X, Y, **options(callbacks=[Swap()])))
+    raises(DriftError, "net/first/kernel on rank", lambda: model.fit(X, Y, **options(callbacks=[Swap()])))
 
     class AtValidation(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
@@ -134,7 +129,7 @@ def check_within_fit_an_evaluation_of_unlike_weights_is_a_drift_error():
                 changed(self.model)
 
     fits = options(validation_data=(X, Y), callbacks=[AtValidation()])
-    raises(DriftError, "net/dense/kernel on rank", lambda: model.fit(X, Y, **fits))
+    raises(DriftError, "net/first/kernel on rank", lambda: model.fit(X, Y, **fits))
 
 
 @contextlib.contextmanager
@@ -166,23 +161,6 @@ def flip_a_bit(variable, element=3, bit=1):
     variable.assign(value)
 
 
-def two_layers(optimizer=keras.optimizers.Adam, **options):
-    set_precision("float32")
-    with STRATEGY.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((6,)),
-                keras.layers.Dense(40, "tanh", name="first"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.2),
-                keras.layers.Dense(2, name="second"),
-            ],
-            name="two",
-        )
-        model.compile(optimizer(0.01, **options), "mse")
-    return model
-
-
 def drift_error(model, *parts, **arguments):
     """What fit raises on this rank, which must be the same on all but for the rank's number."""
     text = "nothing"
@@ -199,7 +177,7 @@ def drift_error(model, *parts, **arguments):
 def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
     with drift_check(1e6):
         text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("first").kernel, element=1)))
-    assert f"layer 'first', two/first/kernel on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 240" in text, text
+    assert f"layer 'first', net/first/kernel on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 240" in text, text
     assert "elements, the first [0, 1] " in text and "more of" not in text, text
     assert "after step 9 (at step 8 all were equal), " in text, text
 
@@ -208,7 +186,7 @@ def check_one_flipped_bit_on_one_rank_is_named_with_layer_rank_and_step():
 def check_a_flipped_bit_is_named_at_the_epochs_end_at_the_latest():
     """At the default share. The lowest bit could be rounded away until then."""
     text = drift_error(two_layers(), AtBatch(lambda m: flip_a_bit(m.get_layer("second").bias, element=1, bit=1 << 16)))
-    assert "layer 'second', two/second/bias" in text and " all were equal), " in text, text
+    assert "layer 'second', net/second/bias" in text and " all were equal), " in text, text
 
 
 @long
@@ -218,19 +196,19 @@ def check_drift_of_frozen_layers_rates_and_slots_is_named():
     with STRATEGY.scope():
         model.compile(keras.optimizers.Adam(0.01), "mse")
     text = drift_error(model, AtBatch(lambda m: flip_a_bit(m.get_layer("first").kernel, bit=1 << 30)))
-    assert "layer 'first', two/first/kernel on rank" in text, text
+    assert "layer 'first', net/first/kernel on rank" in text, text
 
     def set_rate(m):
         m.optimizer.learning_rate = 0.5
 
     with drift_check(1e6):
-        text = drift_error(two_layers(keras.optimizers.SGD), AtBatch(set_rate, batch=5))
+        text = drift_error(two_layers(optimizer=keras.optimizers.SGD), AtBatch(set_rate, batch=5))
     assert f"sgd/learning_rate on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 1 elements" in text, text
     assert "the first 0.5 for 0.01" in text, text
     # The last batch's momentum has not reached the weights when the epoch ends.
     last = AtBatch(lambda m: flip_a_bit(m.optimizer._momentums[0]), batch=5)
     text = drift_error(two_layers(), last)
-    assert "adam/two_first_kernel_momentum on rank" in text and "after step 12" in text, text
+    assert "adam/net_first_kernel_momentum on rank" in text and "after step 12" in text, text
 
 
 @long

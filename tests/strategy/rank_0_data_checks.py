@@ -64,7 +64,7 @@ def models(build=model_of_parts, **compiled):
 
 
 def reading_on_rank_0():
-    strategy = keras_ddl.Strategy(data="rank0")
+    strategy = keras_ddl.Strategy(reader="rank0")
     one_per_job._made.remove(strategy)  # `Strategy()` of other checks is another
     return strategy
 
@@ -152,4 +152,6 @@ def check_a_dataset_of_a_rank_s_own_rows_is_refused():
 def check_who_reads_is_one_of_two():
     raises(ConfigError, "data must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(data="first"))
     with mock.patch.object(membership, "can_ask", lambda: True):
-        raises(ConfigError, "keras-ddl run --min-np.*Leave out --min-np", lambda: keras_ddl.Strategy(data="rank0"))
+        raises(
+            ConfigError, "Received: -np MIN:MAX.*Give one number of ranks", lambda: keras_ddl.Strategy(reader="rank0")
+        )

@@ -23,7 +23,7 @@ from strategy.common import (
     set_precision,
     shared_folder,
 )
-from strategy.oracle import Trained, case
+from strategy.oracle import Trained, assert_as_one_process, case
 
 layers = keras.layers
 
@@ -128,23 +128,19 @@ class OfRows(keras.utils.PyDataset):
         return self.rows(index, 0, self.batch_rows(index))
 
 
-def train_of_rows(scope, **arguments):
+@long
+@case()
+def check_py_dataset_that_processes_ask_for_rows(scope):
     with scope:
         model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
-    batches = OfRows(**arguments)
+    batches = OfRows(workers=2, use_multiprocessing=True)
     history = model.fit(batches, epochs=2, shuffle=True, verbose=0).history
     evaluated = model.evaluate(batches, verbose=0)
     if model.distribute_strategy is STRATEGY:
         # Two epochs and the evaluation, and some batches for their shapes; in one process 129 rows and these.
         assert batches.counts.value <= 1.5 * 129 / SIZE + 20, batches.counts.value
     return Trained(model, {**history, "evaluated": evaluated})
-
-
-@long
-@case()
-def check_py_dataset_that_processes_ask_for_rows(scope):
-    return train_of_rows(scope, workers=2, use_multiprocessing=True)
 
 
 class Source:
@@ -161,12 +157,12 @@ class Source:
         return {"x": X[index]}, Y[index]
 
 
-def train_from_source(scope, source, **arguments):
+def train_from_source(scope, source):
     with scope:
         inputs = keras.Input((6,), name="x")
         model = keras.Model({"x": inputs}, layers.Dense(2)(inputs))
         model.compile(keras.optimizers.SGD(0.05), "mse")
-    batches = keras_ddl.data.from_source(source, batch_size=10, shuffle=True, seed=3, **arguments)
+    batches = keras_ddl.data.from_source(source, batch_size=10, shuffle=True, seed=3)
     trained = Trained(model, model.fit(batches, epochs=2, shuffle=False, verbose=0).history)
     if isinstance(source, Source) and model.distribute_strategy is STRATEGY:
         assert source.reads <= 2 * len(X) / SIZE + 30, source.reads  # and some batches for their shapes
@@ -174,15 +170,10 @@ def train_from_source(scope, source, **arguments):
 
 
 @long
-@case()
-def check_source_of_single_rows(scope):
-    return train_from_source(scope, Source())
-
-
-@long
-@case()
-def check_source_that_is_a_dataset_with_an_index(scope):
-    return train_from_source(scope, tf.data.Dataset.from_tensor_slices(({"x": X}, Y)))
+def check_sources_of_single_rows_and_of_datasets_with_an_index():
+    indexed = tf.data.Dataset.from_tensor_slices(({"x": X}, Y))
+    for make in (Source, lambda: indexed):
+        assert_as_one_process(lambda scope, make=make: train_from_source(scope, make()))
 
 
 def check_source_without_a_length_is_refused():

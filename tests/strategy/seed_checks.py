@@ -3,18 +3,15 @@
 import random
 
 import numpy as np
-import pytest
 
 import keras_ddl
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
 
 import keras  # isort: skip
 
 from harness.rank_program import long
 
 random.seed()  # another state on each rank
-BEFORE = tf.data.Dataset.range(12).shuffle(12).batch(6)
 STRATEGY = keras_ddl.Strategy()
 RANK, SIZE = STRATEGY.rank, STRATEGY.size
 
@@ -79,24 +76,9 @@ def check_tf_data_is_shuffled_alike_and_anew_in_each_epoch():
     assert_epochs(rows_of_epochs(tf.data.Dataset.from_tensor_slices((x, x)).shuffle(23).batch(5)), 23)
 
 
-@long
-def check_dataset_shuffled_before_any_seed_was_set():
-    with pytest.raises(ConfigError) as caught:
-        STRATEGY.experimental_distribute_dataset(BEFORE)
-    assert "after keras_ddl.Strategy()" in str(caught.value)
-
-
 def check_initial_weights_are_equal():
     with STRATEGY.scope():
         kernel = keras.layers.Dense(5)
         kernel.build((None, 4))
     everyone = keras_ddl.all_gather_object(kernel.get_weights()[0].tobytes(), name="kernel")
     assert len(set(everyone)) == 1
-
-
-def check_seed_argument():
-    keras_ddl.Strategy(seed=11 + RANK)  # rank 0's counts
-    drawn = keras_ddl.all_gather_object((random.random(), np.random.rand(), float(tf.random.uniform([]))), name="drawn")
-    assert len(set(drawn)) == 1
-    keras.utils.set_random_seed(11)
-    assert drawn[0][:2] == (random.random(), np.random.rand())

@@ -16,7 +16,7 @@ from keras_ddl.checkpoint.snapshot import Snapshot
 from keras_ddl.strategy.shards import gathered_slots
 
 folder, epochs, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-strategy = keras_ddl.Strategy(shard_optimizer=kind == "sharded")
+strategy = keras_ddl.Strategy(sharding="optimizer" if kind == "sharded" else None)
 from strategy.common import X, Y, dense_model, set_precision  # noqa: E402  (which makes another Strategy)
 
 is_victim = sys.argv[4:] == [str(strategy.rank)]  # by the rank that it begins with

@@ -29,8 +29,7 @@ def fit(
     def program(rank: Rank) -> None:
         simulated_newcomers.begin(rank)
         topology = communicator.topology()
-        settings = SimpleNamespace(min_ranks=1)
-        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0, settings=settings)
+        job_of_strategy = SimpleNamespace(shards_from_elements=None, epoch=0)
         place = SimpleNamespace(rank=0, size=0)
         rank.strategy = SimpleNamespace(topology=topology, job=job_of_strategy, random_state=place, saves=place)
         rank.strategy.lost_slices = None

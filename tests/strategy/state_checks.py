@@ -6,7 +6,6 @@ Run by test_strategy.py.
 import numpy as np
 
 from harness.rank_program import long
-from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.tensorflow import tf
 from strategy.common import (
     RANK,
@@ -15,7 +14,6 @@ from strategy.common import (
     X,
     Y,
     assert_same_weights,
-    check_equal_on_all_ranks,
     dense_model,
     keras,
     pair,
@@ -54,88 +52,6 @@ def check_data_of_each_rank_with_unequal_lengths():
     assert len(list(dataset)) == SIZE + 1
     everything = shared.predict(dataset, verbose=0)
     assert everything.shape == (3 * sum(r + 2 for r in range(SIZE)), 2)
-
-
-@long
-def check_moving_statistics_are_those_of_one_process_also_of_ranks_without_rows():
-    with STRATEGY.scope():
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(2)]
-        )
-        model.compile("sgd", "mse")
-    rows = SIZE * 2 + 1  # the last batch is one row: the other ranks have none
-    model.fit(X[:rows], Y[:rows], batch_size=SIZE, epochs=1, shuffle=False, verbose=0)
-    assert all(np.isfinite(w).all() for w in model.get_weights())
-    check_equal_on_all_ranks(model)
-    expected = np.zeros(6)
-    for first in range(0, rows, SIZE):
-        expected = 0.5 * expected + 0.5 * X[first : min(first + SIZE, rows)].mean(axis=0)
-    np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), expected, rtol=1e-12)
-
-
-def check_variables_are_rank_0s_from_the_start():
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
-        model.build((None, 6))
-        plain = tf.Variable(float(RANK))
-        flags = tf.Variable([RANK == 0, True])
-        words = tf.Variable(f"rank {RANK}")
-    check_equal_on_all_ranks(model)
-    assert float(plain) == 0.0 and bool(flags[0]) and words.numpy() == b"rank 0"
-
-
-@long
-def check_weights_loaded_on_rank_0_reach_all():
-    alone, shared = pair()
-    shared.optimizer.build(shared.trainable_variables)
-    if RANK == 0:
-        shared.set_weights([w + 1 for w in alone.get_weights()])
-        shared.optimizer.learning_rate.assign(0.01)
-    shared.fit(X, Y, batch_size=10, epochs=1, verbose=0)
-    check_equal_on_all_ranks(shared)
-    assert float(shared.optimizer.learning_rate.numpy()) == 0.01
-
-
-@long
-def check_mixed_precision_takes_one_scale():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with STRATEGY.scope():
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-            model.compile("sgd", "mse")
-    finally:
-        set_precision("float64")
-    x = X.astype("float32")
-    if RANK == SIZE - 1:
-        x[-1] = 1e30  # overflows on the rank that holds the last row only
-    before = model.get_weights()
-    model.fit(x[-10:], Y[-10:].astype("float32"), batch_size=10, epochs=1, shuffle=False, verbose=0)
-    assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
-    np.testing.assert_array_equal(before[0], model.get_weights()[0])
-    check_equal_on_all_ranks(model)
-
-
-@long
-def check_what_steps_write_is_known_whoever_made_it():
-    """Ranks that have not finished a step get it from others (survival.py)."""
-    teacher = tf.Variable(tf.zeros([6], tf.float64))
-
-    class Taught(keras.Sequential):
-        def train_step(self, batch):
-            x, y = batch
-            teacher.assign_add(tf.reduce_mean(x + keras.random.normal(tf.shape(x)), 0))
-            return super().train_step((x + teacher, y))
-
-    with STRATEGY.scope():
-        model = Taught([keras.Input((6,)), keras.layers.Dense(2)])
-        model.compile("adam", "mse", metrics=["mae"])
-    model.fit(X[:10], Y[:10], batch_size=5, verbose=0)
-    (execution,) = model.train_function._executions.values()
-    written = {id(each) for each in execution.written()}
-    drawn = keras_compat.global_seed_generator().state
-    expected = [*model.variables, *model.optimizer.variables, *model.metrics_variables, drawn]
-    missing = [each.path for each in expected if id(each.value) not in written]
-    assert not missing and id(teacher) in written, missing
 
 
 def accumulating(scope, steps=3, **options):

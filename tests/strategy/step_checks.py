@@ -54,19 +54,6 @@ def check_train_step_by_hand(scope):
 
 @long
 @case()
-def check_rank_without_rows_and_a_mean_by_hand(scope):
-    class Distance(ByHand):
-        def logs(self, y, predicted, loss):
-            return {"distance": ops.mean(ops.square(y - predicted))}
-
-    with scope:
-        model = Distance()
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    return fit(model, X[:1], Y[:1])
-
-
-@long
-@case()
 def check_habits_of_tf_distribute(scope):
     """What a step of tf.distribute divides by is that of one process here."""
 
@@ -83,28 +70,37 @@ def check_habits_of_tf_distribute(scope):
 
 @long
 @case()
-def check_what_is_done_with_gradients_by_hand(scope):
-    """Clipping by hand, and a second gradient at weights that the first has moved (Foret et al., arXiv 2010.01412)."""
-
-    class Sharp(ByHand):
+def check_gradients_of_each_row_clipped(scope):
+    class Clipped(ByHand):
         def train_step(self, batch):
             x, y = batch
-            variables = self.trainable_variables
+            weights = self.trainable_variables
             with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x))
-            gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, variables), 0.3)
-            moves = [0.05 * each / (norm + 1e-12) for each in gradients]
-            for variable, move in zip(variables, moves):
-                variable.assign_add(move)
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x))
-            gradients = tape.gradient(loss, variables)
-            for variable, move in zip(variables, moves):
-                variable.assign_sub(move)
-            self.optimizer.apply([tf.clip_by_norm(each, 0.5) for each in gradients], variables)
-            return {"norm": norm, "loss": loss}
+                losses = ops.mean(ops.square(y - self(x)), axis=-1)
+            of_rows = tape.jacobian(losses, weights)
+            clipped = [tf.clip_by_norm(each, 0.5, axes=list(range(1, len(each.shape)))) for each in of_rows]
+            self.optimizer.apply([tf.reduce_mean(each, axis=0) for each in clipped], weights)
+            return {"loss": ops.mean(losses)}
 
-    return train_by_hand(scope, Sharp, metrics=None)
+    return train_by_hand(scope, Clipped, metrics=None)
+
+
+@long
+@case(tolerance=1e-12)
+def check_inner_step_of_maml(scope):
+    class Adapted(ByHand):
+        def train_step(self, batch):
+            x, y = batch
+            weights = self.trainable_variables
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = ops.mean(ops.square(y - self(x)))
+                moved = [w - 0.1 * g for w, g in zip(weights, inner.gradient(loss, weights))]
+                after = ops.mean(ops.square(y - (tf.tanh(x @ moved[0] + moved[1]) @ moved[2] + moved[3])))
+            self.optimizer.apply(outer.gradient(after, weights), weights)
+            return {"loss": loss, "after": after}
+
+    return train_by_hand(scope, Adapted, metrics=None)
 
 
 @long

@@ -33,7 +33,7 @@ STEPS, BATCH = 14, 10
 keras.config.set_floatx("float64")
 tf.config.threading.set_intra_op_parallelism_threads(1)
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "10"
-strategy = keras_ddl.Strategy(seed=3, shard_optimizer="shards" in KIND)
+strategy = keras_ddl.Strategy(seed=3, sharding="optimizer" if "shards" in KIND else None)
 keras.utils.set_random_seed(3)
 ME = strategy.rank
 rng = np.random.default_rng(0)

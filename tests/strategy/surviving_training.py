@@ -67,8 +67,9 @@ def layout_map(model_ranks: int) -> keras.distribution.LayoutMap:
 
 strategy = None
 if "KERAS_DDL_RUN_DIR" in os.environ:
-    layout = {"layout_map": layout_map(int(ON_MESH[1]))} if ON_MESH else {}
-    strategy = keras_ddl.Strategy(seed=3, shard_optimizer=IN_SHARDS, shard_weights="weights" in KIND, **layout)
+    layout = layout_map(int(ON_MESH[1])) if ON_MESH else None
+    sharding = "weights" if "weights" in KIND else "optimizer" if IN_SHARDS else None
+    strategy = keras_ddl.Strategy(seed=3, sharding=sharding, layout=layout)
 keras.utils.set_random_seed(3)
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # as the launcher counts
 AWAITED = int(os.environ.get("AWAITED", "0"))  # ranks: with fewer, training is slow, and no other one is killed

@@ -1,20 +1,16 @@
-"""Tables that are looked up, also several times, or looked up and multiplied; data of workers. Run by test_strategy.py.
+"""Tables that are looked up, also several times, or looked up and multiplied. Run by test_strategy.py.
 
 TensorFlow adds the parts of its gradient up to a dense tensor. Programs that make slices of the dense part themselves
 ("assumed sparse", arXiv 1905.04035) are here, too.
 """
 
-import contextlib
-import multiprocessing
-import os
+from unittest import mock
 
 import numpy as np
-import pytest
 
-import keras_ddl
 from keras_ddl import ops as collectives
 from keras_ddl.compat.tensorflow import tf
-from strategy.common import STRATEGY, X, Y, keras, small_model
+from strategy.common import STRATEGY, X, keras
 from strategy.oracle import case, fit
 
 layers, ops = keras.layers, keras.ops
@@ -33,10 +29,6 @@ def as_slices(table):
 class Tied(layers.Layer):
     """Logits for the next token, from a table that is looked up twice and multiplied once."""
 
-    def __init__(self, assumed_sparse=False):
-        super().__init__()
-        self.assumed_sparse = assumed_sparse
-
     def build(self, _):
         self.table = layers.Embedding(WORDS, WIDTH)
         self.table.build(None)
@@ -44,69 +36,27 @@ class Tied(layers.Layer):
     def call(self, tokens):
         hidden = ops.mean(self.table(tokens), axis=1) + ops.tanh(self.table(tokens[:, 0]))
         table = ops.convert_to_tensor(self.table.embeddings)
-        return ops.matmul(hidden, ops.transpose(as_slices(table) if self.assumed_sparse else table))
+        return ops.matmul(hidden, ops.transpose(as_slices(table)))
 
 
-LOSS = {"from_logits": True}
-
-
-def train(scope, optimizer, assumed_sparse=False, kind=keras.Model, **arguments):
+@case()
+def check_assumed_sparse_table_under_adam(scope):
+    """Adam squares the rows one by one, so they are listed as in one process; the table among them is no longer."""
     with scope:
         inputs = keras.Input(TOKENS.shape[1:], dtype="int32")
-        model = kind(inputs, Tied(assumed_sparse)(inputs))
-        model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(**LOSS))
-    return fit(model, TOKENS, LABELS, **arguments)
-
-
-@contextlib.contextmanager
-def gathered(scope, expected):
-    """Checks how many gathers a step on several ranks has, of values and indices."""
+        model = keras.Model(inputs, Tied()(inputs))
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     names, original = [], collectives.all_gather
 
     def all_gather(tensor, *, name=None, **arguments):
         names.append(name)
         return original(tensor, name=name, **arguments)
 
-    collectives.all_gather = all_gather
-    try:
-        yield
-    finally:
-        collectives.all_gather = original
-    if scope is not None:
-        assert len([name for name in names if name and "train_step" in name]) == expected, names
-
-
-def under(scope):
-    return None if isinstance(scope, contextlib.nullcontext) else scope
-
-
-@case()
-def check_tied_table_under_adam(scope):
-    with gathered(under(scope), 0):
-        return train(scope, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1))
-
-
-@case()
-def check_assumed_sparse_table_under_adam(scope):
-    """Adam squares the rows one by one, so they are listed as in one process; the table among them is no longer."""
-    with gathered(under(scope), 4):
-        return train(scope, lambda: keras.optimizers.Adam(0.01), assumed_sparse=True)
-
-
-@case()
-def check_ratio_over_the_batch_as_a_loss(scope):
-    with scope:
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(2, activation="sigmoid")])
-        model.compile(keras.optimizers.SGD(0.5), keras.losses.Dice())
-    return fit(model, X, (Y > 0).astype("float64"))
-
-
-def train_table(scope, layer, optimizer, x=X, y=Y):
-    with scope:
-        inputs = keras.Input(x.shape[1:], dtype=x.dtype)
-        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layer()(inputs))))
-        model.compile(optimizer(), "mse")
-    return fit(model, x, y)
+    with mock.patch.object(collectives, "all_gather", all_gather):
+        trained = fit(model, TOKENS, LABELS)
+    if model.distribute_strategy is STRATEGY:  # values and indices
+        assert len([name for name in names if name and "train_step" in name]) == 4, names
+    return trained
 
 
 class TokensAndPositions(layers.Layer):
@@ -120,60 +70,3 @@ class TokensAndPositions(layers.Layer):
         unique, position = tf.unique(tf.reshape(tokens, [-1]))
         once = tf.reshape(tf.gather(self.table(unique), position), tf.concat([tf.shape(tokens), [4]], 0))
         return self.table(tokens) + self.table(ops.arange(ops.shape(tokens)[1])) * once
-
-
-def check_tables_as_dense_gradients():
-    """What one process computes does not depend on how gradients of tables travel."""
-
-    class OneHot(TokensAndPositions):
-        def call(self, tokens):
-            positions = ops.one_hot(ops.arange(ops.shape(tokens)[1]), 7, dtype="float64")
-            table = ops.convert_to_tensor(self.table.embeddings)
-            rows = ops.matmul(ops.one_hot(tokens, 7, dtype="float64"), table)
-            return rows + ops.matmul(positions, table) * rows
-
-    weights = []
-    for as_dense, layer in ((True, TokensAndPositions), (False, TokensAndPositions), ("auto", OneHot)):
-        keras.utils.set_random_seed(7)
-        STRATEGY.extended.sparse_as_dense = as_dense
-        try:
-            trained = train_table(STRATEGY.scope(), layer, lambda: keras.optimizers.Adam(0.01), TOKENS)
-        finally:
-            STRATEGY.extended.sparse_as_dense = "auto"
-        weights.append(trained.model.get_weights()[0])
-    np.testing.assert_allclose(weights[0], weights[1], rtol=0, atol=1e-13)
-    assert np.abs(weights[1] - weights[2]).max() > 1e-3  # Adam squares the rows of a token that occurs twice one by one
-    with pytest.raises(keras_ddl.errors.ConfigError, match="sparse_as_dense must be True, False or 'auto'"):
-        keras_ddl.Strategy(sparse_as_dense="always")
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        self.home, self.read_elsewhere = os.getpid(), multiprocessing.Value("i", 0)
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        if os.getpid() != self.home:
-            self.read_elsewhere.value = 1
-        return X[index * 9 : index * 9 + 9], Y[index * 9 : index * 9 + 9]
-
-
-def train_on_workers(scope, **arguments):
-    with scope:
-        model = small_model()
-        model.compile(keras.optimizers.SGD(0.05), "mse")
-    batches = Batches(workers=2, max_queue_size=3, **arguments)
-    trained = fit(model, batches, None)
-    assert bool(batches.read_elsewhere.value) == batches.use_multiprocessing
-    return trained
-
-
-@case()
-def check_py_dataset_of_processes(scope):
-    return train_on_workers(scope, use_multiprocessing=True)

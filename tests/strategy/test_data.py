@@ -41,11 +41,11 @@ def test_take_chunk_of_every_kind_of_tensor():
 def test_share_dataset_partitions_every_batch(drop_remainder):
     source = {"x": np.arange(22), "y": (np.arange(44).reshape(22, 2),)}
     dataset = tf.data.Dataset.from_tensor_slices(source).batch(5, drop_remainder=drop_remainder)
-    shares = [list(data.share_dataset(dataset, rank, 3)) for rank in range(3)]
+    shares = [list(data.share_dataset(dataset, rank, 7)) for rank in range(7)]  # two have no rows
     for batch, *parts in zip(dataset, *shares):
         np.testing.assert_array_equal(np.concatenate([p["x"] for p in parts]), batch["x"])
         np.testing.assert_array_equal(np.concatenate([p["y"][0] for p in parts]), batch["y"][0])
-    spec = data.share_dataset(dataset, 2, 3).element_spec
+    spec = data.share_dataset(dataset, 2, 7).element_spec
     assert spec["x"].shape.as_list() == ([1] if drop_remainder else [None])
 
 
@@ -67,27 +67,14 @@ def test_share_dataset_cuts_once():
     assert data.share_dataset(dataset, 0, 1) is dataset
 
 
-def test_share_dataset_leaves_ranks_without_rows():
-    dataset = tf.data.Dataset.range(4).batch(2, drop_remainder=True)
-    rows = [[batch.tolist() for batch in data.share_dataset(dataset, r, 3).as_numpy_iterator()] for r in range(3)]
-    assert rows == [[[0], [2]], [[1], [3]], [[], []]]
-
-
-def test_share_dataset_refuses_a_shuffle_without_a_seed():
+@pytest.mark.parametrize("seeds", [(None,), (1, None), (None, 1)])
+def test_share_dataset_refuses_a_shuffle_without_a_seed(seeds):
     tf.random.set_seed(None)  # other tests of this process may have set the global seed, which would do
-    dataset = tf.data.Dataset.range(12).shuffle(12).batch(6).map(lambda v: v)
-    with pytest.raises(ConfigError, match="without a seed.*after keras_ddl.Strategy"):
-        data.share_dataset(dataset, 0, 2)
-
-
-@pytest.mark.parametrize("seeds", [(1, None), (None, 1)])
-def test_share_dataset_refuses_one_shuffle_without_a_seed_among_several(seeds):
-    tf.random.set_seed(None)
     dataset = tf.data.Dataset.range(8)
     for seed in seeds:
         dataset = dataset.shuffle(8, seed=seed)
-    with pytest.raises(ConfigError, match="shuffle the same way"):
-        data.share_dataset(dataset.batch(4), 0, 2)
+    with pytest.raises(ConfigError, match="shuffle the same way.*without a seed.*after keras_ddl.Strategy"):
+        data.share_dataset(dataset.batch(4).map(lambda v: v), 0, 2)
 
 
 def test_share_dataset_is_deterministic():
@@ -114,9 +101,7 @@ def test_row_count_takes_the_first_rows():
     assert data.row_count((tf.constant(1.0), tf.Variable([1.0, 2.0]), None)) is None
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int64", "bool", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "uint8", "int64", "bool", "complex64"])
 def test_digest_tells_batches_apart(dtype):
     values = np.arange(2400).reshape(80, 30) ** 2 % 97
     batch = tf.cast(values % 2 if dtype == "bool" else values, dtype)

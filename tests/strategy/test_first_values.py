@@ -36,16 +36,12 @@ def made(name, shape, dtype):
     return one, FirstValue(recipe_of(INITIALIZERS[name]()), shape, dtype)
 
 
-# The rules of the names and those of the dtypes are apart from each other.
-BOTH = [
-    *((name, "float32") for name in INITIALIZERS),
-    *(("normal", each) for each in ("float64", "float16", "bfloat16")),
-]
 QUICK = (("glorot_uniform", "float32"), ("constant", "float32"), ("normal", "bfloat16"))
+FURTHER = [(each, "float32") for each in INITIALIZERS] + [("normal", "float64"), ("normal", "float16")]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [pytest.param(*each, marks=[] if each in QUICK else pytest.mark.long) for each in BOTH]
+    ("name", "dtype"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in FURTHER if each not in QUICK)]
 )
 def test_shares_of_a_first_value_are_bits_of_one_process(name, dtype, monkeypatch):
     monkeypatch.setattr(first_values, "_BLOCK", 64)  # several blocks, which begin within groups of numbers

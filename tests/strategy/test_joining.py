@@ -13,10 +13,6 @@ EPOCHS = 12
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet, pytest.mark.long]
 
 
-def test_optimizers_in_shards_are_shared_out_to_a_spare(tmp_path: Path) -> None:
-    check(tmp_path, "shards", "arrays", "step", "1:7", spares=1, epochs=EPOCHS)
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -38,14 +34,6 @@ def test_models(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
 def test_data(data: str, tmp_path: Path) -> None:
     check(tmp_path, "mlp", data, "step", "1:5", spares=1, epochs=EPOCHS)
-
-
-def test_the_spare_is_killed_and_another_one_comes(tmp_path: Path) -> None:
-    check(tmp_path, "mlp", "arrays", "step", "1:5", "3:30", spares=2, epochs=25)
-
-
-def test_all_ranks_are_replaced_one_after_the_other(tmp_path: Path) -> None:
-    check(tmp_path, "mlp", "arrays", "step", "0:3", "1:10", "2:17", spares=3, epochs=40)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +107,7 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
 ) -> None:
     program = write_program(tmp_path, OWN_STATE.replace("KIND", repr(kind)))
     alone = run(["run", "-np", "1", "python", program], tmp_path)
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.splitlines()[0] == alone.out.strip(), (alone, ended)
     assert "rank 2 has joined; 2 go on." in ended.err, ended
     said = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: rank 2, a newcomer, leaves (")]
@@ -127,5 +115,5 @@ def test_a_spare_whose_program_keeps_other_state_leaves_by_name_and_the_others_g
 
 
 def test_spares_that_nobody_needs_end_with_the_job(tmp_path: Path) -> None:
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", "-c", "print('ran')"], tmp_path)
+    ended = run(["run", "-np", "1:2", "--spares", "1", "python", "-c", "print('ran')"], tmp_path)
     assert ended.status == 0 and ended.out.count("ran") == 2 and "spare" not in ended.err, ended

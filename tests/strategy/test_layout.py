@@ -11,10 +11,9 @@ from keras_ddl import errors
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import REPLICATED, Sharded
 from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.mesh import layout_to_choose, ranks
+from keras_ddl.strategy.mesh import layout_of, ranks
 from keras_ddl.strategy.mesh.choice import written
-from keras_ddl.strategy.mesh.data_layout import DataLayout
-from keras_ddl.strategy.mesh.layout import Layout
+from keras_ddl.strategy.mesh.layout import DataLayout, Layout
 
 
 def layout_map(shape=(2, 2), names=("batch", "model"), **layouts):
@@ -35,28 +34,28 @@ def test_a_layout_names_the_axis_that_is_cut_as_keras_looks_it_up():
 
 
 @pytest.mark.parametrize(
-    ("layouts", "path", "shape", "message"),
+    ("layouts", "message"),
     [
-        ({".*kernel": (None, "model"), "dense.*": (None, "model")}, "dense/kernel", (3, 4), "one key at most"),
-        ({".*": ("model",)}, "dense/kernel", (3, 4), "for each axis of the variable"),
-        ({".*": ("model", None)}, "dense/kernel", (3, 4), "3 is not divided"),
-        ({".*": ("model",)}, "dense/bias", (0,), "0 is not divided"),
+        ({".*kernel": (None, "model"), "dense.*": (None, "model")}, "one key at most"),
+        ({".*": ("model",)}, "for each axis of the variable"),
+        ({".*": ("model", None)}, "3 is not divided"),
     ],
 )
-def test_a_layout_that_does_not_fit_a_variable_is_refused(layouts, path, shape, message):
+def test_a_layout_that_does_not_fit_a_variable_is_refused(layouts, message):
     with pytest.raises(ConfigError, match=message):
-        Layout(layout_map(**layouts), 4, 0).axis_of(path, shape)
+        Layout(layout_map(**layouts), 4, 0).axis_of("dense/kernel", (3, 4))
 
 
-def test_a_layout_along_the_batch_axis_cuts_along_the_other_only():
+def test_the_batch_axis_and_a_model_axis_of_one_rank_cut_nothing():
     layout = Layout(layout_map(**{".*kernel": ("model", "batch"), ".*bias": ("batch",)}), 4, 0)
     assert layout.axis_of("kernel", (4, 3)) == 0 and layout.axis_of("bias", (4,)) is None
     assert layout.along_batch() == [".*kernel", ".*bias"]
-
-
-def test_a_model_axis_of_one_rank_cuts_nothing():
     assert Layout(layout_map((4, 1), **{".*": (None, "model")}), 4, 0).axis_of("kernel", (3, 5)) is None
     assert Layout(layout_map((4,), ("batch",), **{".*": ("batch",)}), 4, 0).axis_of("bias", (3,)) is None
+
+
+def with_devices(*devices):
+    return keras.distribution.LayoutMap(keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices=devices))
 
 
 @pytest.mark.parametrize(
@@ -65,28 +64,16 @@ def test_a_model_axis_of_one_rank_cuts_nothing():
         (layout_map(), 3, r"as many devices as there are ranks \(3\)"),
         (keras.distribution.LayoutMap(None), 1, "needs a DeviceMesh"),
         (layout_map((2, 2, 2), ("batch", "model", "more")), 8, "a mesh has two axes"),
+        (with_devices("gpu:0", "gpu:1", "gpu:2", "gpu:3"), 4, r"in their order, rank:0.*Received: devices="),
+        (with_devices("rank:0", "rank:1", "rank:3", "rank:2"), 4, r"in their order, rank:0.*Received: devices="),
     ],
 )
-def test_a_mesh_of_another_job_is_refused(mesh, size, message):
+def test_a_mesh_of_other_devices_than_the_ranks_is_refused(mesh, size, message):
     with pytest.raises(ConfigError, match=message):
         Layout(mesh, size, 0)
 
 
-def with_devices(devices, shape=(2, 2)):
-    return keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, ("batch", "model"), devices=devices))
-
-
-@pytest.mark.parametrize(
-    "devices", [["gpu:0", "gpu:1", "gpu:2", "gpu:3"], ["rank:0", "rank:1", "rank:3", "rank:2"], [0, 1, 2, 3]]
-)
-def test_a_mesh_of_devices_other_than_the_ranks_is_refused(devices):
-    with pytest.raises(ConfigError, match=r"in their order, rank:0.*Received: devices=.*keras_ddl\.device_mesh"):
-        Layout(with_devices(devices), 4, 0)
-
-
 def test_axes_that_the_mesh_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="Invalid axis names"):  # by Keras
-        layout_map(**{".*kernel": (None, "modle")})
     mapped = layout_map()
     elsewhere = keras.distribution.DeviceMesh((1,), ("columns",), devices=["rank:0"])
     mapped[".*kernel"] = keras.distribution.TensorLayout((None, "columns"), elsewhere)
@@ -99,13 +86,6 @@ def test_a_mesh_whose_axes_are_exchanged_is_refused():
     with pytest.raises(ConfigError, match="exchange the axes of the mesh"):
         Layout(exchanged, 4, 0)
     Layout(layout_map((4, 1), **{".*kernel": (None, "batch")}), 4, 0)  # nothing to cut
-
-
-def test_a_variable_that_was_made_outside_of_the_scope_is_named():
-    layout = Layout(layout_map(**{".*kernel": (None, "model")}), 4, 0)
-    with pytest.raises(ConfigError, match=r"'dense/kernel' of shape \(3, 4\), which was made outside"):
-        layout.refuse_made_outside("dense/kernel", (3, 4))
-    layout.refuse_made_outside("dense/bias", (4,))
 
 
 def test_keys_without_effect_are_told(recwarn):
@@ -130,19 +110,19 @@ def test_a_mesh_that_is_not_of_the_ranks_is_refused():
     assert isinstance(mesh, keras.distribution.DeviceMesh) and mesh.axis_names == ("batch", "model")
 
 
-@pytest.mark.parametrize("other", [{"compression": "float16"}, {"shard_weights": True}, {"batch_statistics": "rank"}])
+@pytest.mark.parametrize("other", [{"compression": "float16"}, {"batch_statistics": "rank"}])
 def test_settings_that_do_not_go_together_with_a_layout_are_refused(other):
     layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
-    with pytest.raises(ConfigError, match=f"with a layout_map, {next(iter(other))} must be"):
-        keras_ddl.Strategy(layout_map=layout, **other)
-    with pytest.raises(ConfigError, match=r"layout_map must be a keras\.distribution\.LayoutMap"):
-        keras_ddl.Strategy(layout_map={".*": ("model",)})
+    with pytest.raises(ConfigError, match=f"with a LayoutMap, {next(iter(other))} must be"):
+        keras_ddl.Strategy(layout=layout, **other)
+    with pytest.raises(ConfigError, match=r"layout must be a keras\.distribution\.LayoutMap"):
+        keras_ddl.Strategy(layout={".*": ("model",)})
 
 
 def test_data_layout_names_both_axes_of_the_mesh():
     mesh_of_batch = layout_map((2, 2))
     assert Layout(mesh_of_batch, 4, 0, data_layout=("batch", None, "model")).data.axis == 2
-    for wrong in [("model", "batch"), ("batch",), ("batch", "other"), ("batch", "model", "model")]:
+    for wrong in [("model", "batch"), ("batch", "other"), ("batch", "model", "model")]:
         with pytest.raises(ConfigError, match="data_layout: it begins with .* 'batch'"):
             Layout(mesh_of_batch, 4, 0, data_layout=wrong)
     with pytest.raises(ConfigError, match="data_layout names axes of a mesh"):
@@ -155,22 +135,17 @@ def test_data_layout_names_both_axes_of_the_mesh():
         layout.of_arguments(values[1:2], rows, 2, "step")
 
 
-def test_model_parallel_is_refused_beside_a_layout_or_where_it_is_no_number_of_ranks():
-    layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 1)))
-    with pytest.raises(ConfigError, match="model_parallel chooses a layout, and layout_map is one"):
-        keras_ddl.Strategy(layout_map=layout, model_parallel=2)
-    with pytest.raises(ConfigError, match="with model_parallel, compression must be None"):
-        keras_ddl.Strategy(compression="float16", model_parallel=2)
-    with pytest.raises(ConfigError, match="with model_parallel, shard_optimizer must be False"):
-        keras_ddl.Strategy(shard_optimizer=True, model_parallel=2)
-    keras_ddl.Strategy()  # whose model_parallel is 1, and so equals True
-    for wrong in (0, 2.0, True, "2"):
-        with pytest.raises(ConfigError, match="model_parallel must be a number of ranks"):
-            keras_ddl.Strategy(model_parallel=wrong)
+def test_number_of_model_ranks_is_refused_where_it_cannot_be():
+    for other in ({"compression": "float16"}, {"sharding": "optimizer"}):
+        with pytest.raises(ConfigError, match="with a number of model ranks, .* must be None"):
+            keras_ddl.Strategy(layout=2, **other)
+    for wrong in (0, 2.0, True):
+        with pytest.raises(ConfigError, match="or a number of model ranks, 1 or more"):
+            keras_ddl.Strategy(layout=wrong)
     topology = SimpleNamespace(size=6, rank=3)
-    with pytest.raises(ConfigError, match=r"divide the number of ranks \(6\)\. Received: model_parallel=4 \(rank 3\)"):
-        layout_to_choose(4, topology)
-    assert layout_to_choose(2, SimpleNamespace(size=1, rank=0)) is None  # one rank trains alone
+    with pytest.raises(ConfigError, match=r"divide the number of ranks \(6\)\. Received: layout=4 \(rank 3\)"):
+        layout_of(4, None, topology)
+    assert layout_of(2, None, SimpleNamespace(size=1, rank=0)) is None  # one rank trains alone
 
 
 def test_a_chosen_layout_is_written_in_few_keys_that_give_it_back():

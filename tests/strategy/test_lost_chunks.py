@@ -122,13 +122,10 @@ def test_a_rank_after_the_other(hosts: list[int], monkeypatch: pytest.MonkeyPatc
         ranks.check()
 
 
-def test_all_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_of_a_host_and_a_rank_with_the_one_that_has_its_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, [0, 0, 0, 1, 1, 1])
     assert ranks.share_out(3, 4, 5) == [None] * 3
     ranks.check()
-
-
-def test_a_rank_and_the_one_with_its_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(monkeypatch, [0] * 4)
     reasons = ranks.share_out(0, 3)
     assert len(set(reasons)) == 1 and "were lost together" in reasons[0]
@@ -153,12 +150,19 @@ def test_another_rank_is_lost_meanwhile(passed: tuple[int, ...], monkeypatch: py
             ranks.check()
 
 
-def test_a_rank_is_lost_while_a_slot_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, [0] * 5)
+@pytest.mark.parametrize(
+    ("joins", "first", "then"), [(False, (0, 1, 3, 4), (1, 3, 4)), (True, (0, 1, 2, 3), (1, 2, 3))]
+)
+def test_a_rank_is_lost_while_a_slot_is_gathered(
+    joins: bool, first: tuple[int, ...], then: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch, [0] * (3 if joins else 5))
+    if joins:
+        ranks.join()
     ranks.fails = lambda rank, name: name.endswith("/1")
-    assert all(isinstance(each, RankLostError) for each in ranks.share_out(0, 1, 3, 4))
+    assert all(isinstance(each, RankLostError) for each in ranks.share_out(*first))
     ranks.fails = lambda rank, name: False
-    assert ranks.share_out(1, 3, 4) == [None] * 3
+    assert ranks.share_out(*then) == [None] * 3
     ranks.check()
 
 
@@ -203,16 +207,6 @@ def test_a_rank_is_lost_while_a_newcomer_joins(
         ranks.new.discard(3)
     left.append(ranks.join())
     assert ranks.share_out(*left) == [None] * 4
-    ranks.check()
-
-
-def test_a_rank_is_lost_while_slots_are_gathered_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, [0] * 3)
-    ranks.join()
-    ranks.fails = lambda rank, name: name.endswith("/1")
-    assert all(isinstance(each, RankLostError) for each in ranks.share_out(0, 1, 2, 3))
-    ranks.fails = lambda rank, name: False
-    assert ranks.share_out(1, 2, 3) == [None] * 3
     ranks.check()
 
 
@@ -275,16 +269,7 @@ def test_a_copy_of_shards_is_of_no_use_when_they_were_shared_out_anew(monkeypatc
 
 @pytest.mark.parametrize(
     "hosts, offset",
-    [
-        ([0], 0),
-        ([0, 0, 0], 1),
-        ([0, 1, 2], 1),
-        ([0, 0, 1, 1], 2),
-        ([0, 0, 0, 1, 1, 1], 3),
-        ([0, 1, 0, 1], 1),
-        ([0, 0, 1, 1, 2, 2], 2),
-        ([0, 0, 0, 0, 1], 1),
-    ],
+    [([0], 0), ([0, 0, 0], 1), ([0, 0, 0, 1, 1, 1], 3), ([0, 1, 0, 1], 1), ([0, 0, 1, 1, 2, 2], 2), ([0] * 4 + [1], 1)],
 )
 def test_mirrors_are_on_other_hosts_where_there_are_some(hosts: list[int], offset: int) -> None:
     assert mirror_offset(hosts) == offset

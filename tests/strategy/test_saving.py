@@ -12,7 +12,6 @@ import pytest
 
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.keras_patches.save_records import Call, SaveRecords
-from launch.launching import Started, write_program
 
 
 def save_and_wait(job: str, folder: str, saved: "multiprocessing.synchronize.Event") -> None:
@@ -68,18 +67,14 @@ def test_records_leave_alone_what_strangers_have_made(tmp_path: Path, monkeypatc
         assert "keras_ddl-saves-nobody" in records_in(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["fifo", "link", "file"])
-def test_records_are_kept_in_no_directory_of_a_stranger(kind: str, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("."), Path.touch], ids=["fifo", "link", "file"]
+)
+def test_records_are_kept_in_no_directory_of_a_stranger(make, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("KERAS_DDL_RUN_DIR", raising=False)
     records = SaveRecords("mine", 0)
-    match kind:
-        case "fifo":
-            os.mkfifo(records.folder)
-        case "link":
-            records.folder.symlink_to(tmp_path)
-        case "file":
-            records.folder.touch()
+    make(records.folder)
     with (
         time_limit(60),
         pytest.raises(ConfigError, match="set TMPDIR"),
@@ -102,12 +97,15 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_records_go_with_the_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_once_whatever_names_it_and_records_go_with_the_last_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
     ranks = [SaveRecords("mine", rank) for rank in range(2)]
     written = []
     for rank in ranks:
-        with rank.claim(f"{tmp_path}/model", Call("call", 0)) as mine:
+        scheme = "file://" if written else ""  # TensorFlow knows others, such as gs://, likewise
+        with rank.claim(f"{scheme}{tmp_path}/model", Call("call", 0)) as mine:
             (tmp_path / "model").touch()
             written.append(mine)
     assert written == [True, False]
@@ -141,36 +139,3 @@ def test_what_rank_0_has_changed_alone_stays(order: tuple[int, int], tmp_path: P
         assert path.read_text() == "9", "a rank that has changed its weights writes"
     for each in ranks:
         each._leave(os.getpid())
-
-
-@pytest.mark.parametrize("scheme", ["", "file://"])  # TensorFlow knows others, such as gs://, likewise
-def test_a_file_is_written_once_whatever_names_it(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERAS_DDL_RUN_DIR", str(tmp_path / "rank-0"))
-    written = []
-    for rank in (ranks := [SaveRecords("mine", rank) for rank in range(2)]):
-        with rank.claim(f"{scheme}{tmp_path}/model", Call("call", 0)) as mine:
-            (tmp_path / "model").touch()
-            written.append(mine)
-    assert written == [True, False]
-    for rank in ranks:
-        rank._leave(os.getpid())
-
-
-@pytest.mark.long
-@pytest.mark.parallel
-def test_ranks_that_are_killed_after_saving_leave_nothing(tmp_path: Path) -> None:
-    program = write_program(
-        tmp_path,
-        """
-import signal
-import keras, keras_ddl
-with keras_ddl.Strategy().scope():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-model.save("model.keras")
-assert list(Path(os.environ["TMPDIR"]).glob("**/keras_ddl-saves-*/*"))
-keras_ddl.barrier()
-os.kill(os.getpid(), signal.SIGKILL)
-""",
-    )
-    ended = Started(["run", "-np", "2", "python", program], tmp_path).finish()  # which looks for what is left
-    assert ended.status == 128 + signal.SIGKILL, ended

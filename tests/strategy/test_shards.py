@@ -1,4 +1,4 @@
-"""Checkpoints of optimizers in shards: Strategy(shard_optimizer=True). test_strategy.py trains with them."""
+"""Checkpoints of optimizers in shards: Strategy(sharding="optimizer"). test_strategy.py trains with them."""
 
 import shutil
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_rank_lost_as_it_writes_its_shards_leaves_the_checkpoints_of_the_other
     (tmp_path / "one").mkdir()
     expected = trained(tmp_path / "one", 1, 4, "whole")
     program = str(HERE / "sharded_training.py")
-    command = ["run", "-np", "3", "--min-np", "1", "python", program, str(tmp_path), "4", "sharded", str(victim)]
+    command = ["run", "-np", "1:3", "python", program, str(tmp_path), "4", "sharded", str(victim)]
     ended = run(command, tmp_path, env={**FEW, "PYTHONPATH": python_path(HERE.parent)})
     assert ended.status == 0, ended
     with np.load(tmp_path / "sharded_2_4.npz") as arrays:

@@ -9,7 +9,6 @@ import pytest
 
 import keras_ddl
 from harness.rank_tests import rank_tests, run_ranks
-from keras_ddl import parts
 
 HERE = Path(__file__).parent
 
@@ -22,11 +21,22 @@ def checks(*names: str, folder: Path = HERE) -> list[Path]:
 # program a few are quick; the others are `long`.
 OF_TWO = (
     "trace",  # begins with what only the first step of a process shows
-    *("exact", "loop", "random", "whole_batch", "batch_loop", "callback", "saving", "outside", "error", "failing"),
-    *("plan", "data", "rank_0_data", "row", "tf_distribute", "one_per_job", "state", "same_step", "step", "weight"),
+    *("exact", "loop", "random", "batch_loop", "callback", "saving", "outside", "error", "failing"),
+    *(
+        "plan",
+        "data",
+        "rank_0_data",
+        "row",
+        "tf_distribute",
+        "one_per_job",
+        "state",
+        "same_step",
+        "step",
+        "weight",
+        "bar",
+    ),
 )
-OF_PARTS = () if parts.is_missing("timeline") else ("step_metrics",)
-CALLBACKS = checks("callbacks", "resume", *OF_PARTS, folder=HERE.parent / "callbacks")
+CALLBACKS = checks("callbacks", "resume", folder=HERE.parent / "callbacks")
 # Programs whose checks are long, all of them.
 PROGRAMS = ("metric_state", "table")  # as Keras's guides write them
 FURTHER = ("metric", "guard", "fine_tuning", *PROGRAMS)
@@ -42,24 +52,8 @@ test_shards = pytest.mark.long(rank_tests(checks("shard", "weight"), [3], env=IN
 test_callbacks_of_three = pytest.mark.long(rank_tests(CALLBACKS, [3]))
 test_without_a_seed = pytest.mark.long(rank_tests(checks("seed"), [2]))
 test_of_four = pytest.mark.long(rank_tests(checks("exact", "step", *PROGRAMS), [4]))
-test_programs = pytest.mark.long(rank_tests(checks("program"), [3]))
 test_random_and_variables = pytest.mark.long(rank_tests(checks("random", "variable"), [2, 4]))
 test_plans_over_mpi = pytest.mark.long(rank_tests(checks("plan"), [(2, "x:1x2")]))
-
-
-@pytest.mark.long
-@pytest.mark.parallel
-def test_strategy_refuses_another_keras_backend():
-    def make():
-        import keras_ddl
-
-        try:
-            keras_ddl.Strategy()
-        except keras_ddl.errors.DependencyError as error:
-            return str(error)
-
-    outcome = run_ranks(make, 1, env={"KERAS_BACKEND": "jax"}).check()
-    assert "Received: KERAS_BACKEND = 'jax'" in outcome.ranks[0].result
 
 
 @pytest.mark.long

@@ -23,9 +23,6 @@ PROGRAM = str(Path(__file__).with_name("surviving_training.py"))
 pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 
-STEPS = ["accumulation", "shards+accumulation", "eager", "compiled", "two", "shards+two"]
-
-
 @cache
 def of_one_process(program: str, model: str, data: str, epochs: int) -> list:
     environment = os.environ | {"EPOCHS": str(epochs)}
@@ -37,7 +34,7 @@ def of_one_process(program: str, model: str, data: str, epochs: int) -> list:
 def of_ranks(
     tmp_path: Path, ranks: int, program: str, *arguments: str, options: tuple[str, ...] = (), **env: str
 ) -> tuple[Ended, list[list]]:
-    command = ["run", "-np", str(ranks), "--min-np", "1", *options, "python", program, *arguments]
+    command = ["run", "-np", f"1:{ranks}", *options, "python", program, *arguments]
     ended = run(command, tmp_path, env=env)
     assert ended.status == 0, str(ended)
     return ended, printed(ended)
@@ -104,18 +101,9 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_optimizers_in_shards_go_on_from_their_mirrors(tmp_path: Path) -> None:
-    check(tmp_path, "shards", "arrays", "step", "1:7")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("killed", ["step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5"])
-def test_weights_in_shards_go_on_from_their_mirrors(killed: str, tmp_path: Path) -> None:
-    check(tmp_path, "weights", "arrays", *killed.split())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn", "lstm", "attention", *STEPS])
+@pytest.mark.parametrize(
+    "model", ["cnn", "lstm", "attention", "shards+accumulation", "eager", "compiled", "shards+two"]
+)
 def test_models(model: str, tmp_path: Path) -> None:
     check(tmp_path, model, "arrays", "step", "2:7")
 
@@ -132,14 +120,6 @@ def test_eager_steps_are_undone_outside_of_the_model_too(moment: str, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "moment", ["between 1:6", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7"]
-)
-def test_moments_with_shards(moment: str, tmp_path: Path) -> None:
-    check(tmp_path, "shards", "dataset", *moment.split())
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("killed", ["1:0", "2:11", "1:3 2:20"])
 def test_a_rank_is_killed_while_shards_are_gathered_to_be_saved(killed: str, tmp_path: Path) -> None:
     check(tmp_path, "shards+saving", "arrays", "gather", *killed.split())
@@ -148,21 +128,29 @@ def test_a_rank_is_killed_while_shards_are_gathered_to_be_saved(killed: str, tmp
 @pytest.mark.long
 def test_a_rank_and_the_one_with_its_mirrors_are_killed_together(tmp_path: Path) -> None:
     killed = ["between", "1:5", "2:5"]
-    ended = run(["run", "-np", "4", "--min-np", "1", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
+    ended = run(["run", "-np", "1:4", "python", PROGRAM, "shards", "arrays", *killed], tmp_path)
     assert ended.status == 137, ended
     assert "were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
-def test_data(data: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", data, "step", "1:5")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("moment", ["between 1:0", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 1:4 2:4"])
-def test_moments(moment: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", "dataset", *moment.split())
+@pytest.mark.parametrize(
+    ("model", "moment"),
+    [
+        *(
+            ("mlp", each)
+            for each in ("between 1:0", "between 2:6", "test 1:5", "epoch 1:1", "step 1:0", "step 1:4 2:4")
+        ),
+        *(
+            ("shards", each)
+            for each in ("between 1:6", "test 1:5", "epoch 1:1", "step 1:0", "step 2:4 1:9", "step 0:7")
+        ),
+        *(("weights", each) for each in ("step 1:7", "step 2:4 1:9", "epoch 0:1", "test 1:5")),
+    ],
+)
+def test_moments(model: str, moment: str, tmp_path: Path) -> None:
+    """With optimizers or weights in shards the others go on from their mirrors."""
+    check(tmp_path, model, "dataset", *moment.split())
 
 
 @pytest.mark.long
@@ -171,9 +159,10 @@ def test_all_but_one_are_killed_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", ["dataset", "sequence", "generator", "several"])
-def test_rank_0_is_killed(data: str, tmp_path: Path) -> None:
-    check(tmp_path, "mlp", data, "step", "0:7")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("data", ["dataset", "open", "sequence", "generator", "several"])
+def test_data(data: str, rank: int, tmp_path: Path) -> None:
+    check(tmp_path, "mlp", data, "step", f"{rank}:7")
 
 
 @pytest.mark.long
@@ -194,10 +183,11 @@ def test_two_of_three_are_killed_at_random_moments(
 
 
 DRIFTED = """
-import signal
+import os, signal
 import keras, numpy as np
 import keras_ddl
-strategy = keras_ddl.Strategy(seed=3, drift_check_percent=1e-6)
+os.environ["KERAS_DDL_DRIFT_CHECK_PERCENT"] = "1e-6"
+strategy = keras_ddl.Strategy(seed=3)
 me = strategy.rank
 with strategy.scope():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -221,7 +211,7 @@ except keras_ddl.errors.DriftError as error:
 
 @pytest.mark.long
 def test_ranks_that_differ_after_a_loss_are_told_before_the_next_step(tmp_path: Path) -> None:
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", write_program(tmp_path, DRIFTED)], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", write_program(tmp_path, DRIFTED)], tmp_path)
     assert ended.status == 0 and ended.out.count("told") == 2, ended
 
 

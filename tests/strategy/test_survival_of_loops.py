@@ -35,7 +35,7 @@ from keras_ddl import communicator, ops
 from keras_ddl.errors import ConfigError, RankLostError
 SHARDS = ...
 os.environ["KERAS_DDL_SHARD_FROM_ELEMENTS"] = "1"
-strategy = keras_ddl.Strategy(seed=3, shard_optimizer=SHARDS)
+strategy = keras_ddl.Strategy(seed=3, sharding="optimizer" if SHARDS else None)
 me = strategy.rank
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
 optimizer = keras.optimizers.Adam(0.1)
@@ -73,7 +73,7 @@ print("went on", flush=True)
 @pytest.mark.parametrize("shards", [False, True])
 def test_a_program_that_catches_the_error_goes_on_with_its_strategy(shards: bool, tmp_path: Path) -> None:
     program = write_program(tmp_path, CAUGHT.replace("...", repr(shards), 1))
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", program], tmp_path)
     assert ended.status == 0 and ended.out.count("refused" if shards else "went on") == 2, ended
 
 
@@ -88,7 +88,7 @@ WHY = {
 @pytest.mark.parametrize("kind", WHY)
 def test_why_a_job_ends(kind: str, tmp_path: Path) -> None:
     where = "collective" if kind == "collective" else "step"
-    ended = run(["run", "-np", "3", "--min-np", "1", "python", PROGRAM, kind, "-", where, "1:5"], tmp_path)
+    ended = run(["run", "-np", "1:3", "python", PROGRAM, kind, "-", where, "1:5"], tmp_path)
     assert ended.status != 0, ended
     told = [line for line in ended.err.splitlines() if line.startswith("keras-ddl: ranks 0, 2: ")]
     assert told and "The other ranks do not go on without rank 1. " in told[-1], ended

@@ -49,7 +49,7 @@ class Changing:
         self.model = model
         self.write(hosts)
         env = {"KERAS_DDL_SSH": agent, "EPOCHS": str(EPOCHS), "UNTIL": str(tmp_path / "until")}
-        command = ["run", "--hostfile", "hosts", "--min-np", "1", "python", PROGRAM, model, "arrays", *killed]
+        command = ["run", "--hostfile", "hosts", "-np", "1:", "python", PROGRAM, model, "arrays", *killed]
         self.started = Started(command, tmp_path, env=env)
 
     def write(self, hosts: str) -> None:

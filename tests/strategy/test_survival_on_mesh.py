@@ -17,7 +17,7 @@ def check(
     tmp_path: Path, model: str, data: str, where: str, *killed: str, ranks: int, mesh: str, left: list[int]
 ) -> Ended:
     """`mesh`: at the end. `left`: ranks at the end, as the launcher counts; others were killed, or have left."""
-    command = ["run", "-np", str(ranks), "--min-np", "1", "python", PROGRAM, model, data, where, *killed]
+    command = ["run", "-np", f"1:{ranks}", "python", PROGRAM, model, data, where, *killed]
     ended = run(command, tmp_path, env={"EPOCHS": "3"})
     assert ended.status == 0, ended
     lost = {int(each.partition(":")[0]) for each in killed}
@@ -39,9 +39,7 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
     [
         (4, "mesh2", "arrays", "step 1:7", "(1, 3)", [0, 2, 3]),
         (4, "mesh2+attention", "dataset", "step 3:7", "(1, 2)", [0, 1]),
-        (4, "mesh2+attention", "dataset", "between 0:6", "(1, 2)", [1, 2]),
         (2, "mesh2", "arrays", "step 1:7", "none", [0]),
-        (2, "mesh2", "arrays", "step 0:0", "none", [1]),
         (4, "mesh4", "arrays", "step 2:7 1:11", "(1, 2)", [0, 3]),
         (3, "mesh3", "several", "step 0:4 2:9", "none", [1]),
         (5, "mesh1", "arrays", "step 1:7", "none", [0, 2, 3, 4]),
@@ -49,7 +47,6 @@ def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) 
         (4, "mesh2+saving", "arrays", "gather 1:3", "(1, 3)", [0, 2, 3]),
         (4, "mesh2+by8+accumulation", "sequence", "step 2:7", "(1, 2)", [0, 1]),
         (4, "mesh2+by8+two", "arrays", "step 1:7 2:12", "none", [0]),
-        (4, "mesh2+lstm", "arrays", "step 1:7", "(1, 2)", [0, 2]),
     ],
 )
 def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left: list[int], tmp_path: Path) -> None:
@@ -58,7 +55,7 @@ def test_meshes(ranks: int, model: str, data: str, killed: str, mesh: str, left:
 
 def test_all_ranks_with_a_slice_are_killed_together(tmp_path: Path) -> None:
     command = ["python", PROGRAM, "mesh2", "arrays", "between", "1:5", "3:5"]
-    ended = run(["run", "-np", "4", "--min-np", "1", *command], tmp_path)
+    ended = run(["run", "-np", "1:4", *command], tmp_path)
     assert ended.status == 137 and "slice 1 of 2 were lost together" in ended.err and "--restarts" in ended.err, ended
 
 
@@ -67,11 +64,11 @@ import keras
 import keras_ddl
 layout = keras.distribution.LayoutMap(keras_ddl.device_mesh((1, 2)))
 layout[".*"] = (None, "model")
-keras_ddl.Strategy(layout_map=layout)
+keras_ddl.Strategy(layout=layout)
 """
 
 
 def test_spares_are_refused(tmp_path: Path) -> None:
     program = write_program(tmp_path, LAID_OUT)
-    ended = run(["run", "-np", "2", "--min-np", "1", "--spares", "1", "python", program], tmp_path)
+    ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
     assert ended.status == 1 and "Leave out --spares, and say the hosts with --hosts" in ended.err, ended

@@ -81,8 +81,3 @@ def test_each_public_function_that_writes_a_file_is_decided_on() -> None:
         and not any(_defined(name) is each for each in same)
     ]
     assert not undecided, undecided
-
-
-def test_what_is_decided_on_exists() -> None:
-    for name in (*other_files.ONCE, *other_files.LEFT):
-        assert _defined(name) is not None

@@ -1,12 +1,9 @@
 """Programs in the shape of TensorFlow's guides to its multi-worker strategies. Run by test_strategy.py."""
 
-import contextlib
 import json
 import os
-import shutil
-import tempfile
+import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +18,10 @@ from strategy.common import (
     STRATEGY,
     X,
     Y,
-    assert_close,
     assert_same_weights,
     dense_model,
     keras,
-    set_precision,
+    pair,
 )
 
 PER_WORKER = 4
@@ -33,43 +29,14 @@ GLOBAL = PER_WORKER * SIZE
 STEPS = 5
 
 
-def is_chief(task_type, task_id, cluster_spec):
-    """Both ways in which the guides tell the chief."""
-    without_chief = "chief" not in cluster_spec.as_dict()
-    return task_type is None or task_type == "chief" or (task_type == "worker" and task_id == 0 and without_chief)
-
-
-def write_path(path):
-    """Where this task writes: the chief to `path`, the others to a directory of their own, which they remove."""
-    resolver = STRATEGY.cluster_resolver
-    if not is_chief(resolver.task_type, resolver.task_id, resolver.cluster_spec()):
-        path = path.parent / f"workertemp_{resolver.task_id}" / path.name
-        tf.io.gfile.makedirs(path.parent)
-    return str(path)
-
-
-def shared_folder():
-    return Path(keras_ddl.broadcast_object(tempfile.mkdtemp(prefix="guide-") if RANK == 0 else None))
-
-
 def rows():
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=5).repeat()
-
-
-def models():
-    set_precision("float64")
-    alone = dense_model()
-    with STRATEGY.scope():
-        shared = dense_model()
-    shared.set_weights([keras_ddl.broadcast_object(w) for w in alone.get_weights()])
-    alone.set_weights(shared.get_weights())
-    return alone, shared
 
 
 @long
 def check_the_guide_to_custom_loops_with_several_workers():
     """An iterator for the tf.function, a loss by compute_average_loss, InputContext."""
-    alone, shared = models()
+    alone, shared = pair()
     with STRATEGY.scope():
         optimizer = keras.optimizers.RMSprop(0.01)
         seen = keras.metrics.MeanAbsoluteError(name="seen")
@@ -120,41 +87,6 @@ def check_the_guide_to_custom_loops_with_several_workers():
     np.testing.assert_allclose(losses, expected, rtol=1e-13)
     assert_same_weights(alone, shared, 1e-13)
     np.testing.assert_allclose(seen.result(), one_seen.result(), rtol=1e-13)
-
-
-@long
-def check_the_guide_to_keras_with_several_workers():
-    """fit on an unsharded dataset with AutoShardPolicy.OFF, callbacks that write, save in each one's own folder."""
-    alone, shared = models()
-    folder = shared_folder()
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    callbacks = [
-        keras.callbacks.BackupAndRestore(str(folder / "backup")),
-        keras.callbacks.ModelCheckpoint(str(folder / "model-{epoch}.keras")),
-    ]
-    losses = []
-    for model, more, scope in ((alone, [], contextlib.nullcontext()), (shared, callbacks, STRATEGY.scope())):
-        with scope:
-            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-        data = rows().batch(GLOBAL).with_options(options)
-        history = model.fit(data, epochs=2, steps_per_epoch=STEPS, callbacks=more, verbose=0).history
-        losses.append([*history["loss"], *history["mae"]])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-13)
-    assert_same_weights(alone, shared, 1e-14)
-
-    path = write_path(folder / "whole.keras")
-    shared.save(path)
-    for made in (path, folder / "model-2.keras"):
-        assert_close(shared.get_weights(), keras.saving.load_model(made).get_weights(), 0)
-    if RANK != 0:
-        tf.io.gfile.rmtree(str(Path(path).parent))
-    keras_ddl.barrier()
-    left = {each.name for each in folder.iterdir()} - {"backup"}
-    assert left == {"model-1.keras", "model-2.keras", "whole.keras"}, left
-    keras_ddl.barrier()
-    if RANK == 0:
-        shutil.rmtree(folder)
 
 
 @long
@@ -212,15 +144,11 @@ def check_values_that_are_no_plain_rows():
         summed = tf.Variable(
             1.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
         )
-    STRATEGY.run(lambda: summed.assign(float(RANK + 1)))
-    total = SIZE * (SIZE + 1) / 2
-    assert float(summed) == total
-    assert float(STRATEGY.reduce("SUM", summed, axis=None)) == total  # and not once more for each rank
+    assert float(STRATEGY.reduce("SUM", summed, axis=None)) == SIZE  # and not once more for each rank
     assert float(STRATEGY.reduce("SUM", 1.5, axis=None)) == 1.5 * SIZE
     assert STRATEGY.gather(tf.ones([2, 1]), axis=-1).shape == (2, SIZE)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="Received: a scalar"):
         STRATEGY.gather(tf.constant(1.0), axis=0)
-    assert "Received: a scalar" in str(caught.value)
 
 
 def check_the_chief_is_that_of_tf_config():
@@ -232,7 +160,6 @@ def check_the_chief_is_that_of_tf_config():
         expected = ("chief", 0) if RANK == 0 else ("worker", RANK - 1)
         assert (resolver.task_type, resolver.task_id) == expected
         assert resolver.cluster_spec().as_dict() == {"chief": ["h0:1"], "worker": workers}
-        assert is_chief(*expected, resolver.cluster_spec()) == (RANK == 0)
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": ["h0:1"] * (SIZE + 1)}})
         assert (STRATEGY.cluster_resolver.task_type, STRATEGY.cluster_resolver.task_id) == ("worker", RANK)
     finally:
@@ -240,72 +167,25 @@ def check_the_chief_is_that_of_tf_config():
 
 
 def check_arguments_of_tensorflows_strategies():
-    packs = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=1 << 20, implementation=tf.distribute.experimental.CommunicationImplementation.RING
-    )
-    strategy = keras_ddl.Strategy(communication_options=packs)
-    assert strategy.extended.bucket_size.bytes == 1 << 20
-    late = tf.distribute.experimental.CommunicationOptions(timeout_seconds=120.0)
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1 << 20)
     simple = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     for arguments, keywords, message in (
-        ((), {"communication_options": late}, "KERAS_DDL_DEADLINE_SECONDS=120"),
-        ((), {"communication_options": "nccl"}, "must be a tf.distribute.experimental.CommunicationOptions"),
+        ((), {"communication_options": options}, "KERAS_DDL_BUCKET_BYTES bounds"),
         ((), {"cluster_resolver": simple}, "Received: cluster_resolver="),
-        ((["GPU:0", "GPU:1"],), {}, "Received: mode=['GPU:0', 'GPU:1']"),
+        ((["GPU:0", "GPU:1"],), {}, "Received: devices=['GPU:0', 'GPU:1']"),
         ((), {"devices": ["GPU:0"]}, "keras-ddl run -np N"),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=re.escape(message)):
             keras_ddl.Strategy(*arguments, **keywords)
-        assert message in str(caught.value), caught.value
     keras_ddl.Strategy(cluster_resolver=None)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError, match="'speed'"):
         keras_ddl.Strategy(speed=2)
-    assert "'speed'" in str(caught.value)
-
-
-class Scaled(tf.Module):
-    def __init__(self):
-        self.scale = tf.Variable(np.full([6, 1], 2.0))
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64)])
-    def __call__(self, x):
-        return x @ self.scale
-
-
-@long
-def check_a_saved_model_is_loaded_served_and_trained():
-    """As in TensorFlow's guide to saving and loading with strategies."""
-    folder = shared_folder()
-    if RANK == 0:
-        tf.saved_model.save(Scaled(), str(folder / "model"))
-    keras_ddl.barrier()
-    with STRATEGY.scope():
-        loaded = tf.saved_model.load(str(folder / "model"))
-        optimizer = keras.optimizers.SGD(0.1)
-    (batch,) = STRATEGY.experimental_distribute_dataset(tf.data.Dataset.from_tensors((X[:8], Y[:8, :1])))
-    served = STRATEGY.run(loaded, args=(batch[0],))
-    np.testing.assert_allclose(STRATEGY.gather(served, axis=0), 2 * X[:8].sum(1, keepdims=True), rtol=1e-13)
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.nn.compute_average_loss((loaded(x) - y)[:, 0] ** 2, global_batch_size=8)
-        optimizer.apply_gradients(zip(tape.gradient(loss, [loaded.scale]), [loaded.scale]))
-
-    STRATEGY.run(step, args=batch)
-    gradient = 2 * X[:8].T @ (2 * X[:8].sum(1, keepdims=True) - Y[:8, :1]) / 8
-    np.testing.assert_allclose(loaded.scale, 2 - 0.1 * gradient, rtol=1e-12)
-    keras_ddl.barrier()
-    if RANK == 0:
-        shutil.rmtree(folder)
 
 
 def check_a_preemption_handler_is_refused_at_once():
     checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"Received: one on rank {RANK} of {SIZE}.*resume=True"):
         tf.distribute.experimental.PreemptionCheckpointHandler(STRATEGY.cluster_resolver, checkpoint, "never-made")
-    assert f"Received: one on rank {RANK} of {SIZE}" in str(caught.value) and "resume=True" in str(caught.value), (
-        caught.value
-    )
 
 
 @long

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_ddl
-from keras_ddl import communicator
+from keras_ddl import communicator, parts
 from keras_ddl.communicator.group import Communicator
 from keras_ddl.files import durable
 from keras_ddl.ops import raw
@@ -109,7 +109,7 @@ callbacks = [
     written.ModelCheckpoint(FOLDER / "epochs/{epoch}.weights.h5", save_weights_only=True),
     written.BackupAndRestore(FOLDER / "backup", save_freq=2, delete_checkpoint=False),
     written.EarlyStopping(monitor="loss", patience=10),
-    keras_ddl.callbacks.StepMetrics(FOLDER / "points" / "job", every=3),
+    *([] if parts.is_missing("timeline") else [keras_ddl.callbacks.StepMetrics(FOLDER / "points" / "job", every=3)]),
     keras_ddl.callbacks.Checkpoint(FOLDER / "ckpt", monitor="loss", keep=99, resume=True),
     Kills("last"),
 ]

@@ -8,18 +8,13 @@ def test_mode_p_groups_ranks_by_host():
     assert parse_mode("p", (0, 0, 1, 1)) == ((2, 2), (0, 0, 2, 2))
     assert parse_mode("p", (0, 1, 0, 1)) == ((2, 2), (0, 1, 0, 1))
     assert parse_mode("p", (0,)) == ((1, 1), (0,))
-
-
-def test_mode_p_has_no_box_when_hosts_differ_in_ranks():
-    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2))
+    assert parse_mode("p", (0, 0, 1)) == ((), (0, 0, 2)), "no box where hosts differ in ranks"
 
 
 @pytest.mark.parametrize(
     ("mode", "dims", "group"),
     [
         ("x:4x1", (4, 1), (0, 0, 0, 0)),
-        ("x:1x4", (1, 4), (0, 1, 2, 3)),
-        ("x:2x2", (2, 2), (0, 0, 2, 2)),
         ("x:2x1x2", (2, 1, 2), (0, 0, 2, 2)),
         ("2x2", (2, 2), (0, 0, 2, 2)),
         ("r:4", (4,), (0, 0, 0, 0)),
@@ -30,7 +25,7 @@ def test_forced_mode_groups_consecutive_ranks(mode, dims, group):
     assert parse_mode(mode, (0, 0, 0, 0)) == (dims, group)
 
 
-@pytest.mark.parametrize("mode", ["", "x", "x:", "x:0x4", "x:2x", "y:2x2", "x:2*2", "x:-2x-2", "p2", "x:2x2 "])
+@pytest.mark.parametrize("mode", ["", "x:", "x:0x4", "x:2x", "y:2x2", "x:-2x-2", "p2", "x:2x2 "])
 def test_parse_mode_refuses_what_is_not_a_mode(mode):
     with pytest.raises(ConfigError, match="Received: mode="):
         parse_mode(mode, (0, 0, 0, 0))
@@ -118,9 +113,7 @@ def test_part_of_keeps_hosts_and_shared_memory_and_counts_anew():
         ([15, 13, 11, 5, 3, 1], (1, 3, 2)),  # backwards, one rank of each host
         ([0, 2, 4, 8, 10], (1, 5)),  # three hosts of one rack, two of the other
         ([0, 8, 2, 10], (1, 4)),  # rank by rack
-        ([0, 1, 8, 9], (2, 2)),  # one host of each rack
         ([0, 1, 2, 3], (2, 2)),  # one rack
-        ([0, 1], (2, 1)),
         ([0, 1, 2, 4, 8, 9, 10, 12], ()),  # hosts of two ranks and of one
     ],
 )

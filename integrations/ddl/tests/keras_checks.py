@@ -76,12 +76,3 @@ def check_loop_by_hand_is_that_of_all_rows():
         for _ in range(2):
             step()
         compare(model, whole(0.1, 2))
-
-
-def check_eager_loop_is_that_of_all_rows():
-    model = make_model(0)
-    optimizer = keras.optimizers.SGD(0.1)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.square(model(X[ROWS]) - Y[ROWS]))
-    optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]), model.trainable_variables)
-    compare(model, whole(0.1, 1))

@@ -18,16 +18,6 @@ from keras_ddl.ddl import job
 from keras_ddl.errors import ConfigError
 
 
-def check_variables_start_from_rank_0():
-    for resource in (True, False):
-        with graph() as session:
-            w, _ = linear(use_resource=resource)
-            own = tf.Variable(float(RANK), trainable=False, use_resource=resource)
-            session.run(tf.global_variables_initializer())
-            np.testing.assert_array_equal(session.run(w), start(0))
-            assert session.run(own) == RANK  # statistics and counters stay a rank's own
-
-
 def check_group_size_counts_elements_of_four_bytes():
     before = job._State.options, job._State.bucket_size
     os.environ["DDL_GROUP_SIZE"] = "1000"
@@ -47,31 +37,6 @@ def check_get_variable_and_a_list_of_variables_start_from_rank_0():
         session.run(tf.initializers.variables([u]))
         assert np.ptp(everywhere(session.run(v))) > 0
         everywhere(session.run(u))
-
-
-def check_a_graph_of_one_rank_initialises_alone():
-    ddl.disable_broadcast()
-    try:
-        with tf.Graph().as_default() as evaluation:
-            w, loss = linear()
-    finally:
-        ddl.enable_broadcast()
-    with evaluation.as_default():
-        if RANK == SIZE - 1:
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-                np.testing.assert_array_equal(session.run(w), start(RANK))
-    keras_ddl.barrier()
-
-
-def check_an_exported_base_graph_has_no_operation_of_ours():
-    with tf.Graph().as_default():
-        _, loss = linear()
-        meta = tf.train.export_meta_graph()
-        train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
-        tf.global_variables_initializer()
-        assert not [node.op for node in meta.graph_def.node if node.op.startswith("Ddl")]
-        assert [op for op in train.graph.get_operations() if op.type.startswith("Ddl")]
 
 
 def check_one_variables_initializer_gives_rank_0s_value():

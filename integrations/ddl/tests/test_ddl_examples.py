@@ -12,7 +12,7 @@ from harness.examples import EXAMPLES, held_out_accuracy, run
 SCRIPTS = EXAMPLES / "ddl"
 DDLRUN = (Path(sys.executable).with_name("ddlrun"), "--accelerators", 2, "--mode", "p:2x1", "python")
 
-pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+pytestmark = [pytest.mark.parallel, pytest.mark.slow, pytest.mark.long]
 
 
 def on_two_ranks(folder, script, *arguments):
@@ -24,19 +24,16 @@ def accuracy_of_two(output):
     return held_out_accuracy(output)
 
 
-@pytest.mark.long
 def test_ddl_graph_mode_learns_saves_and_goes_on(tmp_path):
     assert accuracy_of_two(on_two_ranks(tmp_path, "graph_mode.py", "--steps", 200)) > 0.9
     alone = run(tmp_path, sys.executable, SCRIPTS / "graph_mode.py", "--steps", 10, "--resume")
     assert "rank 0 goes on from step 200" in alone and "step 210, 1 rank(s)" in alone
 
 
-@pytest.mark.long
 def test_ddl_keras_learns(tmp_path):
     assert accuracy_of_two(on_two_ranks(tmp_path, "keras_callbacks.py", "--epochs", 6)) > 0.9
 
 
-@pytest.mark.long
 def test_ddl_three_graphs_learn(tmp_path):
     output = on_two_ranks(tmp_path, "sequences.py", "--steps", 300, "--evaluate-every", 150)
     evaluated = re.findall(r"^step (\d+): loss ([\d.]+), ([\d.]+) of", output, re.MULTILINE)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_ddl
 import keras_ddl.horovod as hvd
 from keras_ddl.errors import CheckpointError, ConfigError
-from keras_ddl.horovod import elastic, elastic_state
+from keras_ddl.horovod import elastic_state
 from keras_ddl.horovod import keras as hvd_keras
 
 hvd.init()
@@ -68,37 +68,6 @@ def check_reset_callbacks_may_speak_keras_2():
     state.on_reset()
     np.testing.assert_allclose(rates, [0.2, 0.4, 0.6, 0.8], rtol=1e-6)
     assert not hasattr(optimizer, "lr") and not hasattr(keras.backend, "set_value")
-
-
-def check_elastic_run_calls_again_after_an_internal_error_and_after_other_hosts():
-    counts = hvd.elastic.TensorFlowState([tf.Variable(float(RANK))], epoch=0)
-    called, resets = [], []
-    counts.register_reset_callbacks([lambda: resets.append(counts.epoch)])
-
-    @hvd.elastic.run
-    def train(state, factor, *, offset):
-        called.append((state.epoch, float(state.variables[0].numpy())))
-        state.epoch += 1
-        state.variables[0].assign_add(factor)
-        if len(called) == 1:
-            state.commit()
-            state.epoch += 10
-            raise elastic.HorovodInternalError("a collective failed")
-        if len(called) == 2:
-            if RANK == SIZE - 1:
-                state.on_hosts_updated()
-            state.check_host_updates()  # on all ranks; what was not committed stays
-        return state.epoch + offset
-
-    assert train(counts, 2.0, offset=100) == 103
-    # Begun with rank 0's variable; back to the commit; on from where it was interrupted.
-    assert called == [(0, 0.0), (1, 2.0), (2, 4.0)], called
-    assert resets == [1, 2], resets
-    assert isinstance(raised_by(lambda: hvd.elastic.run(failing)(counts)), ZeroDivisionError)
-
-
-def failing(state):
-    return 1 // 0
 
 
 def check_elastic_state_goes_on_in_another_process_from_the_newest_commit():

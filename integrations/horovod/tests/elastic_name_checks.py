@@ -17,6 +17,15 @@ hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
 
 
+def refuses(call, *words, error=ConfigError):
+    try:
+        call()
+    except error as caught:
+        assert all(word in str(caught) for word in words), caught
+    else:
+        raise AssertionError(f"no {error.__name__}")
+
+
 def own_model():
     """A compiled model with weights of this rank's own."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False, dtype="float32")])
@@ -37,7 +46,8 @@ def own_model():
 @row("elastic.TensorFlowState.sync", WORKS)
 def check_name_elastic_run():
     state = hvd.elastic.TensorFlowState(variables=[tf.Variable(RANK + 1.0)], session=None, epoch=RANK)
-    called = []
+    called, resets = [], []
+    state.register_reset_callbacks([lambda: resets.append(state.epoch)])
 
     @hvd.elastic.run
     def train(state, factor, *, offset):
@@ -45,11 +55,25 @@ def check_name_elastic_run():
         state.epoch += 1
         state.variables[0].assign_add(1.0)
         if len(called) == 1:
+            state.commit()
+            state.epoch += 10
             raise elastic.HorovodInternalError
+        if len(called) == 2:
+            if RANK == SIZE - 1:
+                state.on_hosts_updated()
+            state.check_host_updates()
         return factor * state.epoch + offset
 
-    assert train(state, 2, offset=5) == 7
-    assert called == [(0, 1.0)] * 2, called  # rank 0's, and again after the error
+    assert train(state, 2, offset=5) == 11
+    # Begun with rank 0's values, back to the commit, on from where other hosts interrupted it.
+    assert called == [(0, 1.0), (1, 2.0), (2, 3.0)] and resets == [1, 2], (called, resets)
+
+    @hvd.elastic.run
+    def fails(state):
+        raise ZeroDivisionError
+
+    refuses(lambda: fails(state), error=ZeroDivisionError)
+    state.variables[0].assign(2.0)
     state.save()
     state.variables[0].assign(RANK + 9.0)
     state.restore()
@@ -57,12 +81,7 @@ def check_name_elastic_run():
     state.variables[0].assign(RANK + 3.0)
     state.sync()
     assert float(state.variables[0]) == 3
-    try:
-        hvd.elastic.TensorFlowState()
-    except ConfigError as error:
-        assert "variables" in str(error)
-    else:
-        raise AssertionError("no error")
+    refuses(hvd.elastic.TensorFlowState, "variables")
 
 
 @row("elastic.TensorFlowKerasState", WORKS, "of a built model; builds the optimizer if needed; `backend` does nothing")

@@ -21,7 +21,6 @@ BATCH, STEPS = 4, 6
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(STEPS, SIZE, BATCH, 6))
 Y = RNG.normal(size=(STEPS, SIZE, BATCH, 2))
-TOKENS = RNG.integers(0, 20, size=(STEPS, SIZE, BATCH, 3))
 
 
 def mine(data):
@@ -35,12 +34,6 @@ def everyones(data):
 def dense_model():
     keras.utils.set_random_seed(4)
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)])
-
-
-def embedding_model():
-    keras.utils.set_random_seed(4)
-    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(20, 4)]
-    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(2)])
 
 
 def fit(model, optimizer, x, y, batch, **arguments):

@@ -207,7 +207,9 @@ def check_name_Average():
     for op, expected in ((hvd.Average, np.mean), (hvd.Sum, np.sum), (hvd.Min, np.min), (hvd.Max, np.max)):
         assert_same(hvd.allreduce(x, op=op), expected(parts, axis=0))
     assert_same(hvd.allreduce(x, op=hvd.Product), np.prod(parts, axis=0))
-    assert_same(hvd.allreduce(tf.one_hot(RANK, SIZE), op=hvd.Adasum), np.ones(SIZE))
+    unit = tf.one_hot(RANK, SIZE)
+    assert_same(hvd.allreduce(unit, op=hvd.Adasum), np.ones(SIZE))
+    assert_same(hvd.grouped_allreduce([x, unit], op=hvd.Adasum)[1], np.ones(SIZE))
 
 
 @row("ProcessSet", WORKS)

@@ -40,31 +40,6 @@ def folder():
     return Path(keras_ddl.broadcast_object(tempfile.mkdtemp()))
 
 
-def check_compile_takes_what_horovods_examples_pass():
-    model = dense_model()
-    model.compile(DistributedOptimizer(SGD(0.1)), "mse", experimental_run_tf_function=False)
-    assert model.jit_compile is False
-    optimizer = DistributedOptimizer(SGD(0.1))
-    raises(TypeError, r"compile\(\) got an unexpected", lambda: model.compile(optimizer, los="mse"))
-
-
-def check_collectives_of_the_keras_interface_take_its_arguments():
-    total = sum(range(1, SIZE + 1))
-    for result in (
-        hvd.allreduce(RANK + 1.0, "a", False),
-        hvd.allreduce(value=RANK + 1.0, name="b", op=hvd.Sum),
-        hvd.allreduce(RANK + 1.0, "c", None, 2.0, 0.5, hvd.Sum, hvd.Compression.fp16),
-    ):
-        np.testing.assert_allclose(float(result), total)
-    np.testing.assert_array_equal(hvd.allgather(value=[RANK], name="d"), range(SIZE))
-    assert int(hvd.broadcast(value=RANK, root_rank=SIZE - 1, name="e")) == SIZE - 1
-    np.testing.assert_allclose(hvd.reducescatter([RANK + 1.0] * SIZE, "f", hvd.Sum), [total])
-    alone = hvd.add_process_set([0])
-    if RANK == 0:
-        assert float(hvd.allreduce(1.0, process_set=alone)) == 1
-    hvd.remove_process_set(alone)
-
-
 def check_gradients_that_disagree_are_failed_preconditions():
     if SIZE == 1:
         return
@@ -210,33 +185,17 @@ def check_several_steps_in_one_call_equal_one_process():
     compare(lambda: SGD(0.05), compiled={"steps_per_execution": 4}, **oracle)
 
 
-@long
-def check_two_networks_against_each_other_equal_one_process():
-    def train(wrap_tape, wrap_optimizer, x, y):
-        keras.utils.set_random_seed(3)
-        maker = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-        judge = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-        optimizers = [wrap_optimizer(Adam(0.01)), wrap_optimizer(Adam(0.02))]
-
-        @tf.function
-        def step(x, y):
-            with tf.GradientTape() as one, tf.GradientTape() as two:
-                made = judge(maker(x))
-                losses = (
-                    tf.reduce_mean(tf.square(made - 1)),
-                    tf.reduce_mean(tf.square(judge(y) - 1)) + tf.reduce_mean(made**2),
-                )
-            for tape, loss, model, optimizer in zip((one, two), losses, (maker, judge), optimizers):
-                variables = model.trainable_variables
-                gradients = wrap_tape(tape).gradient(loss, variables)
-                optimizer.apply_gradients(zip(gradients, variables))
-
-        for batch in zip(x, y):
-            step(*batch)
-        return maker.get_weights() + judge.get_weights()
-
-    plain = lambda each: each  # noqa: E731
-    alone = train(plain, plain, X.reshape(STEPS, -1, 6), Y.reshape(STEPS, -1, 2))
-    for wraps in ((DistributedGradientTape, plain), (plain, DistributedOptimizer)):
-        for one, other in zip(train(*wraps, X[:, RANK], Y[:, RANK]), alone):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+def check_a_rank_outside_of_the_process_set_keeps_its_gradients():
+    first = ddl_hvd.add_process_set([0])
+    own, x = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer = DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1.0), process_set=first
+    )
+    optimizer.register_local_var(own)
+    optimizer.apply([tf.constant(RANK + 1.0, tf.float64)] * 2, [own, x])
+    assert (float(own.numpy()), float(x.numpy())) == (-(RANK + 1.0), -(RANK + 1.0))
+    variable = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = variable * (RANK + 5.0)
+    assert float(DistributedGradientTape(tape, process_set=first).gradient(loss, variable)) == RANK + 5.0
+    ddl_hvd.remove_process_set(first)

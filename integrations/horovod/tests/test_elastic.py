@@ -26,12 +26,6 @@ def test_killed_elastic_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert told == {"resets": [[1, 3, 8]], "seen": True, "equal": True, "size": 2, "attempt": 1}
 
 
-@pytest.mark.long
-def test_torn_commit_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
-    told = told_after(tmp_path, "-np", "1")
-    assert told["resets"] == [[1, 1, 6]] and told["seen"] and told["equal"], told
-
-
 GROWING = """
 import json, os, time
 from pathlib import Path
@@ -67,8 +61,8 @@ def test_elastic_job_takes_hosts_that_come_while_it_runs(tmp_path: Path) -> None
     script.write_text("#!/bin/sh\n[ -e more ] && echo localhost:2 || echo localhost:1\n")
     script.chmod(0o755)
     (tmp_path / "program.py").write_text(GROWING)
-    hosts = ["--max-np", "2", "--host-discovery-script", str(script)]
-    ended = run(["run", "-np", "1", *hosts, "python", "program.py"], tmp_path)
+    hosts = ["--host-discovery-script", str(script)]
+    ended = run(["run", "-np", "1:2", *hosts, "python", "program.py"], tmp_path)
     assert ended.status == 0, ended
     assert "keras-ddl: started again, with 2 ranks on localhost:2 (the hosts have changed)" in ended.err, ended
     assert "failed first" not in ended.err, ended
@@ -80,14 +74,14 @@ def test_elastic_fit_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     script = tmp_path / "hosts"
     script.write_text("#!/bin/sh\n[ -e dead ] && echo localhost:1 || echo localhost:2\n")
     script.chmod(0o755)
-    told = told_after(tmp_path, "-np", "2", "--min-np", "1", "--host-discovery-script", str(script))
+    told = told_after(tmp_path, "-np", "1:2", "--host-discovery-script", str(script))
     assert told["size"] == 1 and told["resets"] == [[1, 3, 8]] and told["seen"], told
     assert not told["equal"]  # the rows of the other rank are missing since
 
 
 @pytest.mark.long
 def test_the_others_go_on_from_their_commit_when_rank_0_is_killed(tmp_path: Path) -> None:
-    ended = run(["run", "-np", "3", "--min-np", "2", "python", SURVIVORS, "0"], tmp_path)
+    ended = run(["run", "-np", "2:3", "python", SURVIVORS, "0"], tmp_path)
     assert ended.status == 0, ended
     left = sorted(json.loads(line.partition("] ")[2]) for line in ended.out.splitlines())
     # Batch 7 of the second epoch was lost; 6 of it are in the last commit.

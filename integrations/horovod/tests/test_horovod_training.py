@@ -8,7 +8,7 @@ from harness.rank_tests import rank_tests
 
 HERE = Path(__file__).parent
 # The last check of train_checks.py makes a Strategy: it comes at the end.
-NAMES = ["elastic", "graph_optimizer", "train_callback", "train_local", "script", "train"]
+NAMES = ["elastic", "graph_optimizer", "train_callback", "script", "train"]
 CHECKS = [HERE / f"{name}_checks.py" for name in NAMES]
 
 # Once is enough: on two ranks.

@@ -17,7 +17,7 @@ import horovod
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
-from keras_ddl.horovod import old_names_explained
+from keras_ddl.horovod.installation import explain
 
 hvd.init()
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -36,7 +36,7 @@ for owner, name, instead in ((tf, "ConfigProto", "tf.compat.v1.ConfigProto"), (m
     try:
         getattr(owner, name)
     except AttributeError as error:
-        old_names_explained.explain(error)
+        explain(error)
         assert name in str(error) and instead in str(error) and "horovod/docs/from-horovod.md" in str(error), error
 if hvd.rank() == 0:
     print("total", total.numpy().tolist(), horovod.__version__)

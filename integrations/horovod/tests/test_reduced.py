@@ -6,7 +6,7 @@ import pytest
 
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.gradients import reduced
-from keras_ddl.gradients.origin import computed_from
+from keras_ddl.gradients.reduced import computed_from
 from keras_ddl.horovod.basics import ReduceOp
 from keras_ddl.horovod.reduction import GradientReduction
 

@@ -1,18 +1,11 @@
 """Horovod's callbacks, SyncBatchNormalization and load_model. Run by test_horovod_training.py after train_checks.py."""
 
-import os
-import tempfile
-from pathlib import Path
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_ddl
-import keras_ddl.horovod as ddl_hvd
 from harness.rank_program import long
-from keras_ddl.errors import ConfigError
-from keras_ddl.horovod import callbacks
 from keras_ddl.horovod import keras as hvd
 from keras_ddl.horovod.optimizer import DistributedOptimizer
 from keras_ddl.horovod.sync_batch_normalization import SyncBatchNormalization
@@ -32,10 +25,6 @@ def small_model(seed=7):
 
 def everyone(value):
     return keras_ddl.all_gather_object(value)
-
-
-def folder():
-    return Path(keras_ddl.broadcast_object(tempfile.mkdtemp()))
 
 
 class Rates(keras.callbacks.Callback):
@@ -94,27 +83,6 @@ def check_local_variables_are_not_broadcast():
     )
 
 
-def check_metrics_are_averaged_by_rows():
-    rows = 8 if RANK == 0 else 24
-    model = small_model()
-    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=["mae"])
-    history = model.fit(
-        X[RANK][:rows],
-        Y[RANK][:rows],
-        batch_size=rows,
-        verbose=0,
-        epochs=2,
-        validation_data=(X[RANK][: 5 + RANK], Y[RANK][: 5 + RANK]),
-        callbacks=[hvd.callbacks.MetricAverageCallback()],
-    ).history
-    x = [(X[r][: 8 if r == 0 else 24], Y[r][: 8 if r == 0 else 24]) for r in range(SIZE)]
-    val = [(X[r][: 5 + r], Y[r][: 5 + r]) for r in range(SIZE)]
-    for prefix, parts in (("", x), ("val_", val)):
-        difference = np.concatenate([model.predict(a, verbose=0) - b for a, b in parts])
-        np.testing.assert_allclose(history[f"{prefix}loss"], [np.mean(difference**2)] * 2, rtol=1e-12)
-        np.testing.assert_allclose(history[f"{prefix}mae"], [np.mean(np.abs(difference))] * 2, rtol=1e-12)
-
-
 def check_steps_that_count_no_rows_weigh_the_same():
     class Own(keras.Model):
         def train_step(self, data):
@@ -126,93 +94,6 @@ def check_steps_that_count_no_rows_weigh_the_same():
     average = hvd.callbacks.MetricAverageCallback()
     history = model.fit(X[RANK][: 8 + RANK], Y[RANK][: 8 + RANK], verbose=0, callbacks=[average]).history
     np.testing.assert_allclose(history["number"], [(SIZE + 1) / 2])
-
-
-def rates_of(*parts, momentum=0.0, epochs=4):
-    model = small_model()
-    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=momentum)), "mse")
-    watch = Rates()
-    history = model.fit(
-        X[RANK], Y[RANK], batch_size=6, epochs=epochs, verbose=0, shuffle=False, callbacks=[*parts, watch]
-    )
-    return watch.rates, history.history
-
-
-def check_warmup_and_schedule_follow_horovods_formula():
-    warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2)
-    later = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 0.5 ** (epoch - 1), start_epoch=3)
-    constant = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.4, multiplier=0.1, start_epoch=2, end_epoch=3)
-    rates, history = rates_of(warmup, constant, later)
-    ramp = [0.4 / SIZE * ((SIZE - 1) / 2 * step / 4 + 1) for step in range(8)]
-    np.testing.assert_allclose(rates, [*ramp, *[0.04] * 4, *[0.1] * 4], rtol=1e-6)
-    np.testing.assert_allclose(history["lr"], [rates[3] + (rates[1] - rates[0]), 0.4, 0.04, 0.1], rtol=1e-6)
-    smooth = hvd.callbacks.LearningRateScheduleCallback(0.4, lambda epoch: 1 / (1 + epoch), staircase=False)
-    rates, _ = rates_of(smooth, epochs=2)
-    np.testing.assert_allclose(rates, [0.4 / (1 + step / 4) for step in range(8)], rtol=1e-6)
-
-
-def check_callbacks_refuse_what_they_cannot_do():
-    for make in (
-        lambda: hvd.callbacks.LearningRateWarmupCallback(None),
-        lambda: hvd.callbacks.LearningRateScheduleCallback(None, 0.1),
-        lambda: rates_of(hvd.callbacks.BestModelCheckpoint()),
-        lambda: hvd.load_model("nowhere.keras", legacy_opts=True),
-        lambda: hvd.broadcast_global_variables(0),
-        lambda: SyncBatchNormalization(fused=True),
-    ):
-        try:
-            make()
-        except ConfigError:
-            continue
-        raise AssertionError("no error")
-
-
-def check_best_model_checkpoint_writes_on_rank_0():
-    path = folder() / f"best-{RANK}.keras"
-    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-    best.filepath = os.fspath(path)
-    rates_of(best, epochs=1)
-    assert path.exists() == (RANK == 0)
-    assert hvd.callbacks is callbacks
-
-
-def check_load_model_wraps_the_optimizer_with_its_state():
-    place = folder() / "model.keras"
-    for saved_with in (lambda x: x, DistributedOptimizer):
-        model = small_model()
-        model.compile(saved_with(keras.optimizers.Adam(0.01)), "mse")
-        model.fit(X.reshape(-1, 6), Y.reshape(-1, 2), batch_size=8, verbose=0, shuffle=False)
-        if RANK == 0:
-            model.save(place)
-        keras_ddl.barrier()
-        plain = keras.models.load_model(place)
-        assert type(plain.optimizer) is keras.optimizers.Adam and "_ddl_reduction" not in vars(plain.optimizer)
-        loaded = hvd.load_model(place)
-        assert int(loaded.optimizer.iterations) == 3 * SIZE
-        loaded.fit(X[RANK][:8], Y[RANK][:8], batch_size=8, verbose=0, shuffle=False)
-        plain.fit(X[:, :8].reshape(-1, 6), Y[:, :8].reshape(-1, 2), batch_size=8 * SIZE, verbose=0, shuffle=False)
-        for one, other in zip(loaded.get_weights(), plain.get_weights()):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
-        keras_ddl.barrier()
-
-
-def check_process_sets_and_compression_of_horovod():
-    x = tf.constant(1.0 + RANK, tf.float64)
-    alone = hvd.add_process_set([0])
-    others = hvd.add_process_set(list(range(1, SIZE)))
-    mine = alone if RANK == 0 else others
-    for op, value in ((hvd.Average, 1.0 if RANK == 0 else (SIZE + 2) / 2), (hvd.Max, 1.0 if RANK == 0 else SIZE)):
-        variable = tf.Variable(1.0, dtype=tf.float64)
-        with tf.GradientTape() as tape:
-            loss = variable * x
-        tape = ddl_hvd.DistributedGradientTape(tape, process_set=mine, op=op)
-        assert float(tape.gradient(loss, variable)) == value
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=mine, compression=hvd.Compression.bf16)
-    variable = keras.Variable(0.0)
-    optimizer.apply([x + 2.0**-20], [variable])
-    assert float(variable.numpy()) == (-1.0 if RANK == 0 else -(SIZE + 2) / 2)
-    hvd.remove_process_set(alone)
-    hvd.remove_process_set(others)
 
 
 # ---- SyncBatchNormalization ------------------------------------------------------------------------------------------

@@ -89,6 +89,10 @@ def check_name_DistributedOptimizer():
     assert_same(stepped(make, op=hvd.Sum, compression=hvd.Compression.fp16), TOTAL)
     assert_same(stepped(make, gradient_predivide_factor=2.0, groups=1), MEAN)
     assert_same(stepped(make, num_groups=1), MEAN)
+    grouped, other = (keras.Variable([0.0, 0.0], dtype="float32") for _ in range(2))
+    make(keras.optimizers.SGD(1.0), groups=[[grouped]]).apply([mine(), mine()], [other, grouped])
+    assert_same(-np.asarray(grouped), MEAN)
+    assert_same(-np.asarray(other), MEAN)
     assert_same(stepped(make, process_set=hvd.global_process_set, scale_local_gradients=False), MEAN)
     slices = tf.IndexedSlices(tf.constant([[1.0, 2.0]]), tf.constant([RANK]), tf.constant([SIZE, 2]))
     for dense in (False, True):
@@ -275,7 +279,7 @@ def fit(*callbacks, epochs=2, rows=2, **arguments):
     model.set_weights([np.float32([[RANK + 1.0]]), np.float32([RANK])])
     model.compile(arguments.pop("optimizer", None) or keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
     data = np.full([rows, 1], RANK + 1.0, np.float32), np.zeros([rows, 1], np.float32)
-    history = model.fit(*data, batch_size=1, epochs=epochs, verbose=0, callbacks=[*callbacks, watch])
+    history = model.fit(*data, batch_size=1, epochs=epochs, verbose=0, callbacks=[*callbacks, watch], **arguments)
     return model, history.history, rates
 
 
@@ -307,10 +311,13 @@ def check_name_BroadcastGlobalVariablesCallback():
     "`device` does nothing",
 )
 def check_name_MetricAverageCallback():
-    _, logs, _ = fit(hvd_keras.callbacks.MetricAverageCallback(device=""), rows=RANK + 1)
     rows = np.arange(1, SIZE + 1)
+    average = hvd_keras.callbacks.MetricAverageCallback(device="")
+    validation = np.full([3 * RANK + 1, 1], RANK + 1.0), np.zeros([3 * RANK + 1, 1])
+    _, logs, _ = fit(average, rows=RANK + 1, validation_data=validation)
     losses = (rows * rows + rows - 1.0) ** 2  # weight rank + 1, bias rank, input rank + 1, label 0
     assert_same(logs["loss"], [np.average(losses, weights=rows)] * 2)
+    assert_same(logs["val_loss"], [np.average(losses, weights=3 * rows - 2)] * 2)
 
 
 @row(
@@ -336,6 +343,7 @@ def check_name_LearningRateScheduleCallback():
     smooth = schedule(0.4, lambda epoch: 1 / (1 + epoch), staircase=False, steps_per_epoch=2, end_epoch=None)
     assert_same(fit(smooth)[2], [0.4 / (1 + step / 2) for step in range(4)], rtol=1e-5)
     refuses(lambda: schedule(initial_lr=None, multiplier=0.1), "initial_lr")
+    refuses(lambda: warmup(initial_lr=None), "initial_lr")
 
 
 @row(
@@ -348,6 +356,7 @@ def check_name_BestModelCheckpoint():
     folder = Path(tempfile.mkdtemp())  # of each rank its own
     arguments = {"monitor": "loss", "verbose": 0, "save_weights_only": True, "mode": "min", "save_freq": "epoch"}
     best = hvd_keras.callbacks.BestModelCheckpoint(**arguments)
+    refuses(lambda: fit(best), "filepath")
     best.filepath = str(folder / "best.weights.h5")
     fit(best)
     assert [each.name for each in folder.iterdir()] == (["best.weights.h5"] if RANK == 0 else [])

@@ -214,22 +214,6 @@ def check_all_to_all_of_different_parts():
     same(torch.cat(outputs), torch.cat(expected))
 
 
-def check_objects():
-    mine = {"rank": RANK, "text": "x" * 1000 * RANK}
-    found = [None] * SIZE
-    dist.all_gather_object(found, mine)
-    assert found == [{"rank": rank, "text": "x" * 1000 * rank} for rank in range(SIZE)]
-    found = [None] * SIZE if RANK == 0 else None
-    dist.gather_object(mine, found)
-    assert found is None or [each["rank"] for each in found] == list(range(SIZE))
-    objects = [mine, RANK]
-    dist.broadcast_object_list(objects, SIZE - 1)
-    assert objects == [{"rank": SIZE - 1, "text": "x" * 1000 * (SIZE - 1)}, SIZE - 1]
-    output = [None]
-    dist.scatter_object_list(output, [(rank, "b" * rank) for rank in range(SIZE)] if RANK == 0 else None)
-    assert output == [(RANK, "b" * RANK)]
-
-
 def check_send_and_receive_around_a_ring():
     if SIZE == 1:
         skip("one rank has nobody to send to")
@@ -279,28 +263,6 @@ def check_works_may_be_forgotten():
     dist.barrier()
 
 
-def check_threads_share_a_group_each_with_its_own():
-    import threading
-
-    groups = [dist.new_group() for _ in range(3)]
-    found = {}
-
-    def use(number):
-        for turn in range(50):
-            tensor = torch.full((1 + 200 * turn,), float(number))
-            dist.all_reduce(tensor, group=groups[number])
-            found[number, turn] = (tensor == number * SIZE).all().item()
-
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 150 and all(found.values())
-    for group in groups:
-        dist.destroy_process_group(group)
-
-
 def check_group_of_some_ranks():
     members = list(range(0, SIZE, 2))
     group = dist.new_group(members)
@@ -313,20 +275,3 @@ def check_group_of_some_ranks():
         dist.broadcast(tensor, members[-1], group=group)
         same(tensor, torch.full((2,), float(members[-1])))
     dist.barrier()
-
-
-def check_subgroups_of_one():
-    mine, _ = dist.new_subgroups(1)
-    tensor = of(RANK, 10)
-    dist.all_reduce(tensor, group=mine)
-    same(tensor, of(RANK, 10))
-
-
-def check_functional_collectives():
-    import torch.distributed._functional_collectives as functional
-
-    world = dist.group.WORLD
-    same(functional.all_reduce(of(RANK, 100), "sum", world).wait(), of_all(100).sum(0))
-    same(functional.all_gather_tensor(of(RANK, 4), 0, world).wait(), of_all(4).reshape(-1))
-    found = functional.reduce_scatter_tensor(of(RANK, 4 * SIZE), "sum", 0, world).wait()
-    same(found, of_all(4 * SIZE).sum(0).reshape(SIZE, 4)[RANK])

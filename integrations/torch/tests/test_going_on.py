@@ -71,7 +71,7 @@ print(json.dumps([ME, dist.get_rank(), sizes, place, weights.tolist()]), flush=T
 def trained(folder: Path, ranks: int, plan: dict[int, int]) -> list[list]:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     program = write_program(folder, PROGRAM)
-    arguments = ["run", "-np", str(ranks), "--min-np", "1", "python", program, json.dumps(plan)]
+    arguments = ["run", "-np", f"1:{ranks}", "python", program, json.dumps(plan)]
     ended = run(arguments, folder, env=env)
     assert ended.status == 0, ended
     assert "Traceback" not in ended.err, ended

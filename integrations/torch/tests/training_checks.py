@@ -1,6 +1,5 @@
 """DistributedDataParallel and FSDP over backend "ddl", against the same training in one process."""
 
-import contextlib
 import copy
 import tempfile
 import threading
@@ -69,57 +68,6 @@ def check_ddp_starts_from_rank_0():
     close(model, network())
 
 
-def check_ddp_buffers_are_those_of_rank_0():
-    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)).double()
-    wrapped = DistributedDataParallel(model)
-    x = torch.full((4, 7), float(RANK), dtype=torch.float64) + torch.randn(4, 7, dtype=torch.float64)
-    wrapped(x).sum().backward()
-    wrapped(x)  # buffers are broadcast before each forward pass
-    means = [torch.empty(5, dtype=torch.float64) for _ in range(SIZE)]
-    wrapped.eval()
-    before = model[1].running_mean.clone()
-    dist.broadcast(before, 0)
-    wrapped.train()
-    wrapped(x)
-    dist.all_gather(means, before)
-    assert all(torch.equal(each, means[0]) for each in means)
-
-
-class OneOfTwo(nn.Module):
-    """Uses another layer on each rank."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.layers = nn.ModuleList(nn.Linear(7, 2).double() for _ in range(2))
-
-    def forward(self, x, which):
-        return self.layers[which](x)
-
-
-def check_ddp_with_unused_parameters():
-    model, alone = OneOfTwo(), OneOfTwo()
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    for x, _ in batches(3):
-        rows = x.chunk(SIZE)
-        wrapped(rows[RANK], RANK % 2).square().mean().backward()
-        (sum(alone(rows[rank], rank % 2).square().mean() for rank in range(SIZE)) / SIZE).backward()
-    for ours, theirs in zip(model.parameters(), alone.parameters()):
-        expected = torch.zeros_like(ours) if theirs.grad is None else theirs.grad
-        torch.testing.assert_close(ours.grad if ours.grad is not None else torch.zeros_like(ours), expected)
-
-
-def check_ddp_no_sync_accumulates():
-    model, alone = network(), network()
-    wrapped = DistributedDataParallel(model)
-    for turn, (x, y) in enumerate(batches()):
-        with contextlib.nullcontext() if turn == 3 else wrapped.no_sync():
-            nn.functional.mse_loss(wrapped(x.chunk(SIZE)[RANK]), y.chunk(SIZE)[RANK]).backward()
-        nn.functional.mse_loss(alone(x), y).backward()
-    for ours, theirs in zip(model.parameters(), alone.parameters()):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-
-
 def check_ddp_reduces_buckets_while_the_backward_pass_runs():
     reduced = threading.Event()
 
@@ -174,20 +122,6 @@ def check_the_timeline_shows_reductions_beside_the_backward_pass():
     assert sum(each.submitted < end for each in buckets) >= 2
 
 
-def check_ddp_compression_hook():
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    model = network().float()
-    wrapped = DistributedDataParallel(model)
-    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    alone = network().float()
-    x, y = next(batches())
-    nn.functional.mse_loss(wrapped(x.float().chunk(SIZE)[RANK]), y.float().chunk(SIZE)[RANK]).backward()
-    nn.functional.mse_loss(alone(x.float()), y.float()).backward()
-    for ours, theirs in zip(model.parameters(), alone.parameters()):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.02, atol=1e-3)
-
-
 def check_ddp_powersgd_hook():
     """Its callbacks wait for collectives that they start."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -215,13 +149,6 @@ def check_an_error_in_the_backward_pass_of_ddp():
         else:
             loss.backward()
     dist.barrier()
-
-
-def check_synchronized_batch_statistics_are_refused_by_pytorch_itself():
-    # torch.nn.SyncBatchNorm takes tensors of GPUs only, whatever the backend.
-    layer = nn.SyncBatchNorm(3)
-    with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
-        layer(torch.ones(2, 3))
 
 
 def check_zero_redundancy_optimizer():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from keras_ddl.cut.dims import Dim, Uncertain, if_certain
 from keras_ddl.cut.extents import Extents, ResultExtents, ResultNumbers, extents, numbers
@@ -14,17 +14,13 @@ def _padded(known: Extents, node: Node) -> ResultExtents:
     _, values, _, *partitions = node.inputs
     dims, kinds, rank = known.dims(values), node.attr("row_partition_types", list), node.outputs[0].rank
     shape = known.numbers(node.inputs[0])
-    if rank is None or rank != len(dims) + _ragged_rank(kinds):
+    if rank is None or rank != len(dims) + sum(kind != b"FIRST_DIM_SIZE" for kind in kinds):
         raise Uncertain
     if len(shape) != (rank if node.inputs[0].rank == 1 else 1):
         raise Uncertain
     entries = shape if node.inputs[0].rank == 1 else shape * rank  # a scalar is -1: nothing is asked for
     rows = if_certain(_nrows, known, kinds[0], partitions[0]) if entries[0] == -1 else entries[0]
     return [[*_if_extents([rows]), *_if_extents(entries[1:])]]
-
-
-def _ragged_rank(kinds: Sequence[bytes]) -> int:
-    return sum(kind != b"FIRST_DIM_SIZE" for kind in kinds)
 
 
 def _nrows(known: Extents, kind: bytes, partition: Value) -> Dim:

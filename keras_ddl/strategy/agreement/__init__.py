@@ -125,12 +125,7 @@ def name_of(model: keras.Model, what: str) -> str:
 
 def any_rank(flag: bool, name: str) -> bool:
     """Whether any rank says so."""
-    return any_rank_of([flag], name)[0]
-
-
-def any_rank_of(flags: Sequence[bool], name: str) -> list[bool]:
-    """Whether any rank says so, of each of several questions."""
-    return [bool(each) for each in communicator.all_reduce_array(np.array(flags, np.int32), op="max", name=name)]
+    return bool(communicator.all_reduce_array(np.array(flag, np.int32), op="max", name=name))
 
 
 def _describe(variable: keras.Variable) -> str:

@@ -48,7 +48,6 @@ class Held:
         self.compared.add(further)
 
     def digests(self) -> Digests:
-        """Returns what ranks exchange."""
         return self.compared.digests()
 
     def follow(self, gathered: Sequence[Digests], call: str) -> None:

@@ -32,7 +32,7 @@ from keras_ddl.strategy.distribute_loop import variables
 from keras_ddl.strategy.distribute_loop.row_share import RowShare
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.step import tracing
-from keras_ddl.strategy.variable_origin import is_of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 def _label(value: tf.Tensor, name: str | None) -> str:
@@ -54,7 +54,6 @@ class DdlExtended(strategies.StrategyExtendedV1):
         super().__init__(container)
         self._job, self.device = job, job.device
         self.bucket_size = job.bucket_size
-        self._sparse_as_dense = job.settings.sparse_as_dense is True
         self.share = RowShare(job.rank, job.size)
         self._warned_of_updates = False
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -107,7 +106,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
             with tf.device(self.device):
                 return next_creator(**kwargs)
         variables.check(self.rank, **kwargs)
-        if is_of_all_ranks() and kwargs.get("initial_value") is not None:  # None: to be read from a SavedModel
+        if not of_one_rank.get() and kwargs.get("initial_value") is not None:  # None: to be read from a SavedModel
             agreed = self._agreed_initial_value if tf.executing_eagerly() else self._agreed_in_graph
             kwargs["initial_value"] = agreed(**kwargs)
         with tf.device(self.device):
@@ -197,7 +196,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         mine, running = strategies.container_strategy(self), tf.distribute.get_strategy()
         if running is not mine and keras_compat.is_ddl_strategy(running):
             raise ConfigError(one_per_job.outside_message("An optimizer", f"optimizer of {var.name}", running, mine))
-        with tf.device(self.device), variables.updating():
+        with tf.device(self.device), variables.updating(True):
             return fn(var, *args, **(kwargs or {}))
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
@@ -214,7 +213,7 @@ class DdlExtended(strategies.StrategyExtendedV1):
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
     def _update_non_slot(self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        with tf.device(self.device), strategies.UpdateContext(self.device), variables.updating():
+        with tf.device(self.device), strategies.UpdateContext(self.device), variables.updating(True):
             result = fn(*args, **(kwargs or {}))
             return result if group else tf.nest.map_structure(self._local_results, result)
 
@@ -224,16 +223,14 @@ class DdlExtended(strategies.StrategyExtendedV1):
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        with variables.updating():  # a variable that is aggregated when it is read gives this rank's value
+        with variables.updating(True):  # a variable that is aggregated when it is read gives this rank's value
             flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
         with ops.translate_errors():
             return tf.nest.pack_sequence_as(value, [_reduced(leaf, is_mean, axis) for leaf in flat])
 
     def _all_reduce(self, reduce_op: tf.distribute.ReduceOp, values: list[Any], name: str) -> list[Any]:
         op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "sum"
-        return buckets.all_reduce_in_buckets(
-            values, op=op, name=name, bucket_size=self.bucket_size, as_dense=self._sparse_as_dense
-        )
+        return buckets.all_reduce_in_buckets(values, op=op, name=name, bucket_size=self.bucket_size)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         flat = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]

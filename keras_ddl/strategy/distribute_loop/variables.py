@@ -14,17 +14,16 @@ Steps that see the global batch (strategy.function, fit) mean what they mean in 
 from __future__ import annotations
 
 import functools
-from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.step import tracing
-from keras_ddl.strategy.variable_origin import is_of_the_program
+from keras_ddl.strategy.variable_origin import of_keras
 
 _NONE, _SUM, _MEAN, _FIRST = (
     getattr(tf.VariableAggregation, name) for name in ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
@@ -40,17 +39,12 @@ _REMEDY = (
     "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
     "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
 )
-_updating: ContextVar[bool] = ContextVar("keras_ddl_updating", default=False)
-
-
-def updating() -> Any:
-    """Returns a context in which all ranks assign equal values, as optimizers do."""
-    return setting(_updating, True)
+updating = Setting("updating", False)
 
 
 def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchronization: Any = None, **_: Any) -> None:
     """Raises ConfigError for a variable that cannot be what its arguments ask for."""
-    if not is_of_the_program():
+    if of_keras.get():
         return
     if synchronization == tf.VariableSynchronization.NONE:
         _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
@@ -67,7 +61,7 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
 def adopt(variable: tf.Variable) -> tf.Variable:
     """Makes a new variable one of several ranks', unless it is one of Keras's layers or optimizers."""
     kind: Any = type(variable)
-    if is_of_the_program():
+    if not of_keras.get():
         variable.__class__ = _class_for(kind)
     elif variable.synchronization == _ON_READ and variable.aggregation != _NONE:
         variable.__class__ = _class_of_metric(kind)
@@ -137,16 +131,16 @@ class _OfSeveralRanks(_Mixin):
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
         value = super()._read_variable_op(*args, **kwargs)
         outside = self.synchronization == _ON_READ and _in_replica() is None
-        is_own = _updating.get() or tracing.sees_global_batch()
+        is_own = updating.get() or tracing.sees_global_batch()
         return _aggregated(self, value) if outside and not is_own else value
 
     def __repr__(self) -> str:
-        with updating():  # a look at it, on one rank perhaps
+        with updating(True):  # a look at it, on one rank perhaps
             return str(super().__repr__())
 
 
 def _in_replica() -> Any:
-    return None if _updating.get() else keras_compat.replica_strategy()
+    return None if updating.get() else keras_compat.replica_strategy()
 
 
 def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
@@ -154,7 +148,7 @@ def _assigned(variable: Any, value: Any, how: str = "assign") -> Any:
     strategy = _in_replica()
     on_read = variable.synchronization == _ON_READ
     if strategy is None:
-        if on_read and variable.aggregation == _SUM and not _updating.get() and not tracing.sees_global_batch():
+        if on_read and variable.aggregation == _SUM and not updating.get() and not tracing.sees_global_batch():
             if how != "assign":
                 _refuse(
                     "A variable of ON_READ and SUM cannot be added to outside of strategy.run: it is a sum over ranks.",

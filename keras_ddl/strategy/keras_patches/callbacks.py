@@ -114,7 +114,7 @@ class CallbackList(_KerasList):
         return strategy_of_ranks(self.model)
 
     def _of_one_rank(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._strategy is None else of_one_rank()
+        return contextlib.nullcontext() if self._strategy is None else of_one_rank(True)
 
     def set_model(self, model: Any) -> None:
         """On ranks other than 0, replaces callbacks that write; puts those last that keep the state of the others."""
@@ -171,7 +171,7 @@ class CallbackList(_KerasList):
     def become_first(self, *, may_lack_last: bool) -> None:
         """This rank is rank 0 now (survival.py): its writers write from here on."""
         keras_callbacks.finish_batch_hooks(self)
-        with of_one_rank():
+        with of_one_rank(True):
             for number, callback in enumerate(self.callbacks):
                 if (standby := standing_in(callback)) is not None:
                     self.callbacks[number] = become_writer(
@@ -202,7 +202,7 @@ class CallbackList(_KerasList):
 
         Last, so that what a callback has restored on rank 0 is included.
         """
-        with sharded_slots.deferring_restored_values():
+        with sharded_slots.deferring_restored_values(True):
             self._begin_training(logs)
 
     def _begin_training(self, logs: Any) -> None:
@@ -322,7 +322,7 @@ class CallbackList(_KerasList):
             self._finish_step("train_batch_end")
             accumulation.combine(self.model)
         readable = self._saves.gathered_slots() if due else contextlib.nullcontext()
-        with of_one_rank(), readable:
+        with of_one_rank(True), readable:
             super().on_train_batch_end(batch, logs)
         self.flush(within_epoch=True)
         self._drift.after_batch()

@@ -125,7 +125,7 @@ def _replacing(original: Any, name: str, how: Writing) -> Any:
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
         strategy = _strategy()
-        if strategy is None or saving.is_saving():
+        if strategy is None or saving.is_saving.get():
             return original(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)

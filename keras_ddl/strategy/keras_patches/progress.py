@@ -8,6 +8,7 @@ from typing import Any
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat.keras import keras
 from keras_ddl.strategy.interface import StrategyInterface
+from keras_ddl.strategy.keras_patches import first_job
 
 _LOOK_SECONDS = 0.05  # Keras draws no more often
 _said: set[str] = set()  # by this process, before a bar
@@ -27,12 +28,19 @@ class JobBar(keras.callbacks.ProgbarLogger):
     """Keras's, with "rows/s" before the logs of training. As in its time per step, the first step does not count."""
 
     never_stops_within_epoch = True
-    of_this_process = ("verbose",)  # what a rank that joins the others does not get from them
+    of_this_process = (
+        "verbose",
+        "_fit_began",
+        "_first_step",
+    )  # what a rank that joins the others does not get from them
     # Class attributes: bars of Keras's own class become this one.
     _begin: tuple[float, int] = (0.0, 0)  # of what is counted: when, and the rows until then
     _looked = 0.0
     _speed = _Rows(0)
     _steps = 0
+    _fit_began: tuple[float, float] | None = None  # age of the process, and when; until the first step has ended
+    _first_step: tuple[float, float, float] | None = None  # seconds until fit, until its end; when it ended
+    _all_steps = 0
     target: int | None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -43,6 +51,14 @@ class JobBar(keras.callbacks.ProgbarLogger):
         if strategy.rank == 0 and strategy.size > 1 and words not in _said:
             _said.add(words)
             print(words, flush=True)
+            self._fit_began = first_job.seconds_since_start(), time.monotonic()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        super().on_train_end(logs)
+        if self._first_step is not None:
+            until_fit, until_step, ended = self._first_step
+            first_job.say(until_fit, until_step, time.monotonic() - ended, self._all_steps - 1)
+            self._first_step = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_begin(epoch, logs)
@@ -50,6 +66,10 @@ class JobBar(keras.callbacks.ProgbarLogger):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._steps += 1
+        self._all_steps += 1
+        if self._fit_began is not None:
+            (age, began), now, self._fit_began = self._fit_began, time.monotonic(), None
+            self._first_step = age, now - began, now
         is_last = self.target is not None and batch + 1 >= self.target
         if self._steps <= 2 or is_last or time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look()

@@ -64,7 +64,7 @@ class EpochIterator(_KerasIterator):
         self._shuffle_seed: tf.Variable | None = None
         self.batch_rows = UNKNOWN
         self.source: tf.data.Dataset | None = None  # on rank 0, where it alone reads
-        self.reads_on_rank_0 = False  # which alone reads: Strategy(data="rank0")
+        self.reads_on_rank_0 = False  # which alone reads: Strategy(reader="rank0")
         self.rereads: bool | None = None  # there: as rank 0 says (data/position.py)
         self._batches_on_rank_0: int | None = None
         if keras_compat.is_ddl_strategy(distribute_strategy) and distribute_strategy.job.reads_on_rank_0:
@@ -100,10 +100,10 @@ class EpochIterator(_KerasIterator):
             is_array = isinstance(adapter, keras_compat.ArrayDataAdapter)
             if not is_array and is_shared(adapter.get_tf_dataset()):
                 raise ConfigError(
-                    'With Strategy(data="rank0") rank 0 alone reads, and it must have all rows. Received: a dataset of '
-                    f"which each rank reads its own rows (rank {strategy.rank}). Pass a dataset of all rows, not one "
-                    "that keras_ddl.data.from_files or strategy.distribute_datasets_from_function has made; or make "
-                    'keras_ddl.Strategy(), without data="rank0".'
+                    'With Strategy(reader="rank0") rank 0 alone reads, and it must have all rows. Received: a dataset '
+                    f"of which each rank reads its own rows (rank {strategy.rank}). Pass a dataset of all rows, not "
+                    "one that keras_ddl.data.from_files or strategy.distribute_datasets_from_function has made; or "
+                    'make keras_ddl.Strategy(), without reader="rank0".'
                 )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
             # What this rank reads alone is compared with nothing.

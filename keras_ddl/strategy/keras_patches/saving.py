@@ -10,13 +10,12 @@ import contextlib
 import io
 import os
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.compat import callbacks as keras_callbacks
 from keras_ddl.compat import models
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.files.durable import write_whole
 from keras_ddl.strategy import agreement, one_per_job
@@ -28,21 +27,16 @@ from keras_ddl.strategy.shards import gathered_slots
 from keras_ddl.strategy.step import accumulation
 from keras_ddl.strategy.variable_origin import of_one_rank
 
-_saving: ContextVar[bool] = ContextVar("keras_ddl_saving", default=False)
+is_saving = Setting("saving", False)  # whether this is within a call that writes already
 
 
 def once(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function that writes `filepath` so that one rank of each host writes it, completely or not at all."""
     strategy = strategy_of_ranks(model)
-    if strategy is None or not isinstance(filepath, (str, os.PathLike)) or _saving.get():
+    if strategy is None or not isinstance(filepath, (str, os.PathLike)) or is_saving.get():
         return original(model, filepath, *args, **kwargs)
     path, call = os.fspath(filepath), _call_of(original.__name__, model, strategy.job)
     return write_once(strategy, path, call, lambda staged: _write(original, path, model, staged, *args, **kwargs))[1]
-
-
-def is_saving() -> bool:
-    """Whether this is within a call that writes already."""
-    return _saving.get()
 
 
 def write_once(
@@ -60,7 +54,7 @@ def write_once(
         write: writes what it is given the path of. is_whole: that appears by one rename, from a hidden path.
         appears_as: the file by which one sees that it is written; None: `path`.
     """
-    with of_one_rank(), setting(_saving, True), strategy.saves.claim(path, call, appears_as) as mine:
+    with of_one_rank(True), is_saving(True), strategy.saves.claim(path, call, appears_as) as mine:
         if not mine:
             return False, None
         if not is_whole or "://" in path:  # such a file system shows complete files only, or knows no rename

@@ -18,7 +18,7 @@ from keras_ddl.strategy.variable_origin import of_keras
 
 def initialize(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Makes the tf.Variable of a keras.Variable, which is none of the program's own (distribute_loop/variables.py)."""
-    with of_keras():
+    with of_keras(True):
         value = laid_out.initial_value(variable, value)
         value = undecided.initial_value(variable, value)
         result = original(variable, sharded_weights.initial_value(variable, value))

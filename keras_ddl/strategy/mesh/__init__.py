@@ -1,4 +1,4 @@
-"""A mesh of data and model ranks, `Strategy(layout_map=...)`, with Keras's DeviceMesh, LayoutMap and TensorLayout."""
+"""A mesh of data and model ranks, `Strategy(layout=...)`, with Keras's DeviceMesh, LayoutMap and TensorLayout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "mod
         mesh = keras_ddl.device_mesh((2, 2))
         layout_map = keras.distribution.LayoutMap(mesh)
         layout_map[".*dense.*kernel"] = (None, "model")
-        strategy = keras_ddl.Strategy(layout_map=layout_map)
+        strategy = keras_ddl.Strategy(layout=layout_map)
 
     Calls `keras_ddl.init`, if the program has not. The last axis is of consecutive ranks, which launchers place on one
     host: make it the model axis.
@@ -40,18 +40,21 @@ def device_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "mod
     return keras.distribution.DeviceMesh(shape, axis_names, devices=[f"rank:{each}" for each in range(topology.size)])
 
 
-def layout_to_choose(model_parallel: int, topology: Topology) -> Layout | None:
-    """Returns the layout of a mesh with so many model ranks, which is yet to be chosen; None: there is nothing to cut.
+def layout_of(layout: Any, data_layout: Sequence[str | None] | None, topology: Topology) -> Layout | None:
+    """Returns the layout that `Strategy(layout=...)` asks for; None: every rank has all variables.
 
+    Args:
+        layout: a LayoutMap; a number of model ranks, whose layout is chosen later; or None.
     Raises: ConfigError: that number does not divide the number of ranks.
     """
-    if model_parallel == 1 or topology.size == 1:
+    if layout is None or (isinstance(layout, int) and 1 in (layout, topology.size)):
         return None
-    if topology.size % model_parallel:
+    if not isinstance(layout, int):
+        return Layout(layout, topology.size, topology.rank, data_layout=data_layout)
+    if topology.size % layout:
         raise ConfigError(
-            f"Strategy: model_parallel must divide the number of ranks ({topology.size}). Received: "
-            f"model_parallel={model_parallel} (rank {topology.rank}). Start a multiple of {model_parallel} ranks, or "
-            "choose a divisor."
+            f"Strategy: the number of model ranks must divide the number of ranks ({topology.size}). Received: "
+            f"layout={layout} (rank {topology.rank}). Start a multiple of {layout} ranks, or choose a divisor."
         )
-    mesh = device_mesh((topology.size // model_parallel, model_parallel))
+    mesh = device_mesh((topology.size // layout, layout))
     return Layout(keras.distribution.LayoutMap(mesh), topology.size, topology.rank, is_to_choose=True)

@@ -1,4 +1,4 @@
-"""`Strategy(model_parallel=N)`: chooses a layout for the variables of a step, and shows it as a script makes it."""
+"""`Strategy(layout=N)`: chooses a layout for the variables of a step, and shows it as a script makes it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decide(mesh: Mesh, program: Program, placements: Sequence[Placement], step: 
     keys = written([each.path for each in units], {unit.path: _axes(mesh, unit, axis) for unit, axis in axes.items()})
     require_equal_lists(
         [f"{path}: {axes.get(unit)}" for path, unit in zip((each.path for each in units), units)],
-        "keras_ddl/model_parallel",
+        "keras_ddl/chosen_layout",
         "All ranks must choose the same layout.",
         "Make the model the same way on every rank.",
         entry="variable",
@@ -65,20 +65,20 @@ def _show(mesh: Mesh, step: str, units: Sequence[Unit], axes: Mapping[Unit, int]
     size, total = mesh.model.size, sum(each.bytes for each in units)
     if not axes:
         stack_position.warn(
-            f"model_parallel={size}: no variable of {step} is worth cutting, because more would have to be moved than "
+            f"layout={size}: no variable of {step} is worth cutting, because more would have to be moved than "
             f"is saved, or {size} divides none of its extents. Every rank has all of its variables ({total:,} bytes), "
-            f"and the {size} ranks of a model axis compute the same. Leave model_parallel out, or pass a layout_map."
+            f"and the {size} ranks of a model axis compute the same. Leave layout out, or pass a LayoutMap."
         )
         return
     cut = sum(unit.bytes for unit in axes)
     lines = [
-        f"keras_ddl: model_parallel={size} cuts {len(axes)} of {len(units)} variables of {step}, with "
+        f"keras_ddl: layout={size} cuts {len(axes)} of {len(units)} variables of {step}, with "
         f"{cut / total:.1%} of {total:,} bytes. To change it, make it in the script:",
         "",
         f"mesh = keras_ddl.device_mesh({(mesh.data.size, size)})",
         "layout_map = keras.distribution.LayoutMap(mesh)",
         *(f"layout_map[{_quoted(key)}] = {_written_axes(each)}" for key, each in keys.items()),
-        "strategy = keras_ddl.Strategy(layout_map=layout_map)",
+        "strategy = keras_ddl.Strategy(layout=layout_map)",
         "",
     ]
     print("\n".join(lines), flush=True)

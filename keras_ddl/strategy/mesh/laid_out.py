@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import ResourceVariable, UninitializedVariable, tf
 from keras_ddl.cut import LocalPart, Slices
@@ -31,16 +29,17 @@ from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape_of_new
 from keras_ddl.strategy.job import Job
-from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, are_made_in_shards
+from keras_ddl.strategy.mesh.mesh_slots import MeshSlot, making_in_shards
 from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import Share, sharded_variable, sharded_variable_of_handle
 from keras_ddl.strategy.shards.sharded_weights import ShardedWeight
 from keras_ddl.strategy.step import tracing
-from keras_ddl.strategy.variable_origin import is_of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 NO_AXIS = -1
 _made_outside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # Keras's, by id of the handle
-_reference: ContextVar[Any] = ContextVar("keras_ddl_reference_of_slot", default=None)
+# The weight for which an optimizer makes a slot: it is cut as the weight is.
+following: Setting[Any] = Setting("reference_of_slot", None)
 
 
 class LaidOutVariable(ShardedWeight):
@@ -96,7 +95,7 @@ class LaidOutVariable(ShardedWeight):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A variable that a layout_map cuts along the model axis can be used in steps of fit, evaluate, predict and "
+            "A variable that a layout cuts along the model axis can be used in steps of fit, evaluate, predict and "
             f"strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank} of the model axis). "
             "Read and save it inside `with strategy.whole_model(model):`, on all ranks, or save with "
             "keras_ddl.callbacks.Checkpoint."
@@ -124,11 +123,6 @@ def slice_variable(variable: LaidOutVariable, slices: Slices, value: tf.Tensor |
     if value is not None:
         slice_.assign(value)
     return slice_
-
-
-def following(reference: Any) -> AbstractContextManager[None]:
-    """Returns a context in which an optimizer makes a slot for the weight `reference`: it is cut as the weight is."""
-    return setting(_reference, reference)
 
 
 def from_initializer(variable: Any, initializer: Any) -> LaidOutVariable | MeshSlot | None:
@@ -162,7 +156,7 @@ def initial_value(variable: Any, value: Any) -> Any:
     COLLECTIVE, where a layout cuts it. `value`: its first value, or a function that returns it.
     """
     job = job_of_new_variable()
-    if job is None or isinstance(value, tf.Variable) or not (is_of_all_ranks() or callable(value)):
+    if job is None or isinstance(value, tf.Variable) or (of_one_rank.get() and not callable(value)):
         return value
     with tf.init_scope():
         shape, value = shape_of_new(variable, value)
@@ -184,14 +178,14 @@ def initial_value(variable: Any, value: Any) -> Any:
 def _is_in_shards(job: Job, shape: tuple[int, ...]) -> bool:
     """Whether the variable that is made now is a slot for the shards of the data ranks."""
     assert job.mesh is not None
-    return are_made_in_shards() and job.mesh.data.size > 1 and shape == tuple(_reference.get().shape)
+    return making_in_shards.get() and job.mesh.data.size > 1 and shape == tuple(following.get().shape)
 
 
 def _is_same_on_all_ranks(job: Job) -> bool:
     """Whether a variable is made now without asking other ranks: what an optimizer keeps begins with a constant, and
     some ranks may not make it when one is lost, or while one rank builds it for all.
     """
-    return _reference.get() is not None and (job.goes_on or not is_of_all_ranks())
+    return following.get() is not None and (job.goes_on or of_one_rank.get())
 
 
 def job_of_new_variable() -> Job | None:
@@ -202,8 +196,8 @@ def job_of_new_variable() -> Job | None:
     if isinstance(weight, LaidOutVariable):
         return weight.job if weight.job.mesh is not None else None
     strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    return job if job is not None and job.mesh is not None and is_of_all_ranks() else None
+    job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
+    return job if job is not None and job.mesh is not None and not of_one_rank.get() else None
 
 
 def _name(variable: Any, collective: str) -> str:
@@ -212,7 +206,7 @@ def _name(variable: Any, collective: str) -> str:
 
 def note_made(variable: Any) -> None:
     """Remembers a Keras variable that was just made outside of scopes and steps, to be named if a layout cuts it."""
-    if keras_compat.scope_strategy() is None and tracing.job_of_step() is None:
+    if keras_compat.scope_strategy() is None and tracing.tracing_for.get() is None:
         inner = models.inner_variable(variable)
         if isinstance(inner, ResourceVariable):  # one of another strategy has no handle of its own
             _made_outside[id(inner.handle)] = variable
@@ -245,7 +239,7 @@ def _axis_of(job: Job, variable: Any, shape: tuple[int, ...]) -> int | None:
 
 def weight_of_slot() -> Any:
     """Returns the tf.Variable of the weight for which an optimizer makes a slot now; None: it makes none."""
-    reference = _reference.get()
+    reference = following.get()
     return models.inner_variable(reference) if reference is not None else None
 
 

@@ -116,7 +116,7 @@ class LostSlices:
         numbers = set.intersection(*(set(each.variables) for each in everyone))
         if _is_only_on_some(everyone, numbers):
             return (
-                "A variable that a layout_map cuts must be made on all ranks before one is lost. Received: some ranks "
+                "A variable that a layout cuts must be made on all ranks before one is lost. Received: some ranks "
                 "have made variables in a step that others had not begun. Build the model before fit."
             )
         of_all = [each for each in variables if each.number in numbers]

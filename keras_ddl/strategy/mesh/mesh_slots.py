@@ -1,4 +1,4 @@
-"""Optimizer slots in shards on a mesh: Strategy(layout_map=..., shard_optimizer=True).
+"""Optimizer slots in shards on a mesh: Strategy(layout=..., sharding="optimizer").
 
 What an optimizer keeps for a weight is cut along the model axis as the weight is, if a layout cuts it, and the slice is
 shared out among the data ranks of that model position in flat shards. The step is cut accordingly: along the model axis
@@ -8,11 +8,8 @@ the slot is a variable with a slice, which has no memory of its own, and along t
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
-
 from keras_ddl import ops
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import LocalPart, MeshLayout
 from keras_ddl.strategy.first_values import FirstValue
@@ -20,7 +17,7 @@ from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.mesh.ranks import all_gather_slices
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, Share
 
-_in_shards: ContextVar[bool] = ContextVar("keras_ddl_slot_in_shards", default=False)
+making_in_shards = Setting("slot_in_shards", False)  # whether the slot that an optimizer makes is to be in shards
 
 
 class MeshSlot(ShardedVariable):
@@ -72,13 +69,3 @@ class MeshSlot(ShardedVariable):
         """Returns what this rank has of the slot, for the cut along the model axis."""
         slices = self.layout.slices
         return LocalPart(self.handle) if slices is None else LocalPart(self.slice_handle, slices.placement)
-
-
-def making_in_shards(is_in_shards: bool) -> AbstractContextManager[None]:
-    """Returns a context in which an optimizer makes a slot; whether it is to be in shards."""
-    return setting(_in_shards, is_in_shards)
-
-
-def are_made_in_shards() -> bool:
-    """Whether the slot that is made now is to be in shards."""
-    return _in_shards.get()

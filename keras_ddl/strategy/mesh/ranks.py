@@ -52,8 +52,8 @@ def make(layout: Layout, topology: Topology) -> Mesh | None:
         return None
     require_equal_lists(
         layout.describe(),
-        "keras_ddl/layout_map",
-        "All ranks must have the same mesh and layout_map, with the keys in the same order.",
+        "keras_ddl/layout",
+        "All ranks must have the same mesh and LayoutMap, with the keys in the same order.",
         "Make it the same way on every rank.",
         entry="entry",
     )
@@ -92,7 +92,7 @@ def _warn(layout: Layout, topology: Topology) -> None:
     warn_of_hosts(layout, topology)
     if keys:
         stack_position.warn(
-            f"layout_map: variables are not cut along the batch axis: every data rank keeps its own copy of {keys}. "
+            f"layout: variables are not cut along the batch axis: every data rank keeps its own copy of {keys}. "
             "That is the same result, with more memory."
         )
 

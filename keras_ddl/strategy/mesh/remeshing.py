@@ -32,8 +32,8 @@ def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
     if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
         return None
     return (
-        "One Strategy with a layout_map goes on, beside others without shard_optimizer. Received: "
-        f"{count} with a layout_map, of {len(strategies)}."
+        "One Strategy with a layout goes on, beside others without sharding. Received: "
+        f"{count} with a layout, of {len(strategies)}."
     )
 
 
@@ -50,14 +50,13 @@ def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology
         return None
     topology = communicator.topology()
     # The launcher has counted those that have no place in a mesh, too, and those that had done their part.
-    of_launcher = min(communicator.min_ranks(), topology.size)
-    least = max(of_launcher, *(each.job.settings.min_ranks for each in strategies))
+    least = min(communicator.min_ranks(), topology.size)
     mesh = slices.share_out(topology, least)
     if isinstance(mesh, str):
         return mesh
     if mesh.size < least:
         raise TooFewError(
-            "fit goes on with as many ranks of a mesh as --min-np and Strategy(min_ranks=...) say. Received: a mesh of "
+            "fit goes on with as many ranks of a mesh as `-np MIN:MAX` says. Received: a mesh of "
             f"{mesh.data_size} x {mesh.model_size}, and at least {least} ranks (rank {topology.rank}). Restart the job "
             "(keras-ddl run --restarts), or make the number smaller."
         )

@@ -1,4 +1,4 @@
-"""Variables of which it is not decided yet how a mesh holds them: `Strategy(model_parallel=N)` chooses a layout when it
+"""Variables of which it is not decided yet how a mesh holds them: `Strategy(layout=N)` chooses a layout when it
 builds the first step that uses them (choice.py).
 
 Until then each rank has all of such a variable. What an optimizer keeps for a weight is made while the step is traced
@@ -22,7 +22,7 @@ from keras_ddl.strategy.mesh import laid_out
 from keras_ddl.strategy.mesh.laid_out import NO_AXIS, LaidOutVariable
 from keras_ddl.strategy.shards.sharded_slots import Share, slot_of_handle
 from keras_ddl.strategy.step import tracing
-from keras_ddl.strategy.variable_origin import is_of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class UndecidedVariable(LaidOutVariable):
@@ -136,7 +136,7 @@ def initial_value(variable: Any, value: Any) -> Any:
         return value
     weight = laid_out.weight_of_slot()
     is_slot = weight is not None
-    if not is_of_all_ranks() and not callable(value):
+    if of_one_rank.get() and not callable(value):
         return value
     if is_slot and (not isinstance(weight, UndecidedVariable) or weight.is_decided):
         return value
@@ -162,7 +162,7 @@ def initial_value(variable: Any, value: Any) -> Any:
             path=variable.path,
             is_trained=bool(variable.trainable),
             weight=weight,
-            is_deferred=is_slot and callable(value) and tracing.job_of_step() is not None,
+            is_deferred=is_slot and callable(value) and tracing.tracing_for.get() is not None,
         )
 
 

@@ -1,1 +1,1 @@
-"""Variables of which each rank has a part: Strategy(shard_optimizer=True), and shard_weights=True."""
+"""Variables of which each rank has a part: Strategy(sharding="optimizer" or "weights")."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator, history
 from keras_ddl.communicator.comparison import other_rank
 from keras_ddl.compat import models
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, DriftError
 from keras_ddl.strategy.shards import sharded_slots
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable
 
-_is_inference: ContextVar[bool] = ContextVar("keras_ddl_inference", default=False)
+inference = Setting("inference", False)  # a step may run also where slots are gathered: it changes none of them
 # Of the open contexts of `gathered`, on all ranks alike: their slots, and on which rank they can be read; None: on all.
 _gathered: list[tuple[Sequence[ShardedVariable], int | None]] = []
 
@@ -113,11 +112,6 @@ def without_values(slots: Sequence[ShardedVariable]) -> Iterator[None]:
             each.is_without_values = False
 
 
-def inference() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which a step may run also where slots are gathered: it changes none of them."""
-    return setting(_is_inference, True)
-
-
 def _gather(slot: ShardedVariable) -> tf.Tensor:
     def gather(_: Communicator | None = None) -> tf.Tensor:
         if slot.is_complete:
@@ -136,7 +130,7 @@ def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]
     """Raises ConfigError, on every rank, where some of these slots are gathered, because the step would change them."""
     if (
         any(some for some, _ in _gathered)
-        and not _is_inference.get()
+        and not inference.get()
         and {id(each) for some, _ in _gathered for each in some} & {id(each) for each in slots()}
     ):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Optimizer slots of large weights in shards: Strategy(shard_optimizer=True).
+"""Optimizer slots of large weights in shards: Strategy(sharding='optimizer').
 
 A slot is a variable that an optimizer keeps for a weight, as Adam's moments. Keras creates it, and its value is
 replaced at once by a `ShardedVariable`: for Keras a variable of the weight's shape, which has no memory of its own;
@@ -14,7 +14,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 from keras_ddl import ops
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.cut import MeshLayout, Slices
@@ -41,7 +40,8 @@ _ENTRYWISE = tuple(
 _ACCUMULATOR = "gradient_accumulator"  # Keras's name: each rank adds up its part of a sum there, and nothing travels
 _slots: weakref.WeakValueDictionary[int, ShardedVariable] = weakref.WeakValueDictionary()  # by id of the handle
 OF_NEWCOMER = -1  # a generation
-_deferring: ContextVar[bool] = ContextVar("keras_ddl_deferring_slots", default=False)
+# Whether one rank may restore slots for all; `gathered_slots.scatter_restored` sends them.
+deferring_restored_values = Setting("deferring_slots", False)
 
 
 class _Numbering:
@@ -92,12 +92,8 @@ class Share:
             assert not isinstance(self.layout, MeshLayout)  # whose first value is made by mesh_slots.py
             variable.assign(value.share(self.layout.runs(rank), variable.shape))
         else:
-            variable.assign(_copied(self.layout.cut(value, rank)))
-
-
-def _copied(chunk: tf.Tensor) -> tf.Tensor:
-    # TensorFlow slices the first axis without a copy, and the variable would keep all of the complete value alive.
-    return tf.raw_ops.DeepCopy(x=chunk)
+            # TensorFlow slices the first axis without a copy: the variable would keep all of the complete value alive.
+            variable.assign(tf.raw_ops.DeepCopy(x=self.layout.cut(value, rank)))
 
 
 class ShardedVariable(UninitializedVariable):
@@ -142,7 +138,6 @@ class ShardedVariable(UninitializedVariable):
 
     @property
     def chunk(self) -> Any:
-        """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:
@@ -213,7 +208,7 @@ class ShardedVariable(UninitializedVariable):
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
         self.share.assign(value)
-        if _deferring.get():
+        if deferring_restored_values.get():
             self.restored = value
         else:
             self.note_assignment(value.numpy())
@@ -238,11 +233,11 @@ class ShardedVariable(UninitializedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A variable that an optimizer keeps in shards, with Strategy(shard_optimizer=True), can be used only "
+            "A variable that an optimizer keeps in shards, with Strategy(sharding='optimizer'), can be used only "
             "inside steps of fit and strategy.function, and not with run_eagerly=True. Received: "
             f"{what} of {self.name} {where} (rank {self.share.rank}). Read and save it inside `with "
             "strategy.whole_optimizer(model):`, on all ranks; save with "
-            "keras_ddl.callbacks.Checkpoint; or make the Strategy without shard_optimizer."
+            "keras_ddl.callbacks.Checkpoint; or make the Strategy without sharding."
         )
 
     def __repr__(self) -> str:
@@ -258,17 +253,7 @@ class ShardedVariable(UninitializedVariable):
 
 def _in_traced_step() -> bool:
     # A step that is traced to be cut, and never runs as it is: there the variable would have no entries.
-    return tracing.job_of_step() is not None and not tf.executing_eagerly()
-
-
-def deferring_restored_values() -> AbstractContextManager[None]:
-    """Returns a context in which one rank may restore slots for all; `gathered_slots.scatter_restored` sends them."""
-    return setting(_deferring, True)
-
-
-def is_deferring() -> bool:
-    """Whether this is inside `deferring_restored_values`."""
-    return _deferring.get()
+    return tracing.tracing_for.get() is not None and not tf.executing_eagerly()
 
 
 def sharded_variable(variable: Any) -> ShardedVariable | None:
@@ -348,7 +333,7 @@ def _sharding_job(optimizer: Any) -> Job | None:
     is first used in a step of it.
     """
     strategy = keras_compat.strategy_of(optimizer)
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
+    job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
     if job is None or job.shards_from_elements is None:
         return None
     return job if job.size > 1 or job.goes_on else None  # one rank may become several
@@ -361,9 +346,9 @@ def check_entrywise(optimizer: Any) -> None:
         return
     names = ", ".join(each.__name__ for each in _ENTRYWISE)
     raise ConfigError(
-        f"Strategy(shard_optimizer=True) takes the optimizers of Keras that update each entry by itself: {names}. "
+        f"Strategy(sharding='optimizer') takes the optimizers of Keras that update each entry by itself: {names}. "
         f"Received: {type(optimizer).__name__} {optimizer.name!r} (rank {job.rank}). Use one of these, or make "
-        "the Strategy without shard_optimizer."
+        "the Strategy without sharding."
     )
 
 

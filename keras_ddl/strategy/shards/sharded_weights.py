@@ -1,4 +1,4 @@
-"""Large weights in shards: Strategy(shard_weights=True), which is stage 3 of ZeRO.
+"""Large weights in shards: Strategy(sharding='weights'), which is stage 3 of ZeRO.
 
 Keras makes them, and their value is at once a `ShardedWeight`: for Keras a variable of the full shape, which has no
 memory of its own; beside it this rank's chunk, as of a slot. A step that is traced on the global batch reads and
@@ -28,7 +28,7 @@ from keras_ddl.strategy.first_values import FirstValue, called, recipe_of, shape
 from keras_ddl.strategy.job import Job
 from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_large
 from keras_ddl.strategy.step import tracing
-from keras_ddl.strategy.variable_origin import is_of_all_ranks
+from keras_ddl.strategy.variable_origin import of_one_rank
 
 
 class ShardedWeight(ShardedVariable):
@@ -48,14 +48,13 @@ class ShardedWeight(ShardedVariable):
 
     @property
     def is_spread(self) -> bool:
-        """Whether its entries are in variables of several ranks now."""
         return not self.is_complete
 
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.is_complete or tf.executing_eagerly() or keras_compat.replica_strategy() is not None:
             return super()._read_variable_op(*args, **kwargs)
         value = UninitializedVariable._read_variable_op(self, *args, **kwargs)
-        if tracing.job_of_step() is not None or self.gathered is not None or self.is_without_values:
+        if tracing.tracing_for.get() is not None or self.gathered is not None or self.is_without_values:
             return value
         # A graph that is traced for its shapes, or one that will run as it is, where there are no entries to read.
         shape = tf.raw_ops.VariableShape(input=self.handle)
@@ -66,10 +65,10 @@ class ShardedWeight(ShardedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A weight that Strategy(shard_weights=True) keeps in shards can be used in steps of fit, evaluate, predict "
+            "A weight that Strategy(sharding='weights') keeps in shards can be used in steps of fit, evaluate, predict "
             f"and strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank}). Read and save "
             "it inside `with strategy.whole_model(model):`, on all ranks; save with keras_ddl.callbacks.Checkpoint; or "
-            "make the Strategy without shard_weights."
+            "make the Strategy without sharding."
         )
 
 
@@ -110,8 +109,8 @@ def initial_value(variable: Any, value: Any) -> Any:
 def _job(variable: Any) -> Job | None:
     """Returns the job that has a variable in shards, if it is large, which is made now; None: none does."""
     strategy = keras_compat.scope_strategy()
-    job: Job | None = strategy.job if strategy is not None else tracing.job_of_step()
-    if job is None or not job.shards_weights or not variable.trainable or not is_of_all_ranks():
+    job: Job | None = strategy.job if strategy is not None else tracing.tracing_for.get()
+    if job is None or not job.shards_weights or not variable.trainable or of_one_rank.get():
         return None
     has_shards = job.size > 1 or job.goes_on  # one rank may become several
     return job if has_shards and keras.backend.is_float_dtype(variable.dtype) else None

@@ -18,7 +18,7 @@ from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Box, Layout
 from keras_ddl.strategy.mesh.laid_out import LaidOutVariable
-from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, is_deferring, sharded_variable
+from keras_ddl.strategy.shards.sharded_slots import ShardedVariable, deferring_restored_values, sharded_variable
 
 
 def boxes_of(slot: ShardedVariable) -> list[Box] | None:
@@ -63,7 +63,7 @@ def restore(slot: ShardedVariable, read: Callable[[Sequence[Box]], tf.Tensor], s
     if share.mirror is not None:
         mirrored = read(share.layout.boxes((share.rank - share.offset) % share.layout.size))
         share.mirror.assign(tf.reshape(mirrored, share.mirror.shape))
-    if not is_deferring():
+    if not deferring_restored_values.get():
         slot.note_assignment(np.frombuffer(source.encode(), np.uint8))
 
 

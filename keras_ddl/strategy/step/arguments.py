@@ -159,7 +159,6 @@ class Arguments:
         return [shape if shape.rank is None else tuple(shape) for shape in shapes]
 
     def components(self, shapes: Sequence[Any]) -> list[tf.TensorSpec]:
-        """Returns the types of components of these shapes."""
         return [tf.TensorSpec(shape, each.dtype) for shape, each in zip(shapes, self.tensors)]
 
     def bound(self, step: Callable[..., Any], specs: Sequence[Any]) -> Callable[..., Any]:

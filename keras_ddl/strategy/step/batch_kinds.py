@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_ddl.compat.datasets import iterator_of_type
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.data.rows import global_batch, with_rows
+from keras_ddl.data.rows import global_batch, is_spec_of_tensor, with_rows
 
 
 class BatchKind:
@@ -43,11 +43,9 @@ class BatchKinds:
         self._kinds: list[BatchKind] = []
 
     def __bool__(self) -> bool:
-        """Whether any kind was met."""
         return bool(self._kinds)
 
     def clear(self) -> None:
-        """Forgets all kinds, and what was traced for them."""
         self._kinds.clear()
 
     def only_trace(self) -> BatchKind | None:
@@ -67,8 +65,8 @@ class BatchKinds:
         extents are open in which it differs from those before.
         """
         leaves = tf.nest.flatten(batch)
-        specs = tuple(leaf for leaf in leaves if _is_of_tensor(leaf))
-        structure = repr(tf.nest.map_structure(lambda leaf: "" if _is_of_tensor(leaf) else leaf, batch))
+        specs = tuple(leaf for leaf in leaves if is_spec_of_tensor(leaf))
+        structure = repr(tf.nest.map_structure(lambda leaf: "" if is_spec_of_tensor(leaf) else leaf, batch))
         served_by = None
         for kind in self._kinds:
             if kind.serves(structure, specs) and (served_by is None or served_by.serves(structure, kind.specs)):
@@ -102,12 +100,7 @@ def iterator_for_all(iterator: tf.data.Iterator, kind: BatchKind, rows: Sequence
 
 def _parts(leaves: Sequence[Any], kind: BatchKind, rows: Iterable[int | None]) -> list[Any]:
     specs = iter(kind.specs)
-    return [with_rows(next(specs), count) if _is_of_tensor(leaf) else leaf for leaf, count in zip(leaves, rows)]
-
-
-def _is_of_tensor(leaf: Any) -> bool:
-    # Keras carries a None through tf.data as an optional.
-    return isinstance(leaf, tf.TypeSpec) and not isinstance(leaf, tf.OptionalSpec)
+    return [with_rows(next(specs), count) if is_spec_of_tensor(leaf) else leaf for leaf, count in zip(leaves, rows)]
 
 
 def _is_among(spec: tf.TypeSpec, general: tf.TypeSpec) -> bool:

@@ -72,12 +72,10 @@ class CutStep:
 
     @property
     def rank(self) -> int:
-        """Of this process."""
         return self._job.rank
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return self._job.size
 
     @property
@@ -128,7 +126,7 @@ class CutStep:
             form = "form a smaller mesh, and " if self._job.mesh is not None else ""
             return f"when a rank is lost: the others {form}make this step again"
         return (
-            "when a rank is lost: the job ends. Started by `keras-ddl run --min-np M`, the others make this step again"
+            "when a rank is lost: the job ends. Started by `keras-ddl run -np MIN:MAX`, the others make this step again"
         )
 
     def restore(self) -> None:
@@ -263,7 +261,6 @@ class CutStep:
         self._used += variables
 
     def used_variables(self) -> list[tf.Variable]:
-        """Returns the variables that its traces use, in an order that is the same on all ranks."""
         return list(self._used)
 
     def program_of(self, concrete: ConcreteFunction) -> cut.Program:
@@ -414,12 +411,10 @@ def broadcast_numbers(variables: Sequence[tf.Variable], root: int) -> None:
 
 
 def numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Returns the variables of numbers among all."""
     return [each for each in variables if each.dtype not in (tf.string, tf.variant, tf.resource)]
 
 
 def _whole_numbers_of(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Returns the variables of numbers that every rank holds in full."""
     return [each for each in numbers_of(variables) if sharded_slots.sharded_variable(each) is None]
 
 

@@ -17,7 +17,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -25,7 +24,7 @@ from keras_ddl import communicator, errors
 from keras_ddl.communicator import idleness
 from keras_ddl.communicator.started import Started
 from keras_ddl.compat import tensorflow as tf_compat
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data.rows import BatchRows
 from keras_ddl.errors import (
@@ -49,7 +48,7 @@ _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
 _T = TypeVar("_T")
 _calls: list[_Call] = []  # under way, of all threads
-_in_call: ContextVar[bool] = ContextVar("keras_ddl_in_call", default=False)
+_in_call = Setting("in_call", False)
 _thread = threading.local()
 _starting = threading.Lock()
 _watching = False
@@ -109,7 +108,7 @@ def _together(call: Callable[[], _T], caller: Caller) -> _T:
     _watch()
     _calls.append(under_way)
     try:
-        with setting(_in_call, True), tf_compat.CancellationManagerContext(under_way.manager):
+        with _in_call(True), tf_compat.CancellationManagerContext(under_way.manager):
             return call()
     except Exception as error:
         if under_way.end() and isinstance(error, _ENDS):

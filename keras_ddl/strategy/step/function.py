@@ -65,7 +65,6 @@ class StepFunction(Caller):
 
     @property
     def rank(self) -> int:
-        """Of this process."""
         return self.cut_step.rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +178,7 @@ class StepFunction(Caller):
             f"{self.__name__}: all ranks must call a step with {same}.",
             "Read the same data in the same order on every rank. If each rank has rows of its own, use "
             'strategy.function(step, batches="rank"); they may be those of strategy.experimental_distribute_dataset '
-            'under keras_ddl.Strategy(data="rank0"), where rank 0 reads and every rank gets its rows.',
+            'under keras_ddl.Strategy(reader="rank0"), where rank 0 reads and every rank gets its rows.',
             received=lambda _, __, other: f"in call {call} rank {other}'s arguments differ from rank 0's",
         )
 

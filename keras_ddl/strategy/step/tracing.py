@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 
-from keras_ddl.compat.context import setting
+from keras_ddl.compat.context import Setting
 from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.strategy.job import Job
 
-_sees_global_batch: ContextVar[bool] = ContextVar("keras_ddl_sees_global_batch", default=False)
-_job_of_step: ContextVar[Job | None] = ContextVar("keras_ddl_job_of_step", default=None)
-
-
-def sees_global_batch() -> bool:
-    """Whether this thread is tracing, or running, a step on the batch of all ranks, as one process would."""
-    return _sees_global_batch.get()
+# Whether this thread is tracing, or running, a step on the batch of all ranks, as one process would.
+_sees_global_batch = Setting("sees_global_batch", False)
+sees_global_batch = _sees_global_batch.get
+# The job whose step this thread traces, to be cut for its ranks.
+tracing_for: Setting[Job | None] = Setting("job_of_step", None)
 
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
     """Inside, the program's code means what it means in one process: it sees the batch of all ranks."""
-    with setting(_sees_global_batch, True), outside_strategies():
+    with _sees_global_batch(True), outside_strategies():
         yield
-
-
-def job_of_step() -> Job | None:
-    """Returns the job whose step this thread traces, or None."""
-    return _job_of_step.get()
-
-
-def tracing_for(job: Job) -> AbstractContextManager[None]:
-    """Returns a context in which a step is traced, to be cut for the ranks of `job`."""
-    return setting(_job_of_step, job)
 
 
 def as_one_graph(

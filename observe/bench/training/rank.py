@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import time
@@ -37,7 +36,6 @@ class Plan:
     epochs: int
 
     def global_batch(self, ranks: int) -> int:
-        """Returns the rows of a step of `ranks` ranks together."""
         return self.batch if self.strong else self.batch * ranks
 
 
@@ -106,7 +104,7 @@ def measure(plan: Plan, train: bool) -> Sample:
     return Sample(
         step,
         traffic,
-        sum(math.prod(weight.shape) * _itemsize(weight.dtype) for weight in weights),
+        sum(weight.numpy().nbytes for weight in weights),
         keras_ddl.num_hosts(),
         available,
         machine(),
@@ -125,10 +123,6 @@ def _length(batches: Any) -> int:
     """Returns the number of batches of a PyDataset, which fit does not repeat; for other data, a very large number."""
     length = getattr(batches, "num_batches", None)
     return length or 1 << 62
-
-
-def _itemsize(dtype: str) -> int:
-    return {"float64": 8, "float16": 2, "bfloat16": 2}.get(str(dtype), 4)
 
 
 def _to_accuracy(plan: Plan, batch: int, scope: Any) -> Reached:

@@ -11,7 +11,7 @@ import pytest
 from made_hosts import NFS_MOUNT, ROOT_MOUNT, found, other_host
 
 from keras_ddl import packages
-from keras_ddl.doctor import checkpoint_directory, control_groups, host, ranks
+from keras_ddl.doctor import checkpoint_directory, host, ranks
 from keras_ddl.launch import host_facts
 from keras_ddl.launch.finding import Finding, Severity, merged, worst
 
@@ -99,14 +99,14 @@ def test_doctor_finds_the_limits_of_control_groups_above(tmp_path):
         (tmp_path / name).write_text(text)
 
     write("proc/self/cgroup", "5:cpu,cpuacct:/job\n4:memory:/job/step\n0::/slurm/job/step\n")
-    assert control_groups.cores(tmp_path) is None and control_groups.memory(tmp_path) is None
+    assert host.cpu_limit(tmp_path) is None and host.memory_limit(tmp_path) is None
     write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000")
     write("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", str(2**63 - 4096))
     write("sys/fs/cgroup/slurm/job/cpu.max", "300000 100000")
-    assert control_groups.cores(tmp_path) == 3 and control_groups.memory(tmp_path) == 1000
+    assert host.cpu_limit(tmp_path) == 3 and host.memory_limit(tmp_path) == 1000
     write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "150000")
     write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
-    assert control_groups.cores(tmp_path) == 1.5
+    assert host.cpu_limit(tmp_path) == 1.5
 
 
 def test_findings_that_all_hosts_share_are_told_once():

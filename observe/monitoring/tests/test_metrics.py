@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.event_lines import PAGE, schema, values_of
@@ -95,14 +94,6 @@ def test_metrics_count_spares_when_they_have_joined() -> None:
     assert values(metrics)["ranks_expected"] == 1
 
 
-def test_metrics_of_a_program_without_a_strategy_are_those_of_its_ranks() -> None:
-    metrics = Metrics()
-    start(metrics, 2)
-    shown = values(metrics)
-    assert shown["ranks_alive"] == 2
-    assert not {"steps_total", "rows_total", "exposed_communication_seconds_total"} & shown.keys()
-
-
 def test_metrics_leave_out_what_is_no_number() -> None:
     metrics = Metrics()
     start(metrics, 1)
@@ -124,15 +115,6 @@ def test_page_names_every_event_and_metric() -> None:
         assert re.search(rf"`{name}[`{{]", text), name
     for name in set(re.findall(r"keras_ddl_\w+", text)) - {"keras_ddl_ranks"}:
         assert name.removesuffix("_total") in {each.name for each in metrics.collect()}, name
-
-
-def test_scrape_configuration_of_the_page_is_what_prometheus_reads() -> None:
-    """By its documentation; `promtool check config` is not at hand here."""
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (job,) = yaml.safe_load(block)["scrape_configs"]
-    assert job.keys() == {"job_name", "scrape_interval", "static_configs"}
-    assert re.fullmatch(r"\d+s", job["scrape_interval"])
-    assert all(re.fullmatch(r"[\w.]+:\d+", each) for some in job["static_configs"] for each in some["targets"])
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------

@@ -76,9 +76,9 @@ def watch(started: Started, port: int, done: list[Path]) -> list[dict[str, float
 @pytest.mark.parametrize("killed", [None, 0, 1])
 def test_metrics_of_a_training_that_goes_on_without_a_rank(killed: int | None, tmp_path: Path) -> None:
     program, port = write_program(tmp_path, TRAINING), free_port()
-    options = ["--min-np", "2", "--metrics-port", str(port), "--events", "events.jsonl"]
+    options = ["--metrics-port", str(port), "--events", "events.jsonl"]
     started = Started(
-        ["run", "-np", "3", *options, "python", program, *([] if killed is None else [str(killed)])], tmp_path
+        ["run", "-np", "2:3", *options, "python", program, *([] if killed is None else [str(killed)])], tmp_path
     )
     left = [rank for rank in range(3) if rank != killed]
     scrapes = watch(started, port, [tmp_path / f"done-{rank}" for rank in left])

@@ -20,7 +20,8 @@ def train():
 
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    strategy = keras_ddl.Strategy(bucket_bytes=1_100_000)
+    os.environ["KERAS_DDL_BUCKET_BYTES"] = "1100000"
+    strategy = keras_ddl.Strategy()
     import keras
 
     with strategy.scope():

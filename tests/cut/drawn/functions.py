@@ -83,11 +83,6 @@ def listed(value: Any, how: str) -> Any:
     return raw.TensorListStack(input_handle=values, element_shape=shape, **kind)
 
 
-def stopped_with_shape_of(value: Any) -> Any:
-    """Returns ones whose shape is only known to tensors."""
-    return tf.ones(tf.shape(value), value.dtype)
-
-
 def in_rounds(function: Callable[[Any, Any], Any], value: Any) -> Any:
     """Returns `function` of a number and each part along axis 0, written to an array round by round."""
     parts = tf.TensorArray(value.dtype, tf.shape(value)[0])
@@ -98,6 +93,4 @@ def in_rounds(function: Callable[[Any, Any], Any], value: Any) -> Any:
     return tf.while_loop(lambda i, _: i < tf.shape(value)[0], round_, (0, parts))[1].stack()
 
 
-BY_NAME = {
-    each.__name__: each for each in (call, inner_gradient, clipped, called, listed, stopped_with_shape_of, in_rounds)
-}
+BY_NAME = {each.__name__: each for each in (call, inner_gradient, clipped, called, listed, in_rounds)}

@@ -113,8 +113,6 @@ class Drawing:
                 return False
             if not isinstance(value, tf.Tensor) or tf.size(value) > _MOST_ENTRIES or value.dtype == tf.float32:
                 return False
-            if "max_pool" in expression and tf.size(value) == 0:
-                return False  # TensorFlow leaves the gradient as it finds it in memory
             if value.dtype.is_floating and np.max(np.abs(np.nan_to_num(value, posinf=1e9)), initial=0) > 1e6:
                 return False
             found.append(value)
@@ -133,19 +131,14 @@ class Drawing:
         return len(self.spaces[0][name].shape)
 
     def pick(self, kind: str = "f", ranks: Sequence[int] = (0, 1, 2, 3, 4), like: str | None = None) -> str:
-        """Returns the name of a tensor of floats (f), integers (i), truth values (b) or texts (s).
+        """Returns the name of a tensor of floats (f), integers (i) or truth values (b).
 
         Raises: LookupError: there is none.
         """
         fitting = []
         for name in self.names:
             dtype = self.spaces[0][name].dtype
-            is_kind = {
-                "f": dtype.is_floating,
-                "i": dtype.is_integer,
-                "b": dtype == tf.bool,
-                "s": dtype == tf.string,
-            }[kind]
+            is_kind = {"f": dtype.is_floating, "i": dtype.is_integer, "b": dtype == tf.bool}[kind]
             if is_kind and self.rank(name) in ranks and (like is None or self.shape(name) == self.shape(like)):
                 fitting.append(name)
         if not fitting:

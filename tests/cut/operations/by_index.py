@@ -12,44 +12,19 @@ from keras_ddl.compat.tensorflow import tf
 raw = tf.raw_ops
 
 
-@case("GatherV2", "OneHot", "UnsortedSegmentSum")
+@case("GatherV2", "UnsortedSegmentSum")
 def by_index(x: Any) -> Any:
-    at = tf.argmax(x, 1)
-    table = tf.constant(np.arange(12.0).reshape(3, 4))
-    cube = rows_of(x, 3, 2)
-    found = [tf.gather(table, at), tf.gather(table, at, axis=1), tf.gather(x, [2, 0], axis=1), tf.gather(x, [0, 0])]
-    found += [
-        tf.gather(cube, at, batch_dims=1),
-        tf.gather(cube, tf.argmax(cube, 1), batch_dims=1),
-        tf.gather(x, tf.argsort(x[:, 0])),
-    ]
-    found += [
-        tf.gather(tf.reduce_sum(x, 0), [1, 1]),
-        tf.gather(tf.reduce_sum(x, 0), at),
-        tf.gather(cube, [[1, 0]], axis=1),
-    ]
-    found += [
-        tf.gather(tf.transpose(x), at, axis=0),
-        tf.gather(tf.transpose(x), tf.constant([2, 1])),
-        tf.gather(x, at, axis=1),
-    ]
-    found += [
-        tf.one_hot(at, 3),
-        tf.one_hot(at, 3, axis=0),
-        tf.one_hot(tf.argmax(cube, 1), 3, axis=1),
-        tf.one_hot(tf.argmax(x, 0), 3),
-    ]
-    big = tf.zeros([40, 2], tf.float64)
+    at, cube = tf.argmax(x, 1), rows_of(x, 3, 2)
+    found = [tf.gather(x, [0, 0]), tf.gather(x, tf.argsort(x[:, 0])), tf.gather(cube, tf.argmax(cube, 1), batch_dims=1)]
+    found += [tf.gather(tf.reduce_sum(x, 0), at), tf.gather(tf.transpose(x), at), tf.gather(x, at, axis=1)]
+    found += [tf.gather(x, tf.reduce_sum(tf.cast(at, tf.int32)) * 0), tf.one_hot(tf.argmax(cube, 1), 3, axis=1)]
     found += [tf.math.unsorted_segment_sum(x, at, 3), tf.math.unsorted_segment_sum(x[:, 0], at - 1, 2)]
     found += [tf.math.unsorted_segment_sum(x, tf.argmax(cube, 1)[:, :1] * tf.ones([1, 3], tf.int64), 3)]
+    table = tf.zeros([40, 2], tf.float64)
     with tf.GradientTape() as tape:
-        tape.watch(big)
-        loss = tf.reduce_sum(tf.gather(big, at * 7) * x[:, :2])
-    return [
-        *found,
-        tf.convert_to_tensor(tape.gradient(loss, big)),
-        tf.gather(x, tf.reduce_sum(tf.cast(at, tf.int32)) * 0),
-    ]
+        tape.watch(table)
+        loss = tf.reduce_sum(tf.gather(table, at * 7) * x[:, :2])
+    return [*found, tf.convert_to_tensor(tape.gradient(loss, table))]
 
 
 @case("ResourceGather")
@@ -84,9 +59,8 @@ def tables(x: Any) -> Any:
     vectors = raw.MutableHashTableOfTensorsV2(**types, value_shape=[2])
     vectors = filled([0, 1], tf.constant([[1.0, 2.0], [3.0, 4.0]], tf.float64), vectors)
     found += [_found(vectors, keys[:, 0], missing[None] * [1, 2])]
-    pairs = raw.MutableDenseHashTableV2(
-        empty_key=tf.constant([99, 99], tf.int64), deleted_key=tf.constant([98, 98], tf.int64), value_dtype=tf.float64
-    )
+    none, gone = (tf.constant([key, key], tf.int64) for key in (99, 98))
+    pairs = raw.MutableDenseHashTableV2(empty_key=none, deleted_key=gone, value_dtype=tf.float64)
     pairs = filled([[0, 0], [1, 1]], tf.constant([1.0, 2.0], tf.float64), pairs)
     found += [_found(pairs, keys[:, :2], missing), _found(pairs, keys[:, 1:], missing)]
     return found

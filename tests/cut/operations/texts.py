@@ -1,4 +1,4 @@
-"""Texts, and random numbers."""
+"""Texts."""
 
 from __future__ import annotations
 
@@ -40,16 +40,3 @@ def texts(x: Any) -> Any:
     found += [tf.strings.join([column, column]), tf.gather(line, tf.argmax(x, 1)), tf.reverse(text, [0])]
     found += [raw.Bucketize(input=x, boundaries=[-0.5, 0.0, 1.0]), raw.Bucketize(input=tf.transpose(x), boundaries=[])]
     return [*found, tf.strings.reduce_join(text, 1), tf.strings.reduce_join(text, 0)]
-
-
-@case("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessRandomUniformIntV2")
-@case("StatelessRandomUniformFullIntV2")
-def drawn_numbers(x: Any) -> Any:
-    rows, found = tf.shape(x)[0], []
-    for shape in ([rows, 3], [2 * rows, 3], [3, rows]):
-        normal = tf.random.stateless_normal(shape, [1, 2], dtype=tf.float64)
-        found += [normal, tf.random.stateless_uniform(shape, [3, 4], dtype=tf.float64)]
-        found += [tf.random.stateless_uniform(shape, [5, 6], 0, 9, tf.int32)]
-        found += [tf.random.stateless_uniform(shape, [7, 8], None, None, tf.int64)]
-        found += [normal * x[:, :1] if len(shape) == 2 and shape[0] is rows else normal * 2]
-    return found

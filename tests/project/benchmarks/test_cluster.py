@@ -47,6 +47,7 @@ def test_bytes_sent_between_hosts_are_the_least_possible(tmp_path, options, link
         assert 0.97 <= ratio <= 1.08, (link, ratio)
 
 
+@pytest.mark.long
 def test_cost_model_is_held_against_measured_links(tmp_path):
     options = ("--hosts", "2", "--ranks-per-host", "2", "--rate", "200mbit", "--sizes", "4M")
     # Status 1: a prediction is more than 15 % off, which a busy machine may bring about.

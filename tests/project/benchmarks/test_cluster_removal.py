@@ -41,8 +41,8 @@ def wait_for(condition, process: subprocess.Popen) -> None:
     ("signals", "running", "status"),
     [
         ((signal.SIGINT, signal.SIGINT), True, 130),
-        ((signal.SIGTERM,), True, 1),
-        ((signal.SIGTERM,), False, 1),
+        pytest.param((signal.SIGTERM,), True, 1, marks=pytest.mark.long),
+        pytest.param((signal.SIGTERM,), False, 1, marks=pytest.mark.long),
     ],
     ids=["Ctrl-C twice", "SIGTERM", "SIGTERM while it is built"],
 )

@@ -23,6 +23,7 @@ SECONDS = 500  # only a hang takes longer
 
 # What takes more than some ten seconds of a core: many processes that import TensorFlow, or the core compiled.
 LONG = {
+    "benchmarks/cluster.py",  # test_cluster.py runs it, too
     "benchmarks/compression_accuracy.py",
     "benchmarks/export.py",
     "benchmarks/first_step.py",
@@ -33,6 +34,7 @@ LONG = {
     "benchmarks/shard_optimizer.py",
     "benchmarks/survival.py",
     "benchmarks/survival_peers.py",
+    "benchmarks/validate_model.py",
     "examples/horovod/keras_digits.py",
     "tools/versions.py",
 }

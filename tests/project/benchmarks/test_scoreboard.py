@@ -77,11 +77,6 @@ def test_judge_crashed_before_hung():
     assert judge(outcome(), [Outcome(ended=HUNG), Outcome(ended=CRASHED)]).kind == CRASHED
 
 
-def test_judge_needs_what_one_process_left():
-    assert judge(Outcome(error="TypeError: ragged"), [outcome()]).detail == "one process: TypeError: ragged"
-    assert judge(Outcome(ended=CRASHED), [outcome()]).kind == NONE
-
-
 def test_judge_tells_a_warning_that_one_process_did_not_have():
     expected, seen = outcome(), outcome((1.0, 0.0))
     seen.warned = expected.warned = ["usual"]

@@ -118,7 +118,7 @@ def test_a_strategy_replaces_what_the_page_lists_and_no_mathematics(tmp_path):
 
         train(keras_ddl.Strategy().scope())
         plain = replaced_since(before)
-        strategy = keras_ddl.Strategy(shard_optimizer=True)
+        strategy = keras_ddl.Strategy(sharding="optimizer")
         callbacks = [
             Look(),
             keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}.keras"),

@@ -61,12 +61,6 @@ def test_custom_loop_learns_on_two_ranks(tmp_path):
 
 
 @pytest.mark.long
-def test_own_collective_equals_numpy_on_two_ranks(tmp_path):
-    output = on_two_ranks(tmp_path, "own_collective.py", "--iterations", 12)
-    assert "largest difference from NumPy on all rows" in output
-
-
-@pytest.mark.long
 def test_horovod_scripts_learn_on_two_ranks(tmp_path):
     output = on_two_ranks(tmp_path, "horovod/keras_digits.py", "--epochs", 4)
     assert held_out_accuracy(output) > 0.85

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 
 import numpy as np
@@ -88,23 +87,6 @@ def test_first_two_batches_show_keras_that_widths_differ(alone):
     assert [len(sentences) for _, sentences in one_width.epoch(0)] == [10] * 50
 
 
-def test_buckets_have_as_little_padding_as_any():
-    random = np.random.default_rng(0)
-    for _ in range(10):
-        lengths = random.integers(1, 9, [300, 2])
-        longer = lengths.max(axis=1)
-        kinds = np.unique(longer)
-
-        def padded(cuts):
-            members = [lengths[(longer > low) & (longer <= high)] for low, high in zip([0, *cuts], [*cuts, 9])]  # noqa: B023
-            return sum(len(some) * some.max(axis=0).sum() for some in members)
-
-        least = min(padded(cuts) for count in range(3) for cuts in itertools.combinations(kinds[:-1], count))
-        plan = Plan(lengths, tokens=32, buckets=3, seed=0)
-        assert len(plan.buckets) == 3
-        assert sum(len(bucket.sentences) * sum(bucket.widths) for bucket in plan.buckets) == least
-
-
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("order", ["as it comes", "sorted by length"])
 def test_batches_are_the_same_on_any_number_of_ranks(small, texts, cut, epochs, tmp_path, size, order):
@@ -157,45 +139,7 @@ def test_batches_leave_out_what_is_empty_or_too_long(tmp_path, cut):
         on_ranks(3, lambda ranks: Batches(paths, cut, tokens=64, longest=40, ranks=ranks))
 
 
-def test_fewer_sentences_than_a_batch_are_one_batch():
-    draw = np.random.default_rng(0)
-    for count in (5, 20, 80):
-        plan = Plan(draw.integers(1, 40, (count, 2)), tokens=50_000, buckets=8, seed=0)
-        assert plan.steps == len(plan.buckets) == 1
-        (batch,) = [sentences for _, sentences in plan.epoch(0)]
-        assert sorted(batch) == list(range(count))
-
-
 def test_batches_of_another_rank_are_refused(small, cut):
     first, _ = on_ranks(2, lambda ranks: Batches(small["train"], cut, ranks=ranks, **SETTINGS))
     with pytest.raises(KeyError, match="its own rows"):
         first[0]
-
-
-def test_batches_train_a_keras_model(small, cut, texts):
-    import keras
-
-    class Seen(keras.layers.Layer):
-        """Adds up what passes, to compare it with the corpus."""
-
-        def build(self, _):
-            self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
-
-        def call(self, ids):
-            self.total.assign_add(keras.ops.sum(keras.ops.cast(ids, "int64")))
-            return ids
-
-    source, target = (
-        keras.Input([None], dtype="int32", name="source"),
-        keras.Input([None], dtype="int32", name="target"),
-    )
-    seen = Seen()
-    embed = keras.layers.Embedding(len(cut), 4)
-    context = keras.layers.GlobalAveragePooling1D(keepdims=True)(embed(seen(source)))
-    model = keras.Model({"source": source, "target": target}, keras.layers.Dense(len(cut))(embed(target) + context))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=subwords.PADDING))
-    batches = Batches(small["train"], cut, **SETTINGS)
-    model.fit(batches, epochs=2, shuffle=False, verbose=0)
-    assert batches.epoch == 2 and np.isfinite(model.evaluate(batches, verbose=0))
-    ids = sum(map(sum, cut.encode(texts[0]))) + subwords.END * len(texts[0])
-    assert int(seen.total) == 3 * ids

@@ -38,11 +38,6 @@ def test_a_training_has_diverged_by_a_rule(losses, rule):
     assert divergence.diverged(losses, 100, BLIND) == rule
 
 
-def test_the_end_is_a_tenth_of_the_steps():
-    assert divergence.ends(range(25), 100).tolist() == [2.0, 9.5, 19.5]
-    assert divergence.ends([3.0], 5).tolist() == [3.0]
-
-
 def test_a_row_says_what_the_guard_did(tmp_path):
     stopped = training([5.0] * 50, diverging.STOP, [(50, "DivergenceGuard: loss is 5. Training stops.")])
     back = training(FALLING, diverging.BACK, [(50, "DivergenceGuard: loss is 5. Training goes back to step 0 ...")])

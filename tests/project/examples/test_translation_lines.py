@@ -80,16 +80,6 @@ def test_lines_of_unequal_files_are_refused(tmp_path):
             on_ranks(size, lambda ranks: lines.read_range([tmp_path / "a", tmp_path / "b"], ranks))
 
 
-def test_sample_is_spread_over_the_file(tmp_path):
-    path = tmp_path / "numbers"
-    path.write_text("".join(f"{number:0200d}\n" for number in range(6400)))
-    assert len(set(lines.sample(path, 5))) == 5
-    for count, most in ((640, 640), (10_000, 6400)):
-        sampled = [int(line) for line in lines.sample(path, count)]
-        assert 0.9 * most <= len(set(sampled)) == len(sampled) <= most
-        assert np.histogram(sampled, 10, (0, 6400))[0].min() > most / 20
-
-
 def test_subwords_give_sentences_back(cut, texts, tmp_path):
     ids = cut.encode(texts[1])
     assert cut.decode(ids) == texts[1]
@@ -101,35 +91,9 @@ def test_subwords_give_sentences_back(cut, texts, tmp_path):
         assert other.model == cut.model and other.encode(texts[1][:50]) == ids[:50]
 
 
-def test_subwords_follow_the_rule_that_a_graph_can_follow(cut, texts):
-    scores = {piece: score for number, (piece, score) in enumerate(cut.pieces) if number > subwords.END}
-
-    def rule(text):
-        parts = list("▁" + text.replace(" ", "▁"))
-        while True:
-            joined = [scores.get(one + other, -np.inf) for one, other in zip(parts, parts[1:])]
-            if not joined or max(joined) == -np.inf:
-                return parts
-            place = joined.index(max(joined))
-            parts[place : place + 2] = [parts[place] + parts[place + 1]]
-
-    number_of = {piece: number for number, (piece, _) in enumerate(cut.pieces)}
-    for text in [*texts[0][:150], *texts[1][:150], "a phrase of other words 1997"]:
-        ids = [number_of.get(piece, subwords.UNKNOWN) for piece in rule(text)]
-        without_repeats = [one for i, one in enumerate(ids) if one != subwords.UNKNOWN or ids[i - 1 : i] != [one]]
-        assert cut.encode([text]) == [without_repeats], text
-
-
 def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
     (tmp_path / "latin").write_bytes("gut\nfünf\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"must be UTF-8. Received: b'f\\xfcnf.* in .*latin"):
         lines.read_lines(tmp_path / "latin")
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfone\n")
     assert lines.read_lines(tmp_path / "marked") == ["one"]
-
-
-def test_a_vocabulary_has_a_place_for_each_character():
-    text = ["".join(map(chr, range(0x4E00, 0x4E00 + 90)))] * 3
-    with pytest.raises(ValueError, match=r"vocabulary=80, and a text that needs 95\. Raise it"):
-        subwords.train(text, 80)
-    assert len(subwords.train(text, 95)) >= 90

@@ -84,21 +84,6 @@ def test_greedy_translation_takes_the_likeliest_of_each_position(model):
         np.testing.assert_allclose(score[row], total / ((5 + length) / 6) ** 0.6, rtol=1e-4)
 
 
-def test_tables_of_the_transformer_are_one():
-    made = MODELS["before"]()
-    made({"source": SOURCE, "target": TARGET})
-    assert [v.path for v in made.trainable_variables if VOCABULARY in v.shape] == ["transformer/table"]
-
-
-def test_a_width_that_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="multiple of heads"):
-        Transformer(VOCABULARY, width=8, heads=3)
-    with pytest.raises(ValueError, match="'before' or 'after'"):
-        Transformer(VOCABULARY, normalize="never")
-    with pytest.raises(ValueError, match="odd"):
-        LSTMTranslator(VOCABULARY, units=7)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_is_the_mean_over_tokens(smoothing):
     random = np.random.default_rng(0)
@@ -150,12 +135,3 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty):
         padded = list(expected) + [names.PADDING] * (ids.shape[1] - len(expected))
         assert ids[row].numpy().tolist() == padded
         np.testing.assert_allclose(score[row], best, rtol=1e-4)
-
-
-def test_a_wider_beam_finds_nothing_worse():
-    table = np.random.default_rng(3).normal(scale=2, size=(50, 9, 9, 9)).astype("float32")
-    state = {"row": tf.range(50), "before": tf.fill([50], names.BEGIN)}
-    scores = [
-        beam_search(table_step(table), state, beam=beam, longest=8, length_penalty=0.0)[1].numpy() for beam in (1, 8)
-    ]
-    assert (scores[1] >= scores[0] - 1e-5).mean() > 0.95 and (scores[1] > scores[0] + 0.1).any()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from examples.translation_parts import (
     Translator,
-    averaging,
     corpus,
     evaluation,
     history,
@@ -151,25 +150,6 @@ def test_a_training_does_not_go_on_with_other_sizes(trained):
 def test_an_epoch_that_was_begun_again_is_one_of_the_curve(tmp_path):
     (tmp_path / "history.csv").write_text("epoch,loss\n0,5\n1,4\n1,3\n2,2\n")
     assert history.read(tmp_path / "history.csv") == {"epoch": [0, 1, 2], "loss": [5, 3, 2]}
-
-
-@pytest.mark.parametrize("name, value", [("epochs", 0), ("average", 0), ("warmup", 0), ("save_every", 0)])
-def test_settings_that_no_training_can_have_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be 1 or more. Received: {name}=0"):
-        dataclasses.replace(settings.PRESETS["transformer"], **{name: value})
-
-
-@pytest.mark.long
-def test_averaging_takes_as_many_as_there_are(trained):
-    run, _, _ = trained
-    model, _, _ = run.load()
-    before = [variable.numpy() for variable in model.trainable_variables]
-    steps = averaging.average_checkpoints(model, run.checkpoints, 5)
-    assert steps == [one.step for one in checkpoint.list_checkpoints(run.checkpoints)]
-    for variable, value in zip(model.trainable_variables, before):
-        np.testing.assert_allclose(variable, value, rtol=1e-6, atol=1e-7)
-    averaging.average_checkpoints(model, run.checkpoints, 1)
-    assert np.abs(model.trainable_variables[0].numpy() - before[0]).max() > 1e-4
 
 
 @pytest.fixture

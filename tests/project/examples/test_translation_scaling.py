@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from examples.translation_parts import original, scaling, strong_scaling, trainings
+from examples.translation_parts import original, scaling, strong_scaling
 
 from harness.examples import EXAMPLES, run
 from harness.launching import python_path
@@ -55,15 +55,6 @@ def test_rows_here_have_their_predictions():
     assert rows[2]["error %"] == pytest.approx(100 * (rows[2]["step ms"] / 500 - 1))
 
 
-def test_assumed_sparse_tables_grow_with_the_ranks():
-    training = strong_scaling.Training()
-    dense = training.vocabulary * training.width * 4
-    assert dense == 33_945 * 4096
-    # Published: 82 times at 64 processes of some 5,000 tokens.
-    assert training.gathered(64, 64 * 5_000) == 64 * (33_945 + 10_000) * (4096 + 4)
-    assert training.gathered(64, 64 * 5_000) / dense == pytest.approx(82, rel=0.02)
-
-
 def test_strong_scaling_is_fitted_to_weak_scaling_alone():
     training = strong_scaling.Training()
     rows = strong_scaling.predictions(training, [16, 200, 256], 819_200, 5_000)
@@ -94,15 +85,6 @@ def test_predictions_are_printed_written_and_drawn(study, tmp_path, capsys):
         study.main(["--plot", "rows.txt"])
 
 
-def test_what_cannot_be_emulated_is_told(monkeypatch, tmp_path):
-    chosen = SimpleNamespace(ranks=[], hosts=[2], rate="1gbit", rounds=1)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "iproute2" in trainings.run(tmp_path, chosen)[2]
-    monkeypatch.setattr(trainings, "EXAMPLES", tmp_path / "examples")
-    here, emulated, why = trainings.run(tmp_path, chosen)
-    assert here == emulated == {} and "part of the repository" in why
-
-
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize("model, ranks, hosts", [("lstm", [2], []), ("transformer", [], [2])])
@@ -121,10 +103,3 @@ def test_trainings_are_measured_and_emulated(model, ranks, hosts, tmp_path):
     assert [(row["how"], row["ranks"]) for row in here] == expected, shown
     assert all(row["step ms"] > 0 and row["words/s"] > 0 for row in here)
     assert model in here[0]["note"] and "MB of gradients" in here[0]["note"]
-
-
-@pytest.mark.long
-def test_trainings_that_fail_end_the_study_with_what_they_wrote(tmp_path):
-    settings = {"model": "perceptron", "tokens": 256, "pairs": 20, "rounds": 1}
-    with pytest.raises(SystemExit, match="1 rank.s. has failed(?s:.*)invalid choice: 'perceptron'"):
-        trainings.run(tmp_path, SimpleNamespace(ranks=[1], hosts=[], rate="1gbit", **settings))

@@ -24,6 +24,7 @@ from keras_ddl import export, model_state
 SMALL = settings.Settings(width=16, heads=2, inner=32, units=16, layers=1, vocabulary=300, longest=24)
 SENTENCES = ["the third of May", "", "  five  Äpfel, zwölf 日本 ", "twenty-one", "straße"]
 PROOF = "so do the signatures translate"
+pytestmark = pytest.mark.long
 
 
 def exported(folder, model, cut):
@@ -85,7 +86,6 @@ def check(path, model, cut):
     np.testing.assert_allclose(found_scores, scores, rtol=1e-4)
 
 
-@pytest.mark.long
 def test_translate_answers_strings_as_python_does(transformer):
     path, model, cut = transformer
     check(path, model, cut)
@@ -102,7 +102,6 @@ def test_translate_refuses_what_is_too_long(transformer):
     assert text
 
 
-@pytest.mark.long
 def test_the_command_answers_in_a_process_of_its_own(transformer, tmp_path):
     path, model, cut = transformer
     texts, scores = by_python(model, cut, ["the third of May", "fünf Äpfel", "", "twenty-one"])
@@ -123,7 +122,6 @@ def test_the_command_says_what_is_missing(transformer, tmp_path):
     assert "translation.training" not in said and "keras-ddl export mine/averaged mine/saved_model" in said
 
 
-@pytest.mark.long
 def test_the_command_takes_phrases_and_refuses_long_ones_and_other_models(transformer, tmp_path):
     path, model, cut = transformer
     texts, _ = by_python(model, cut, SENTENCES)
@@ -135,7 +133,6 @@ def test_the_command_takes_phrases_and_refuses_long_ones_and_other_models(transf
     assert "has the signature 'translate'" in said and "saved_model/12" in said
 
 
-@pytest.mark.long
 def test_the_lstm_is_exported_and_a_server_translates(cut, tmp_path):
     path, model, cut = exported(tmp_path, untrained("lstm", cut), cut)
     check(path, model, cut)

@@ -6,7 +6,6 @@ import functools
 import random
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from examples.translation_parts import GraphSubwords, subwords
 from sentencepiece import sentencepiece_model_pb2
@@ -84,10 +83,3 @@ def test_graph_joins_ids_in_any_order_as_sentencepiece(cut):
     decoded = GraphSubwords(cut).decode(tf.constant(ids)).numpy()
     assert [each.decode() for each in decoded] == cut.decode(ids)
     assert cut.decode([]) == []
-
-
-def test_graph_refuses_subwords_beyond_a_word(cut):
-    model = sentencepiece_model_pb2.ModelProto.FromString(cut.model)
-    model.pieces[-1].piece = "of▁May"
-    with pytest.raises(ValueError, match=r"where it begins. Received: \['of▁May'\]"):
-        GraphSubwords(subwords.Subwords(model.SerializeToString()))

@@ -12,7 +12,6 @@ from harness.examples import EXAMPLES
 # Not for longer than this: the folder also holds examples/horovod, which `import horovod` would find.
 sys.path.insert(0, str(EXAMPLES))
 from translation import (
-    averaging,
     corpus,
     evaluation,
     history,
@@ -57,7 +56,6 @@ __all__ = [
     "TokenCrossentropy",
     "Transformer",
     "Translator",
-    "averaging",
     "beam_search",
     "corpus",
     "divergence",

@@ -48,6 +48,7 @@ def assert_has_picture(cell) -> None:
     assert any("image/png" in out.get("data", {}) for out in cell.outputs), cell.id
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_first_run_from_top_to_bottom(tmp_path: Path):
     results = tmp_path / "results"

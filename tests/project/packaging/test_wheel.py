@@ -187,7 +187,8 @@ def other_pythons():
     return found
 
 
-@pytest.mark.parametrize("version", ["3.11", pytest.param("3.12", marks=pytest.mark.long), "3.13"])
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_same_wheel_runs_on_other_pythons(version, wheel, work, tmp_path):
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         pytest.skip("the tests themselves run on it")

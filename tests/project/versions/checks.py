@@ -209,7 +209,11 @@ def check_export(run: Run) -> Values:
     from keras_ddl import callbacks
 
     folder, asked = str(run.folder / "exported"), run.folder / "asked.npy"
-    trained(model, epochs=1, callbacks=[callbacks.Checkpoint(folder, monitor="loss", mode="min", sample=x[:5])])
+    trained(
+        model,
+        epochs=1,
+        callbacks=[callbacks.Checkpoint(folder, monitor="loss", mode="min"), callbacks.ExportBase(sample=x[:5])],
+    )
     answer = None
     if run.rank == 0:
         result = keras_ddl.export.export_saved_model(folder, str(run.folder / "saved_model"))

@@ -85,28 +85,6 @@ def test_checks_behind_one_that_ends_the_job_run_in_another(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds", "ended"),
-    [
-        ("print('one'); print('two')", 60, "status 0, two"),
-        ("import sys; sys.exit('broken')", 60, "status 1, broken"),
-        ("import time; time.sleep(60)", 0.2, "it took more than 0.2 s"),
-    ],
-)
-def test_job_says_how_it_ended(code, seconds, ended, tmp_path):
-    log = tmp_path / "log"
-    log.write_text("of an earlier job\n")
-    assert versions.job([sys.executable, "-c", code], {}, tmp_path, seconds, log).removesuffix(", ") == ended
-
-
-def test_command_that_fails_tells_its_last_words(tmp_path):
-    log = tmp_path / "log"
-    assert versions.command([sys.executable, "-c", "print(1)"], log) == "1\n"
-    with pytest.raises(versions.Failed, match="^last$"):
-        versions.command([sys.executable, "-c", "print('first'); print('last'); raise SystemExit(3)"], log)
-    assert log.read_text().endswith("first\nlast\n")
-
-
-@pytest.mark.parametrize(
     ("found", "words"),
     [
         ({"a": np.arange(3.0) + 1e-13, "b": "x"}, ""),

@@ -1,30 +1,18 @@
-"""What a training says of its speed while it runs: StepMetrics, and rank 0's bar. Run by test_strategy.py."""
+"""StepMetrics on real ranks. Run by test_step_metrics.py."""
 
-import contextlib
-import functools
-import io
 import os
-import re
 import subprocess
 import time
 import warnings
-from unittest import mock
 
 import numpy as np
-import pytest
-from callbacks.common import shared_folder
-from keras.src.callbacks import progbar_logger
 
 import keras_ddl
-from harness.rank_program import long
 from keras_ddl import timeline
 from keras_ddl.compat.tensorflow import tf
-from keras_ddl.errors import ConfigError
-from keras_ddl.strategy.keras_patches import progress
-from strategy.common import RANK, SIZE, X, Y, keras, linear_model
+from strategy.common import RANK, SIZE, X, Y, keras, linear_model, shared_folder
 
-ROWS, BATCH = len(X), 10  # the last batch has fewer
-STEPS = -(-ROWS // BATCH)
+BATCH = 10  # the last batch of 43 rows has fewer
 LATE = 0.05
 
 
@@ -33,12 +21,8 @@ class Sleep(keras.callbacks.Callback):
 
     never_stops_within_epoch = True
 
-    def __init__(self, seconds=0.02 + LATE * (RANK == SIZE - 1 != 0)):
-        super().__init__()
-        self.seconds = seconds
-
     def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(self.seconds)
+        time.sleep(0.02 + LATE * (RANK == SIZE - 1 != 0))
 
 
 def written(folder):
@@ -50,7 +34,6 @@ def written(folder):
     return {tag: [(e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
 
 
-@long
 def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
     if os.geteuid():
         return  # only root may mount a disk
@@ -72,7 +55,6 @@ def check_step_metrics_on_a_full_disk_are_lost_and_training_goes_on():
         assert timeline.take() == [], "nothing is kept after the training"
 
 
-@long
 def check_step_metrics_are_the_jobs_and_written_by_rank_0():
     model = linear_model()
     with shared_folder() as folder:
@@ -101,54 +83,3 @@ def check_step_metrics_are_the_jobs_and_written_by_rank_0():
         exposed = [value for _, value in found["job/exposed_communication_seconds"]]
         assert max(exposed) > 0.6 * LATE, exposed  # rank 0 waits for the last one
         assert all(0 < value < seconds[step] for step, value in found["job/input_wait_seconds"])
-
-
-def check_step_metrics_refuse_what_is_no_number_of_steps():
-    for wrong in (0, -1, True, 2.0, "epoch"):
-        with pytest.raises(ConfigError) as caught:
-            keras_ddl.callbacks.StepMetrics("logs", every=wrong)
-        assert "number of steps, 1 or more" in str(caught.value) and repr(wrong) in str(caught.value)
-
-
-@long
-def check_bar_is_rank_0s_with_the_rows_of_all_and_metrics_of_all_ranks():
-    model = linear_model(metrics=["mae"])
-    one_process = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-    one_process.compile("sgd", "mse", metrics=["mae"])
-    one_process.set_weights(model.get_weights())
-
-    def shown(model, verbose, sleep):
-        out = io.StringIO()
-        every_step = mock.patch.object(progbar_logger, "Progbar", functools.partial(keras.utils.Progbar, interval=0))
-        with contextlib.redirect_stdout(out), every_step:  # a bar leaves out the states of steps of less than 50 ms
-            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=verbose, callbacks=[sleep])
-        return out.getvalue()
-
-    def values(text, key):  # every state of the bar
-        return re.findall(rf" {key}: ([\d.e,-]+)", text)
-
-    progress._said.clear()
-    for verbose in ("auto", 1, 2):
-        began = time.monotonic()
-        text = shown(model, verbose, Sleep())
-        took = time.monotonic() - began
-        expected = shown(one_process, verbose, Sleep(0.06)) if RANK == 0 else ""
-        if RANK != 0:
-            assert text == "", text
-        elif SIZE == 1:
-            assert "rows/s" not in text
-        else:
-            said = f"keras_ddl: {SIZE} ranks on 1 host train together, each on its part of every batch.\n"
-            assert text.startswith(said) if verbose == "auto" else "keras_ddl" not in text, text
-            states = STEPS + 1 if verbose != 2 else 1
-            assert len(values(text, "rows/s")) == states, text
-            # Of all ranks, without the first step; rank 0 itself sleeps in each.
-            speed = float(values(text, "rows/s")[-1].replace(",", ""))
-            assert (ROWS - BATCH) / took < speed < (ROWS - BATCH) / ((STEPS - 1) * 0.02), (speed, took)
-            for key in ("loss", "mae"):
-                assert len(values(text, key)) == states and values(text, key) == values(expected, key), (text, expected)
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):  # a bar that the program passes itself
-        model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[keras.callbacks.ProgbarLogger()])
-    assert RANK == 0 or out.getvalue() == ""

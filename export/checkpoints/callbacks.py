@@ -1,0 +1,133 @@
+"""Callbacks beside a Checkpoint: how the graph that exports need is made, and where checkpoints are published."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_ddl import export
+from keras_ddl.callbacks import Checkpoint
+from keras_ddl.errors import ConfigError
+
+Serve = str | Sequence[str] | Mapping[str, Any] | None
+
+
+class _BesideCheckpoint(keras.callbacks.Callback):
+    """A callback that a Checkpoint of the same fit reads."""
+
+    runs_last = True  # for `others`
+    others: Any = ()  # the callbacks of this fit, set by the Strategy's patches
+    never_stops_within_epoch = True
+    async_safe = True
+
+    @property
+    def of_this_process(self) -> tuple[str, ...]:
+        """What a rank that joins the others does not get from them: all, which its script has made, too."""
+        return tuple(vars(self))
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        saving = [each for each in self.others if isinstance(each, Checkpoint)]
+        name = type(self).__name__
+        if len(saving) != 1 or not saving[0].export_base:
+            received = f"{len(saving)} of them" if len(saving) != 1 else "one with export_base=False"
+            raise ConfigError(
+                f"{name} works beside one callbacks.Checkpoint that writes the base graph. Received: {received} in "
+                f"fit's callbacks. Pass callbacks=[Checkpoint(folder), {name}(...)]."
+            )
+
+
+class ExportBase(_BesideCheckpoint):
+    """Says what the Checkpoint of the same fit writes for `keras-ddl export`, where its defaults do not fit.
+
+        callbacks=[Checkpoint("ckpt"), ExportBase(sample=x[:4])]
+
+    A Checkpoint alone writes the graph of the model with the inputs that it is trained with.
+
+    Args:
+        sample: a few rows of real input, on which every export compares outputs; default: made-up rows.
+        serve: parts to export instead of the model, if the training step does not call the model itself: an attribute
+            (`serve="generator"`), several (`["generator", "discriminator"]`) or name -> attribute or layer
+            (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then selects one.
+        input_signature, classify, regress, signatures: as in `keras_ddl.export.write_base_graph`. If serve is a list or
+            a mapping, these and sample are mappings: part -> its value.
+    Raises:
+        ConfigError: bad arguments (when created); not beside one Checkpoint (at train begin).
+    """
+
+    def __init__(
+        self,
+        *,
+        sample: Any = None,
+        serve: Serve = None,
+        input_signature: Mapping[str, Any] | None = None,
+        classify: Any = None,
+        regress: Any = None,
+        signatures: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.parts = _parts(serve)
+        self.is_single = serve is None or isinstance(serve, str)
+        given = {
+            "sample": sample,
+            "input_signature": input_signature,
+            "classify": classify,
+            "regress": regress,
+            "signatures": signatures,
+        }
+        self.options = {name: self._options_of(name, given) for name in self.parts}
+
+    def _options_of(self, name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        if self.is_single:
+            return dict(given)
+        for option, value in given.items():
+            if value is not None and not (isinstance(value, Mapping) and set(value) <= set(self.parts)):
+                raise ConfigError(
+                    f"With several parts in serve, {option} must be a mapping from their names, {list(self.parts)}, to "
+                    f"a value each. Received: {list(value) if isinstance(value, Mapping) else type(value).__name__}."
+                )
+        return {option: None if value is None else value.get(name) for option, value in given.items()}
+
+
+class Publish(_BesideCheckpoint):
+    """Exports the checkpoints of the same fit while it trains, for a server that follows the directory.
+
+        callbacks=[Checkpoint("ckpt"), Publish("served")]
+
+    A process of lower priority exports on rank 0's host. A version's number is its checkpoint's step. Of checkpoints
+    made meanwhile, only the newest is exported next. A failed export is a warning; training continues.
+
+    Args:
+        dir: where the versions go; if ExportBase has several parts in serve, each has its own subdirectory.
+        keep: how many versions stay.
+    Raises:
+        ConfigError: bad arguments (when created); not beside one Checkpoint (at train begin). ExportError, on every
+            rank: the directory cannot be written (at train begin).
+    """
+
+    def __init__(self, dir: str | Path, *, keep: int = 3) -> None:
+        super().__init__()
+        if not isinstance(keep, numbers.Integral) or isinstance(keep, bool) or keep < 1:
+            raise ConfigError(f"Publish: keep must be a number of versions, 1 or more. Received: keep={keep!r}.")
+        self.dir, self.keep = Path(dir), int(keep)
+
+
+def _parts(serve: Serve) -> dict[str | None, Any]:
+    """Returns name -> attribute of the model, or the part itself."""
+    if serve is None:
+        return {None: None}
+    named = {serve: serve} if isinstance(serve, str) else serve
+    if not isinstance(named, Mapping):
+        named = {name: name for name in named} if isinstance(named, (list, tuple)) else {}
+    valid: dict[str | None, Any] = {name: part for name, part in named.items() if export.is_name(name)}
+    kinds = (str, keras.layers.Layer)
+    if not valid or len(valid) < len(named) or not all(isinstance(part, kinds) for part in valid.values()):
+        raise ConfigError(
+            "serve must be an attribute of the model, a list of attributes, or a mapping from names to attributes or "
+            f"layers, with names of letters, digits, '_' and '-'. Received: serve={serve!r}. For a part of a part, use "
+            "serve={'encoder': 'student.encoder'}, for example."
+        )
+    return valid
