@@ -112,9 +112,14 @@ def check_what_else_all_ranks_write_is_written_once_and_is_there_on_all():
             files = everyone({k: (s.st_ino, s.st_mtime_ns) for k, s in files_of(folder).items()})
             assert files == [files[0]] * SIZE and any(each.startswith(name) for each in files[0]), name
             keras_ddl.barrier(name="around/else")
-        for again in (True, False):  # of what it wrote itself, each rank's own is there
-            tf.io.write_file(str(folder / f"own_{RANK}"), f"{again}")
-            assert (folder / f"own_{RANK}").read_text() == f"{again}"
+            for again in (True, False):  # of what it wrote itself, each rank's own is there
+                tf.io.write_file(str(folder / f"own_{RANK}"), f"{again}")
+                assert (folder / f"own_{RANK}").read_text() == f"{again}"
+            keras_ddl.barrier(name="around/own_else")
+            for rank in range(SIZE):
+                if rank == RANK:
+                    (folder / f"own_{RANK}").unlink()
+            keras_ddl.barrier(name="around/gone")
         assert list(tf.data.Dataset.load(str(folder / "data")).as_numpy_iterator()) == [0, 1, 2, 3, 4]
         loaded = tf.saved_model.load(str(folder / "module"))
         assert float(loaded.twice()) == 4.0
