@@ -14,9 +14,9 @@ def versions(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(versions):
-    """A server of version 3."""
+    """A server of version 3, which all tests of a process ask."""
     with serving(versions, "--allow-reload-config") as running:
         running.wait_for(3)
         yield running

@@ -32,7 +32,7 @@ HEADER = (
     "| what happens to one of three ranks | `keras-ddl run`: seconds, status | what it says last | "
     "plain `mpirun`: seconds, status |\n|---|---|---|---|\n"
 )
-LAST_LINES = 10
+LAST_LINES = 12
 RUN, MPIRUN = "keras-ddl run", "mpirun"
 _EXECUTE = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 _OF_TENSORFLOW = ("__autograph_generated_file", "__pycache__")  # of ranks that could not clean up
@@ -46,7 +46,7 @@ class Case:
 
     Attributes:
         what: the first cell of its row.
-        words: a pattern for the last ten lines under `keras-ddl run`; the row shows the line where its match ends.
+        words: a pattern for the last lines under `keras-ddl run`; the row shows the line where its match ends.
         status: the exit status there.
         mpirun_words: what somebody says under mpirun; None: the case is not for mpirun.
         seconds: until the job has ended, at most, on a busy machine.

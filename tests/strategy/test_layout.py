@@ -97,7 +97,7 @@ def test_keys_without_effect_are_told(recwarn):
     for _ in range(2):
         layout.check_effects()
     assert [str(each.message) for each in recwarn] == [
-        "layout_map: these keys match no variable, and have no effect: ['nothing']."
+        "layout: these keys match no variable, and have no effect: ['nothing']."
     ]
 
 

@@ -21,7 +21,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["before", pytest.param("after", marks=pytest.mark.long), "lstm"])
 def model(request):
     tf.random.set_seed(1)
     made = MODELS[request.param]()
