@@ -59,13 +59,15 @@ class _Job:
             cls.topology, cls.measured, cls.agreed = communicator.topology(), None, None
 
 
-def agree() -> BucketSize:
-    """Returns the size that KERAS_DDL_BUCKET_BYTES asks for on rank 0, for all ranks. COLLECTIVE.
+def agree(bucket_bytes: int | None = None) -> BucketSize:
+    """Returns the size that rank 0 asks for, for all ranks. COLLECTIVE.
 
+    Args:
+        bucket_bytes: None for KERAS_DDL_BUCKET_BYTES. The part ddl passes DDL_GROUP_SIZE.
     Cost: one object sent; "auto" measures once per job, up to _LONGEST_SECONDS for the last of a few sizes (in total
         tens of milliseconds between ranks of one host).
     """
-    size = config.get("BUCKET_BYTES")
+    size = config.get("BUCKET_BYTES") if bucket_bytes is None else bucket_bytes
     if communicator.size() > 1 or history.takes_newcomers():
         size = communicator.broadcast_object(size, name="keras_ddl/bucket_bytes")
     if size != AUTO:
