@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_ddl import export
-from keras_ddl.callbacks import Checkpoint
+from keras_ddl.callbacks.checkpoint import Checkpoint
 from keras_ddl.errors import ConfigError
 
 Serve = str | Sequence[str] | Mapping[str, Any] | None
