@@ -108,6 +108,9 @@ class Publish(_BesideCheckpoint):
             rank: the directory cannot be written (at train begin).
     """
 
+    dir: Path
+    keep: int
+
     def __init__(self, dir: str | Path, *, keep: int = 3) -> None:
         super().__init__()
         if not isinstance(keep, numbers.Integral) or isinstance(keep, bool) or keep < 1:
