@@ -153,9 +153,10 @@ class Survival:
                     if is_cut or each.job.shards_from_elements is not None:
                         setting = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
-                            f"Strategy({setting}) goes on by itself when a rank is lost, not after "
-                            f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
-                            f"RankLostError, or make the Strategy without {setting.partition('=')[0]}."
+                            f"Strategy({setting}) continues without help when a rank is lost, but cannot continue "
+                            "after keras_ddl.regroup(). Received: a step after keras_ddl.regroup() (rank "
+                            f"{place.rank}). Do not catch RankLostError, or make the Strategy without "
+                            f"{setting.partition('=')[0]}."
                         )
                     each.renew(place)
             self._finished = 0

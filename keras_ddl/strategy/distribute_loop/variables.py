@@ -50,11 +50,11 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
         _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
     if synchronization == _ON_READ and aggregation == _NONE:
         _refuse(
-            "A variable that ranks synchronize when it is read needs to know how: synchronization ON_READ goes with "
-            "aggregation SUM, MEAN or ONLY_FIRST_REPLICA.",
+            "A variable with synchronization ON_READ must have aggregation SUM, MEAN or ONLY_FIRST_REPLICA: reading "
+            "it combines the values of the ranks.",
             name,
             rank,
-            "Add aggregation=tf.VariableAggregation.SUM, for instance",
+            "For example, pass aggregation=tf.VariableAggregation.SUM",
         )
 
 
