@@ -81,7 +81,7 @@ WHY = {
     "iterator": "IteratorGetNext",
     "drawn": "RandomStandardNormal (",
     "rows": "batches='rank', rows of each rank's own",
-    "collective": "a collective outside of these",
+    "collective": "a collective outside of them",
 }
 
 

@@ -71,4 +71,4 @@ keras_ddl.Strategy(layout=layout)
 def test_spares_are_refused(tmp_path: Path) -> None:
     program = write_program(tmp_path, LAID_OUT)
     ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
-    assert ended.status == 1 and "Leave out --spares, and say the hosts with --hosts" in ended.err, ended
+    assert ended.status == 1 and "Leave out --spares, and name the hosts with --hosts" in ended.err, ended
