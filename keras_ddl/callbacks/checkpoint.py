@@ -447,6 +447,6 @@ def _refuse(removed: Mapping[str, Any]) -> None:
         if name not in _REPLACED:
             raise TypeError(f"Checkpoint() got an unexpected keyword argument {name!r}")
         raise ConfigError(
-            "Checkpoint saves; what is exported is said by callbacks of their own beside it. Received: "
-            f"{name}=.... Pass callbacks=[Checkpoint(folder), keras_ddl.callbacks.{_REPLACED[name].format(name)}]."
+            f"Checkpoint only saves; separate callbacks export. Received: {name}=.... Pass "
+            f"callbacks=[Checkpoint(folder), keras_ddl.callbacks.{_REPLACED[name].format(name)}]."
         )

@@ -183,7 +183,7 @@ def _check_can_regroup() -> Launcher:
     place, launcher = topology(), find_launcher()
     if launcher is None or place.mode != "p":
         raise ConfigError(
-            f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
+            f"regroup: a mode with dimensions needs a fixed number of ranks. Received: mode {place.mode!r} on rank "
             f"{place.rank}. Use mode 'p'."
         )
     return launcher

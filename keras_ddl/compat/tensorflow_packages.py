@@ -37,9 +37,9 @@ def check_one_tensorflow() -> None:
             installed[f"{name} {distribution.version}"] = (distribution.version, libraries)
     if len(set(installed.values())) > 1:
         raise DependencyError(
-            "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. "
-            f"Received: {' and '.join(installed)}. What asks for `tensorflow` (tensorflow-serving-api, keras-hub) goes "
-            "beside another one with --no-deps. Remove them and install one: "
+            "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. Received: "
+            f"{' and '.join(installed)}. Uninstall all of them and install one; then install packages that require "
+            "`tensorflow` (tensorflow-serving-api, keras-hub) with --no-deps. To install TensorFlow: "
             f"{packages.install_tensorflow()}"
         )
 

@@ -334,10 +334,10 @@ def warn_of_unlike_values(rank: int) -> None:
     notes.has_warned = True
     key, which = notes.unlike
     stack_position.warn(
-        "Ranks read the same rows with other values. "
-        f"Received: batch {key % _MANY} differs between ranks in {which}, while another component is equal. "
-        "That is so when values are drawn at random by threads or by unseeded generators (augmentation), and then does "
-        "no harm, but is not what one process would have drawn; else look for the cause."
+        f"All ranks must read the same batches. Received: batch {key % _MANY} differs between ranks in {which}, while "
+        "another component is equal. Threads or unseeded random generators (augmentation) have this effect; it then "
+        "does no harm, but the values differ from those of one process. If the data is not augmented, look for the "
+        "cause."
     )
 
 

@@ -153,5 +153,7 @@ def check_who_reads_is_one_of_two():
     raises(ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="first"))
     with mock.patch.object(membership, "can_ask", lambda: True):
         raises(
-            ConfigError, "Received: -np MIN:MAX.*Give a fixed number of ranks", lambda: keras_ddl.Strategy(reader="rank0")
+            ConfigError,
+            "Received: -np MIN:MAX.*Give a fixed number of ranks",
+            lambda: keras_ddl.Strategy(reader="rank0"),
         )
