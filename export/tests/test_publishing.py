@@ -31,7 +31,7 @@ def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
     saved = model_state.save_checkpoint(model, tmp_path, 1, base=base)
     (tmp_path / "served" / "7").mkdir(parents=True)
     publisher = Publisher(tmp_path, {None: tmp_path / "served"}, 5)
-    with pytest.warns(UserWarning, match="version 7, higher than step 1: a server keeps serving that"):
+    with pytest.warns(UserWarning, match="version 7, which is higher than step 1"):
         publisher.offer(saved)
         while publisher.is_busy(0.05) and not list((tmp_path / "served").glob(".tmp-*")):
             pass  # until it has begun
