@@ -117,7 +117,9 @@ class Publish(_BesideCheckpoint):
     def __init__(self, dir: str | Path, *, keep: int = 3) -> None:
         super().__init__()
         if not isinstance(keep, numbers.Integral) or isinstance(keep, bool) or keep < 1:
-            raise ConfigError(f"Publish: keep must be a number of versions, 1 or more. Received: keep={keep!r}.")
+            raise ConfigError(
+                f"Publish: keep must be the number of versions to keep, 1 or more. Received: keep={keep!r}."
+            )
         self.dir, self.keep = Path(dir), int(keep)
 
 

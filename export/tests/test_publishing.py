@@ -65,7 +65,7 @@ def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
 
 
 def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
-    with pytest.raises(ConfigError, match="keep must be a number of versions, 1 or more. Received"):
+    with pytest.raises(ConfigError, match="keep must be the number of versions to keep, 1 or more. Received"):
         callbacks.Publish(tmp_path / "served", keep=0)
     with pytest.raises(ConfigError, match=r"Pass callbacks=.*keras_ddl\.callbacks\.Publish\(directory\)"):
         callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served")

@@ -48,7 +48,7 @@ class BroadcastVariables(keras.callbacks.Callback):
         require_equal(
             "built" if self.model.built else "not built",
             "BroadcastVariables/built",
-            "All ranks must have built their model, or none.",
+            "Either all ranks or no rank must have built the model.",
             "Build it (or call it on a batch) on every rank.",
         )
         self._done = False

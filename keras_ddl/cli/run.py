@@ -246,7 +246,7 @@ def command(
     placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
-        why = f"it does not name as many tasks that train as there are ranks ({job.num_ranks})"
+        why = f"the number of tasks that train in it differs from the number of ranks ({job.num_ranks})"
         click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
         if discovery is not None:

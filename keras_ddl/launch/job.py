@@ -130,9 +130,9 @@ class Job:
         if self.min_ranks is None or self.mpirun is None:
             return None
         return (
-            f"-np MIN:MAX: mpirun ({self.mpirun.version}) starts the ranks, and ends all when one is lost; then "
-            "--restarts N starts the job again. To go on without a restart, leave out --mpirun, --mpi-arg and the host "
-            "discovery script, and run outside of a resource manager's job."
+            f"-np MIN:MAX: mpirun ({self.mpirun.version}) starts the ranks, and ends all of them when one is lost; "
+            "--restarts N then starts the job again. To continue without a restart, leave out --mpirun, --mpi-arg and "
+            "the host discovery script, and run outside of a resource manager's job."
         )
 
     @property

@@ -39,8 +39,9 @@ from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewEr
 from keras_ddl.topology import Topology
 
 _ALONE = (
-    "A newcomer (keras-ddl run --spares) joins the others between two steps of fit. Received: a step, or a collective "
-    "in a callback, before the first step that it makes with them. Train in fit; or do without spares."
+    "A rank that joins a running job (keras-ddl run --spares) can join only between two steps of fit. Received: a "
+    "step, or a collective in a callback, before the first step of fit that it shares with the other ranks. Train only "
+    "in fit, or start the job without --spares."
 )
 _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=False)
 

@@ -285,7 +285,7 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         assert ended.status == told.status, ended
         assert re.search(told.words, "\n".join(last)), f"no {told.words!r} in the last lines\n{ended}"
         if told.has_checkpoint and told.words and told.status:
-            assert f"The last checkpoint is {found[-1].path}. To go on" in last[-1], ended
+            assert f"The last checkpoint is {found[-1].path}. To continue" in last[-1], ended
     else:
         assert (ended.status != 0) == (told.status != 0), ended
         assert re.search(told.mpirun_words, text), f"nobody says {told.mpirun_words!r}\n{ended}"

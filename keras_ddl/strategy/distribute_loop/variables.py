@@ -34,7 +34,7 @@ _SCATTERS = (
     *(f"scatter_nd_{what}" for what in ("sub", "add", "update", "max", "min")),
     "batch_scatter_update",
 )
-_EQUAL = "A variable without aggregation must be assigned what is equal on all ranks."
+_EQUAL = "A variable without aggregation must be assigned the same value on all ranks."
 _REMEDY = (
     "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
     "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"

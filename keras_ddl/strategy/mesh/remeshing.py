@@ -32,8 +32,8 @@ def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
     if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
         return None
     return (
-        "One Strategy with a layout goes on, beside others without sharding. Received: "
-        f"{count} with a layout, of {len(strategies)}."
+        "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has sharding. "
+        f"Received: {count} of {len(strategies)} Strategies with a layout."
     )
 
 

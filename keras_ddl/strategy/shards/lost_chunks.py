@@ -60,8 +60,8 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
     if lost is not None:
         name = models.plain_name(lost.name)
         return (
-            "Shards of optimizers are on two ranks each. Received: a rank and the one with its mirrors were lost "
-            f"together, and with them a part of {name}."
+            "Each shard of an optimizer is on two ranks, and one of the two must remain. Received: both ranks were "
+            f"lost together, and with them a part of {name}."
         )
     next_places = [(rank, job.size, job.mirror_offset) for rank in range(job.size)]
     for slot in slots:

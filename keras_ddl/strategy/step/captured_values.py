@@ -33,7 +33,9 @@ _TABLE_REMEDY = (
     "whose order differs between processes unless PYTHONHASHSEED is the same."
 )
 _OUTSIDE = "Read it outside of the step, and pass what was read as an argument."
-_ORDER_REMEDY = "Use the variables of a model in the same order on every rank, which that of a set of layers is not."
+_ORDER_REMEDY = (
+    "Use the variables of a model in the same order on every rank: a list of layers has a fixed order, a set has not."
+)
 # Attributes of operations on tables: types of keys and values.
 _TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
 _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents can be read
