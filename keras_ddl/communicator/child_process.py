@@ -72,8 +72,8 @@ def watch_import() -> None:
             return
         line = stack_position.user_line(frames)
         text = (
-            'A script that starts processes must do so under `if __name__ == "__main__":`, because they import it '
-            f"again. Received: {line or 'a process'} in process {os.getpid()}, a child of process {parent}."
+            'A script must start processes only under `if __name__ == "__main__":`, because the child processes import '
+            f"the script again. Received: {line or 'a process'} in process {os.getpid()}, a child of process {parent}."
         )
         error_report.write(launcher.rank or 0, RuntimeError(text))
         _end(parent)

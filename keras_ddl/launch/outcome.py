@@ -226,8 +226,8 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     elif first.status == -signal.SIGKILL:
         # The rank could not report this: the end of its stderr is about something else.
         lines.append(
-            "SIGKILL comes from outside of a program: from another process, or from a kernel that is out of memory "
-            "(see dmesg, and the limits of the container)."
+            "SIGKILL comes from another process, or from the kernel when memory runs out (see dmesg, and the memory "
+            "limit of the container)."
         )
     elif first.stderr_tail.strip() and not first.done:
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
