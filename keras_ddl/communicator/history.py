@@ -187,7 +187,7 @@ class Replay:
         if why_closed:
             raise CollectiveError(
                 "A rank that joins a running job repeats the program with the recorded results of the other ranks. "
-                f"Received: {why_closed}. The job takes no newcomers."
+                f"Received: {why_closed}. The job can take no new ranks."
             )
         self._entries = [Entry(*each) for each in entries]
 
