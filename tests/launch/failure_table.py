@@ -75,7 +75,7 @@ CASES = {
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_goes_on": Case(
         "SIGKILL, with `-np 2:3`: the others go on",
-        r"rank 1 was lost \(killed by SIGKILL\); 2 go on",
+        r"rank 1 was lost \(killed by SIGKILL\); 2 continue",
         0,
         None,
         ranks=_MIN_NP,
@@ -89,7 +89,7 @@ CASES = {
     ),
     "sigkill_rank_0_goes_on": Case(
         "SIGKILL of rank 0, with `-np 2:3`: the next one writes",
-        r"rank 0 was lost \(killed by SIGKILL\); 2 go on",
+        r"rank 0 was lost \(killed by SIGKILL\); 2 continue",
         0,
         None,
         ranks=_MIN_NP,
