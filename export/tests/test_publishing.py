@@ -82,5 +82,5 @@ def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
 def test_what_is_exported_is_said_beside_one_checkpoint_that_writes_the_graph(tmp_path):
     model = compiled([keras.Input((3,)), keras.layers.Dense(1)])
     for beside in ([], [callbacks.Checkpoint(tmp_path, export_base=False)]):
-        with pytest.raises(ConfigError, match="ExportBase works beside one callbacks.Checkpoint that writes"):
+        with pytest.raises(ConfigError, match="ExportBase needs exactly one callbacks.Checkpoint in fit"):
             model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, callbacks.ExportBase()])

@@ -27,7 +27,7 @@ def with_reason(error: Exception, reason: str) -> Exception:
     return error
 
 
-_DO_NOT = "The other ranks do not go on"
+_DO_NOT = "The other ranks do not continue"
 PREDICTIONS = (
     "predict can continue without a lost rank only if all ranks have all predictions. Received: "
     "Strategy(gather_predictions='rank0'), and rank 0 was lost."

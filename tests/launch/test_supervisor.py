@@ -176,7 +176,7 @@ def test_a_rank_that_ends_with_status_0_in_the_middle_is_lost_and_said_so(stage:
     played = goes_on(stage, exits(1, 0, in_job=True), *after_loss(0, 2), *BOTH_GO_ON)
     middle = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
     assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 continue.\n" in played.err
-    assert played.err.endswith(f"keras-ddl: the others have gone on without rank 1: {middle}.\n")
+    assert played.err.endswith(f"keras-ddl: the other ranks have continued without rank 1: {middle}.\n")
     at_end = goes_on(stage, exits(0, 0, in_job=True), exits(1, 0, in_job=True), ranks=2, least=1)
     assert (at_end.status, at_end.err) == (0, ""), "nobody has missed them"
 

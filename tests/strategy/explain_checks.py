@@ -50,9 +50,10 @@ def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
     for step, argument in calls:
         step(argument)
     endings = [step.explain().splitlines()[-1] for step, _ in calls]
-    assert all(each.startswith("when a rank is lost: the job ends. A step is made again where") for each in endings), (
-        endings
-    )
+    assert all(
+        each.startswith("when a rank is lost: the job ends. A step can be repeated after a rank is lost only if")
+        for each in endings
+    ), endings
     kinds = (
         "RandomStandardNormal (",
         "IteratorGetNext (",

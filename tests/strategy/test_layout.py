@@ -131,7 +131,7 @@ def test_data_layout_names_both_axes_of_the_mesh():
     values = [tf.TensorSpec(shape) for shape in ([None, 8, 3], [4, 7], [4, None], [4], [8, 8])]
     rows = [Sharded(0)] * 4 + [REPLICATED]
     assert layout.of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
-    with pytest.warns(UserWarning, match=r"No argument of step is: \(4, 7\)"):
+    with pytest.warns(UserWarning, match=r"step, where no argument qualifies: shapes \(4, 7\)"):
         layout.of_arguments(values[1:2], rows, 2, "step")
 
 
