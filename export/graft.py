@@ -89,9 +89,9 @@ def export_saved_model(
         process loads them. Importing TensorFlow takes longest.
     """
     if validate not in ("process", "here", "off"):
-        raise ConfigError(f"validate is one of 'process', 'here', 'off'. Received: {validate!r}.")
+        raise ConfigError(f"validate must be 'process', 'here' or 'off'. Received: {validate!r}.")
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-        raise ConfigError(f"keep is the number of versions that stay, 1 or more, or None. Received: {keep!r}.")
+        raise ConfigError(f"keep must be the number of versions to keep, 1 or more, or None. Received: {keep!r}.")
     declared = declarations.read(signatures, functions=False, taken=METHODS)
     clock = _Clock()
     checkpoint = ckpt.find(ckpt_dir, which, metric, mode) if weights is None else None  # refuses before the base graph

@@ -148,7 +148,9 @@ def read_file(path: str, name: str) -> Any:
     try:
         return text_format.Parse(Path(path).read_text(), _class(_files(), "keras_ddl.serving.config", name)())
     except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"The file must be a {name} as text. Received: {path!r}: {error}.") from None
+        raise ConfigError(
+            f"The file must hold a {name} in protobuf text format. Received: {path!r}: {error}."
+        ) from None
 
 
 def _class(pool: descriptor_pool.DescriptorPool, package: str, name: str) -> Any:

@@ -236,15 +236,15 @@ def _storable(name: str, array: Any) -> Any:
 
 def _none_there(where: str, why: str) -> ServingError:
     return ServingError(
-        f"keras-ddl predict asks a model server. Received: no answer at {where} ({why}). Start one, as keras-ddl serve "
-        "saved_model, and name the address that it shows."
+        f"keras-ddl predict asks a model server. Received: no answer at {where} ({why}). Start one, for example "
+        "`keras-ddl serve saved_model`, and give the address that it prints."
     )
 
 
 def _without_model(where: str, model: str, why: str) -> ServingError:
     return ServingError(
-        f"The server must have loaded the model before it can answer. Received from {where}: {why}. It has no model "
-        f"{model!r}, or is still loading it: try again in a few seconds, or look at its own output."
+        f"The server must have loaded the model before it can answer. Received from {where}: {why}. The server has no "
+        f"model {model!r}, or is still loading it. Try again in a few seconds, or look at the output of the server."
     )
 
 

@@ -102,7 +102,7 @@ def _array_of(alias: str, tensor: tensor_pb2.TensorProto) -> np.ndarray:
             return (np.frombuffer(tensor.tensor_content, np.uint8) != 0).reshape(shape)
         return tf.make_ndarray(tensor)
     except (ValueError, TypeError, OverflowError) as error:
-        raise invalid(f"Input {alias!r} is no tensor of its shape and dtype: {error}.") from None
+        raise invalid(f"Input {alias!r} must fit its shape and dtype: {error}.") from None
 
 
 def cast(values: np.ndarray, dtype: tf.DType) -> np.ndarray:

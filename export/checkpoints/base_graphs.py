@@ -129,10 +129,10 @@ class BaseGraphs:
                 * (name is None)
             )
             raise ExportError(
-                "Checkpoint writes the graph that `keras-ddl export` needs from the inputs that the model is called "
-                f"with in training. Received: {which}, which the first training step has not called.{parts} Pass "
-                f"callbacks.ExportBase(sample=...) to serve it anyway, or Checkpoint(export_base=False) to skip "
-                "the graph."
+                "Checkpoint traces the graph for `keras-ddl export` with the inputs that the model gets in training. "
+                f"Received: {which}, which the first training step did not call.{parts} Pass "
+                "callbacks.ExportBase(sample=...) to serve it anyway, or Checkpoint(export_base=False) to skip the "
+                "graph."
             )
 
     def _served(self, model: Any) -> dict[str | None, Any]:

@@ -33,10 +33,12 @@ class _BesideCheckpoint(keras.callbacks.Callback):
         saving = [each for each in self.others if isinstance(each, Checkpoint)]
         name = type(self).__name__
         if len(saving) != 1 or not saving[0].export_base:
-            received = f"{len(saving)} of them" if len(saving) != 1 else "one with export_base=False"
+            received = (
+                f"{len(saving)} Checkpoint callbacks" if len(saving) != 1 else "a Checkpoint with export_base=False"
+            )
             raise ConfigError(
-                f"{name} works beside one callbacks.Checkpoint that writes the base graph. Received: {received} in "
-                f"fit's callbacks. Pass callbacks=[Checkpoint(folder), {name}(...)]."
+                f"{name} needs exactly one callbacks.Checkpoint in fit, and it must write the base graph. Received: "
+                f"{received}. Pass callbacks=[Checkpoint(folder), {name}(...)]."
             )
 
 
@@ -86,8 +88,9 @@ class ExportBase(_BesideCheckpoint):
         for option, value in given.items():
             if value is not None and not (isinstance(value, Mapping) and set(value) <= set(self.parts)):
                 raise ConfigError(
-                    f"With several parts in serve, {option} must be a mapping from their names, {list(self.parts)}, to "
-                    f"a value each. Received: {list(value) if isinstance(value, Mapping) else type(value).__name__}."
+                    f"With several parts in serve, {option} must map the name of each part to its value. The names are "
+                    f"{list(self.parts)}. Received: "
+                    f"{list(value) if isinstance(value, Mapping) else type(value).__name__}."
                 )
         return {option: None if value is None else value.get(name) for option, value in given.items()}
 
@@ -114,7 +117,9 @@ class Publish(_BesideCheckpoint):
     def __init__(self, dir: str | Path, *, keep: int = 3) -> None:
         super().__init__()
         if not isinstance(keep, numbers.Integral) or isinstance(keep, bool) or keep < 1:
-            raise ConfigError(f"Publish: keep must be a number of versions, 1 or more. Received: keep={keep!r}.")
+            raise ConfigError(
+                f"Publish: keep must be the number of versions to keep, 1 or more. Received: keep={keep!r}."
+            )
         self.dir, self.keep = Path(dir), int(keep)
 
 

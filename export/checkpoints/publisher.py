@@ -82,9 +82,10 @@ class Publisher:
         if higher and directory not in self._warned:
             self._warned.add(directory)
             stack_position.warn(
-                f"A server loads the highest version, and Publish numbers versions by steps. Received: {directory} "
-                f"with version {max(higher)}, higher than step {step}: a server keeps serving that. Use another "
-                "directory for each run, or remove the earlier run's versions."
+                "Publish uses the training step as the version, and a server loads the highest version. Received: "
+                f"{directory} with version {max(higher)}, which is higher than step {step}: a server would keep "
+                f"serving version {max(higher)}. Use another directory for each run, or remove the earlier run's "
+                "versions."
             )
         command = [sys.executable, "-m", "keras_ddl.cli", "export", self._checkpoints, directory]
         options = ["--which", step, "--version", "step", "--keep", self._keep]

@@ -50,8 +50,8 @@ class EncodedImages:
     def __post_init__(self) -> None:
         if self.resize not in _METHODS or self.fit not in _FITS:
             raise ExportError(
-                f"EncodedImages takes resize of {', '.join(_METHODS)} and fit of {', '.join(_FITS)}. Received: "
-                f"resize={self.resize!r}, fit={self.fit!r}."
+                f"EncodedImages: resize must be one of {', '.join(_METHODS)}, and fit one of {', '.join(_FITS)}. "
+                f"Received: resize={self.resize!r}, fit={self.fit!r}."
             )
         if not self.name.isidentifier():
             raise ExportError(f"EncodedImages takes a name like 'image_bytes' for its input. Received: {self.name!r}.")
@@ -80,9 +80,9 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
         fitting = [name for name, (dtype, shape) in inputs.items() if _layout(dtype, shape) in ("last", "first")]
         if len(fitting) != 1:
             raise ExportError(
-                f"EncodedImages is for a model that takes an image, [batch, height, width, channels] with "
-                f"{', '.join(map(str, _CHANNELS))} channels. Received: inputs {_listed(inputs)}, of which "
-                f"{fitting or 'none'} could be one. "
+                "EncodedImages is for a model that takes an image, [batch, height, width, channels] with "
+                f"{', '.join(map(str, _CHANNELS))} channels. Received: inputs {_listed(inputs)}, where "
+                f"{fitting or 'none'} could be an image. "
                 + ("Choose one: EncodedImages(input=...)." if fitting else "Leave this signature out.")
             )
         name = fitting[0]
@@ -105,16 +105,16 @@ def image_input(images: EncodedImages, inputs: Mapping[str, Any]) -> ImageInput:
     size = images.size or (height, width)
     if None in size or any(known not in (None, wanted) for known, wanted in zip((height, width), size)):
         raise ExportError(
-            f"EncodedImages resizes to the model's height and width, or, where these are open, to size=. Received: "
-            f"input {name!r} of {height or 'open'} x {width or 'open'}, size={images.size}."
+            "EncodedImages resizes to the model's height and width, or to size= if the model leaves them open. "
+            f"Received: input {name!r} of {height or 'open'} x {width or 'open'}, size={images.size}."
         )
     channels = {"last": shape[-1], "first": shape[1], "none": 1}[layout]
     for each in ("scale", "offset", "mean", "std"):
         value = getattr(images, each)
         if not isinstance(value, (int, float)) and len(value) not in (1, channels):
             raise ExportError(
-                f"EncodedImages takes for {each} a number, or one for each of the {channels} channels. Received: "
-                f"{list(value)}."
+                f"EncodedImages: {each} must be one number, or one number for each of the {channels} channels. "
+                f"Received: {list(value)}."
             )
     return ImageInput(name, dtype, size[0], size[1], channels, layout)
 

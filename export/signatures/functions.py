@@ -37,8 +37,8 @@ class Function:
         names = [set(each) if isinstance(each, Mapping) else set() for each in both]
         if not all(names) or any(each != names[0] for each in names) or not all(map(_is_identifier, names[0])):
             raise ExportError(
-                "Function takes sample= with rows by the name of the input, and input_signature= with a tf.TensorSpec "
-                f"for each of these, if any. Received: sample of {type(self.sample).__name__} with "
+                "Function needs sample= with rows for each input, by name. If input_signature= is given, it must have "
+                f"a tf.TensorSpec for each of the same names. Received: sample of {type(self.sample).__name__} with "
                 f"{sorted(map(str, names[0]))}, input_signature with {sorted(map(str, names[-1]))}. For example: "
                 "Function(call, sample={'text': ['a phrase']})."
             )

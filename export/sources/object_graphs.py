@@ -71,9 +71,10 @@ class ObjectGraph:
         best = named or best
         if most == len(keys) and len({tuple(sorted(tensors.items())) for _, tensors in best}) > 1:
             raise ExportError(
-                f"Exactly one object in a TensorFlow checkpoint must match the model. Received: "
-                f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all match. Give a file with one of "
-                "them, or name it in training as the file does: ExportBase(serve=...)."
+                "Exactly one object in a TensorFlow checkpoint must match the model. Received: "
+                f"{', '.join(sorted(' '.join(names) for names, _ in best))}, which all match. Give a file that holds "
+                "only one of these objects, or give the model in training the same name as in the file: "
+                "ExportBase(serve=...)."
             )
         return best[0][1] if best else {}
 

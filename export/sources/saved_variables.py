@@ -75,8 +75,9 @@ def places(meta: Any, servable: Any, prefix: Path) -> dict[str, Place]:
         unlike = f"with {'; '.join(others[:_MOST])}" if others else ""
         raise ExportError(
             f"A checkpoint must hold each variable of the graph to be served. Received: {prefix}, "
-            f"{' and '.join(filter(None, (without, unlike)))}. Does it belong to this graph? A graph for inference "
-            "must name its variables as the one for training does, or has a Saver that says how they are saved."
+            f"{' and '.join(filter(None, (without, unlike)))}. Check that the checkpoint belongs to this graph. A "
+            "graph for inference must name its variables as the training graph does, or contain a Saver that maps the "
+            "names."
         )
     return result
 

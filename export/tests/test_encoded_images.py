@@ -121,7 +121,7 @@ def test_what_encoded_images_cannot_be_is_refused(tmp_path: Path) -> None:
     x = keras.Input((None, None, 3), name="x")
     with pytest.raises(ExportError, match="input 'x' of open x open, size=None"):
         attempt(keras.Model(x, layers.GlobalAveragePooling2D()(x)), EncodedImages())
-    with pytest.raises(ExportError, match=r"\['left', 'right'\] could be one. Choose one"):
+    with pytest.raises(ExportError, match=r"\['left', 'right'\] could be an image. Choose one"):
         attempt(keras.Model(two, layers.add(two)), EncodedImages())
     with pytest.raises(ExportError, match=r"each of the 3 channels. Received: \[1, 2\]"):
         attempt(open_size, EncodedImages(mean=[1, 2]))

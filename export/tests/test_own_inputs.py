@@ -139,7 +139,7 @@ def test_an_export_may_put_another_signature_in_its_place(exported_in_words: dic
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (Function(lambda text: text, {}), r"rows by the name of the input.*sample of dict with \[\]"),
+        (Function(lambda text: text, {}), r"rows for each input, by name.*sample of dict with \[\]"),
         (Function(lambda text: text, ["a"]), "sample of list"),
         (Function(lambda text: text, {"a text": ["a"]}), r"\['a text'\]"),
         (Function(lambda text: text, {"text": ["a"]}, {"x": tf.TensorSpec([None])}), r"input_signature with \['x'\]"),

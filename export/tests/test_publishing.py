@@ -31,7 +31,7 @@ def test_a_checkpoint_stays_while_it_is_exported(tmp_path):
     saved = model_state.save_checkpoint(model, tmp_path, 1, base=base)
     (tmp_path / "served" / "7").mkdir(parents=True)
     publisher = Publisher(tmp_path, {None: tmp_path / "served"}, 5)
-    with pytest.warns(UserWarning, match="version 7, higher than step 1: a server keeps serving that"):
+    with pytest.warns(UserWarning, match="version 7, which is higher than step 1"):
         publisher.offer(saved)
         while publisher.is_busy(0.05) and not list((tmp_path / "served").glob(".tmp-*")):
             pass  # until it has begun
@@ -65,7 +65,7 @@ def test_checkpoints_are_published_for_a_server_that_follows(tmp_path):
 
 
 def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
-    with pytest.raises(ConfigError, match="keep must be a number of versions, 1 or more. Received"):
+    with pytest.raises(ConfigError, match="keep must be the number of versions to keep, 1 or more. Received"):
         callbacks.Publish(tmp_path / "served", keep=0)
     with pytest.raises(ConfigError, match=r"Pass callbacks=.*keras_ddl\.callbacks\.Publish\(directory\)"):
         callbacks.Checkpoint(tmp_path, publish_to=tmp_path / "served")
@@ -82,5 +82,5 @@ def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
 def test_what_is_exported_is_said_beside_one_checkpoint_that_writes_the_graph(tmp_path):
     model = compiled([keras.Input((3,)), keras.layers.Dense(1)])
     for beside in ([], [callbacks.Checkpoint(tmp_path, export_base=False)]):
-        with pytest.raises(ConfigError, match="ExportBase works beside one callbacks.Checkpoint that writes"):
+        with pytest.raises(ConfigError, match="ExportBase needs exactly one callbacks.Checkpoint in fit"):
             model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, callbacks.ExportBase()])

@@ -168,5 +168,8 @@ def test_serve_names_parts(serve):
 
 def test_options_of_several_parts_are_by_name():
     for sample in (Z, {"critics": X}):
-        with pytest.raises(ConfigError, match=r"sample must be a mapping from their names, \['critic', 'generator'\]"):
+        with pytest.raises(
+            ConfigError,
+            match=r"sample must map the name of each part to its value. The names are \['critic', 'generator'\]",
+        ):
             callbacks.ExportBase(serve=["critic", "generator"], sample=sample)

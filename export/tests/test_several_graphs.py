@@ -188,7 +188,9 @@ def test_variables_that_the_checkpoint_has_not_are_listed(trained, tmp_path):
         other = v1.get_variable("nmt/other", [3])
         tf.strings.join([later.answer, tf.strings.as_string(scale + tf.reduce_sum(other))], name="scaled")
         v1.train.export_meta_graph(str(tmp_path / "more.meta"))
-    with pytest.raises(ExportError, match=r"nmt-40, without nmt/scale, nmt/other\. Does it belong to this graph"):
+    with pytest.raises(
+        ExportError, match=r"nmt-40, without nmt/scale, nmt/other\. Check that the checkpoint belongs to this graph"
+    ):
         export.export_graph(trained, tmp_path / "out", meta_graph=tmp_path / "more.meta")
     small = tf.Graph()
     with small.as_default():

@@ -157,7 +157,7 @@ def test_a_wrong_answer_of_a_signature_is_found(declared: dict[str, Any], tmp_pa
         ({"2 b": "price"}, "letters, digits.*Received: '2 b'"),
         ({"a": []}, r"the name of an output or layer.*'a' with \[\]"),
         ({"a": lambda inputs: inputs}, "in training and not for serving_default"),
-        ({"a": EncodedImages()}, r"takes an image.*inputs a_side float32\[None, 2\], x.*of which none"),
+        ({"a": EncodedImages()}, r"takes an image.*inputs a_side float32\[None, 2\], x.*where none could be"),
         ({"a": EncodedImages(input="x")}, "input='x'; the inputs are"),
         (["price"], "must map names to outputs. Received: list"),
     ],

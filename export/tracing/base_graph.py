@@ -125,8 +125,8 @@ def write_base_graph(
     """
     if (name is None and whole is not None) or (name is not None and not manifest.is_name(name)):
         raise ExportError(
-            "A part of a model needs a name of letters, digits, '_' and '-', by which an export selects its graph. "
-            f"Received: name={name!r}. Give name='generator', for example."
+            "A part of a model needs a name of letters, digits, '_' and '-', because an export selects the graph by "
+            f"this name. Received: name={name!r}. Give name='generator', for example."
         )
     from keras_ddl.compat.models import has_call  # imports Keras
 
@@ -134,14 +134,14 @@ def write_base_graph(
     path = root / ckpt.base_directory(name)
     if not has_call(model):
         raise ExportError(
-            f"A base graph is traced from a model that can be called. Received: {type(model).__name__} "
-            f"{model.name!r}, which has no call(). Write one for each part to be served: "
-            "write_base_graph(model.generator, ..., name='generator', whole=model)."
+            f"A base graph is traced from a model that can be called. Received: {type(model).__name__} {model.name!r}, "
+            "which has no call(). Write a base graph for each part to be served: write_base_graph(model.generator, "
+            "..., name='generator', whole=model)."
         )
     if not getattr(model, "built", True) and input_signature is None and sample is None:
         raise ExportError(
             f"A base graph is traced from a built model. Received: {type(model).__name__} {model.name!r}, not built "
-            f"yet. Give it an Input, call it on a batch, or give sample= or input_signature=."
+            "yet. Give the model an Input, call it on a batch, or pass sample= or input_signature=."
         )
     declared = declarations.read(signatures, functions=True, taken=METHODS)
     inputs = find_inputs(model, input_signature, sample)

@@ -160,9 +160,9 @@ class Tracer:
         foreign = [each.path for each in self.model.variables if id(each) not in known]
         if foreign:
             raise ExportError(
-                f"A part of a model must have no variables that the model lacks, because checkpoints hold the model's. "
-                f"Received: {self.name!r} with {foreign[:3]}, which {type(self.whole).__name__} {self.whole.name!r} "
-                "lacks. Make it an attribute of the model in training."
+                "All variables of a part must belong to the model, because checkpoints hold only the variables of the "
+                f"model. Received: {self.name!r} with {foreign[:3]}, which {type(self.whole).__name__} "
+                f"{self.whole.name!r} lacks. Make the part an attribute of the model in training."
             )
         return {known[id(each)]: each for each in self.model.variables}
 

@@ -96,8 +96,8 @@ def command(
     local = hosts[0][0] == ""
     if nodes not in (None, len(hosts) / (racks * aisles)):
         raise ConfigError(
-            f"{aisles} aisle(s) of {racks} rack(s) of {nodes} host(s) must be all hosts. Received: "
-            f"{'none, so this one' if local else f'{len(hosts)} host(s)'}. Name them with -H or -hostfile."
+            f"{aisles} aisle(s) x {racks} rack(s) x {nodes} host(s) must equal the number of hosts. Received: "
+            f"{'no hosts, so only this one' if local else f'{len(hosts)} host(s)'}. Name them with -H or -hostfile."
         )
     if mode is None:
         mode = mode_of(hosts, aisles, racks)
@@ -125,8 +125,9 @@ def _warn_of_another_ddl(program: Sequence[str]) -> None:
     script = next((Path(word) for word in program if word.endswith(".py")), None)
     if script is not None and script.with_name("ddl.py").is_file():
         click.echo(
-            f"ddlrun: `import ddl` in {script} finds {script.with_name('ddl.py')}, which is next to it, instead of "
-            "keras_ddl's module. IBM's own ddl.py needs its library: rename the file, or move it elsewhere.",
+            f"ddlrun: `import ddl` in {script} finds {script.with_name('ddl.py')}, which is next to the script, "
+            "instead of keras_ddl's module. If it is IBM's ddl.py, it needs IBM's library. Rename the file, or move "
+            "it to another directory.",
             err=True,
         )
 

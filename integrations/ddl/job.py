@@ -82,9 +82,9 @@ def require_ranks(what: str) -> None:
         )
     if not communicator.is_initialized():
         raise NotInitializedError(
-            f"ddl.{what} must come after ddl.init(options), or DDL_OPTIONS be set when ddl is imported. Received: "
-            "neither. Start the script with `ddlrun`, which sets DDL_OPTIONS, as in `ddlrun -accelerators 2 python "
-            "train.py`, or call ddl.init() after `import ddl`."
+            f"ddl.{what} needs a call of ddl.init(options) before it, or DDL_OPTIONS in the environment when ddl is "
+            "imported. Received: neither. Start the script with `ddlrun`, which sets DDL_OPTIONS, as in `ddlrun "
+            "-accelerators 2 python train.py`, or call ddl.init() after `import ddl`."
         )
 
 

@@ -75,10 +75,11 @@ def settle(variables: Iterable[Any]) -> None:
         ops.broadcast_variables(new)
     if tf.executing_eagerly() and communicator.rank() == 0:  # a tf.function computes its gradients only afterwards
         stack_position.warn(
-            "ddl: variables must be equal on all ranks before gradients are computed. Received: other values on some "
-            f"ranks when {variable_lists.describe(new)} were first trained; rank 0's are taken, and the gradients of "
-            "this one step are local to each rank. Call keras_ddl.broadcast_variables(model.variables) before, or give "
-            "fit DDLGlobalVariablesCallback()."
+            "ddl: variables must be equal on all ranks before gradients are computed. Received: values that differ "
+            f"between ranks when {variable_lists.describe(new)} were first trained. All ranks now use the values of "
+            "rank 0, but the gradients of this first step come from the old values of each rank. Call "
+            "keras_ddl.broadcast_variables(model.variables) before training, or pass DDLGlobalVariablesCallback() to "
+            "fit."
         )
 
 

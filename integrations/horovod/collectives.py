@@ -168,8 +168,8 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly() or tf.inside_function():
         raise UnsupportedError(
             "broadcast_global_variables is for graphs of TensorFlow 1; TensorFlow 2 keeps no list of all variables. "
-            "Received: a call in eager execution. Use broadcast_variables(variables, root_rank=0) with those of the "
-            "model and the optimizer, or callbacks.BroadcastGlobalVariablesCallback(0)."
+            "Received: a call in eager execution. Use broadcast_variables(variables, root_rank=0) with the variables "
+            "of the model and of the optimizer, or callbacks.BroadcastGlobalVariablesCallback(0)."
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 

@@ -127,7 +127,7 @@ class TensorFlowKerasState(_VariablesState):
         if not getattr(model, "built", True):
             raise ConfigError(
                 f"The model of an elastic state must be built. Received: {model.name!r}, which has no variables yet. "
-                "Run model.build(input_shape), or the model on a batch."
+                "Call model.build(input_shape), or call the model on a batch."
             )
         self.model, self.backend = model, backend
         self.optimizer: Any = optimizer or getattr(model, "optimizer", None)

@@ -102,7 +102,7 @@ class State(abc.ABC):
         elif self._number == 1:
             stack_position.warn(
                 f"A restart needs the state's content. Received: {type(self).__name__}, whose content() returns None, "
-                "so a restart starts over. Use ObjectState, or return the saved state."
+                "so a restart begins from the start. Use ObjectState, or return the saved state."
             )
 
     def restore_commit(self) -> bool:

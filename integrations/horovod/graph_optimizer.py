@@ -76,11 +76,11 @@ class _Once:
         for gradient, variable in pairs:
             if gradient is not None and variable.ref() in self._left and not reduced.is_noted(gradient):
                 raise ConfigError(
-                    "In eager mode apply_gradients must follow compute_gradients: else nothing shows whether a "
-                    "gradient that was changed in between is reduced. Received: a gradient of the variable "
-                    f"{variable.name}, applied after compute_gradients was called several times (rank "
-                    f"{communicator.rank()}). Call apply_gradients after each compute_gradients, or once with the sum, "
-                    "or do both in a tf.function."
+                    "In eager mode, apply_gradients must follow each compute_gradients: otherwise keras_ddl cannot "
+                    "tell whether a gradient that was changed in between is already reduced. Received: a gradient of "
+                    f"the variable {variable.name}, applied after compute_gradients was called several times (rank "
+                    f"{communicator.rank()}). Call apply_gradients after each compute_gradients, or once with the sum "
+                    "of the gradients, or make both calls in a tf.function."
                 )
 
     def _reduced(self, pairs: Pairs) -> Pairs:
@@ -151,8 +151,8 @@ class _Accumulation:
         graph = tf.compat.v1.get_default_graph()
         if self._is_last is None or self._is_last.graph is not graph:
             raise ConfigError(
-                "backward_passes_per_step above 1 adds up what compute_gradients returns. Received: apply_gradients "
-                "with gradients that were computed otherwise. Call compute_gradients, or minimize."
+                "With backward_passes_per_step above 1, the gradients must come from compute_gradients, which adds "
+                "them up. Received: apply_gradients with other gradients. Call compute_gradients, or minimize."
             )
 
         def skip() -> tf.Operation:

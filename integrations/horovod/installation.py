@@ -116,7 +116,7 @@ def check_no_other() -> None:
         where = spec.origin if spec is not None else None  # None: a folder that merely has the name
     if where is not None and not Path(where).resolve().is_relative_to(FOLDER.resolve()):
         raise ConfigError(
-            f"keras_ddl.horovod can replace Horovod only if that is not installed. Received: {where}. Uninstall it "
+            f"keras_ddl.horovod can replace Horovod only if Horovod is not installed. Received: {where}. Uninstall it "
             "(`pip uninstall horovod`), or change the script's import to `import keras_ddl.horovod as hvd`."
         )
 

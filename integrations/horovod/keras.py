@@ -80,9 +80,10 @@ def _warn_of_means(optimizer: keras.optimizers.Optimizer, passes: int | None) ->
     steps = getattr(models.unwrapped(optimizer), "gradient_accumulation_steps", None)
     if steps and passes is None:
         stack_position.warn(
-            f"load_model: the saved optimizer accumulates the gradients of {steps} batches, and averages them. Pass "
-            f"backward_passes_per_step={steps} if it was a DistributedOptimizer with that, which adds them up; or "
-            "average_aggregated_gradients=True as well if it had that."
+            f"load_model: the saved optimizer accumulates the gradients of {steps} batches, and averages them. If it "
+            f"was a DistributedOptimizer with backward_passes_per_step={steps}, it added them up: pass "
+            f"backward_passes_per_step={steps} to load_model, and also average_aggregated_gradients=True if it had "
+            "that setting."
         )
 
 

@@ -93,9 +93,14 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     ranks, world = process_set._ranks or [], communicator.communicator_of(None)
     rule = "add_process_set: all ranks must add the same set."
-    require_equal(ranks, "add_process_set", rule, "Also a rank that is not in it calls this, with the same ranks.")
+    require_equal(
+        ranks,
+        "add_process_set",
+        rule,
+        "Call add_process_set with the same ranks on every rank, also on ranks that are not in the set.",
+    )
     if not ranks or ranks[-1] >= world.size:
-        raise ConfigError(f"add_process_set: the ranks must be of 0 to {world.size - 1}. Received: {ranks}.")
+        raise ConfigError(f"add_process_set: the ranks must be from 0 to {world.size - 1}. Received: {ranks}.")
     same = [other for other in _registered.values() if other.ranks == ranks]
     if same:
         raise ConfigError(f"add_process_set: a set is registered once. Received: {ranks}, which is {same[0]!r}.")

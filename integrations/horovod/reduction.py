@@ -178,10 +178,10 @@ class GradientReduction:
             if may_be:
                 raise ConfigError(
                     "Gradients must be reduced only once. Received: a gradient of the variable "
-                    f"{getattr(variable, 'name', '')!r} which was computed from one that a DistributedGradientTape "
-                    f"has reduced (in eager mode: may have been), for {self.name}, which reduces it again with "
-                    f"op={self.op.name} (rank {communicator.rank()}). Apply changed gradients of the tape with an "
-                    "optimizer that is no DistributedOptimizer; or use tf.GradientTape, and let the optimizer clip."
+                    f"{getattr(variable, 'name', '')!r} that a DistributedGradientTape has already reduced (in eager "
+                    f"mode: may have reduced) before it was changed, and that {self.name} would reduce again with "
+                    f"op={self.op.name} (rank {communicator.rank()}). Apply it with a plain optimizer, without "
+                    "DistributedOptimizer; or use tf.GradientTape, and let the optimizer clip the gradients."
                 )
 
     @as_tensorflow_errors
@@ -248,8 +248,8 @@ def check_may_reduce(optimizer: Any, op: Any) -> None:
     check_no_strategy("DistributedOptimizer for", keras_compat.scope_strategy() is not None)
     if op not in (ReduceOp.Average, ReduceOp.Sum):
         raise ConfigError(
-            f"op of DistributedOptimizer must be Average or Sum. Received: op={op!r}. DistributedGradientTape takes "
-            "the others."
+            f"op of DistributedOptimizer must be Average or Sum. Received: op={op!r}. For another op, use "
+            "DistributedGradientTape."
         )
 
 

@@ -45,7 +45,8 @@ def run(
     if unknown:
         raise ConfigError(
             "run takes func, args, kwargs, num_proc, hosts or hostfile, and verbose. Received: "
-            f"{', '.join(f'{name}=' for name in unknown)}. Leave it out; for alternatives see docs/launch.md."
+            f"{', '.join(f'{name}=' for name in unknown)}. Leave out the other arguments; for alternatives see "
+            "docs/launch.md."
         )
     if hosts is not None and hostfile is not None:
         raise ConfigError("run: only one of hosts and hostfile may be given. Received: both.")

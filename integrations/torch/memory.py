@@ -37,7 +37,7 @@ def check(call: str, tensors: Sequence[torch.Tensor], *, ordered: bool = False) 
         if tensor.device.type != "cpu":
             raise ConfigError(
                 f"{call}: backend 'ddl' takes tensors in the memory of the CPU. Received: one on {tensor.device}. Use "
-                "tensor.cpu(), or a group of backend 'nccl' for those on GPUs: dist.new_group(backend='nccl')."
+                "tensor.cpu(), or, for tensors on GPUs, a group with backend 'nccl': dist.new_group(backend='nccl')."
             )
         if tensor.layout != torch.strided:
             raise ConfigError(
@@ -68,8 +68,8 @@ def reduction(call: str, op: ReduceOp, tensor: torch.Tensor) -> tuple[str, int]:
     name = next((name for each, name in _OPS.items() if op == each), None)
     if name is None:
         raise ConfigError(
-            f"{call}: op must be SUM, AVG, MIN, MAX or PRODUCT. Received: {getattr(op, 'op', op)}. Backend 'gloo' has "
-            "bitwise ones."
+            f"{call}: op must be SUM, AVG, MIN, MAX or PRODUCT. Received: {getattr(op, 'op', op)}. For bitwise ops, "
+            "use a group with backend 'gloo'."
         )
     if tensor.dtype == torch.bool and name in _OPS_OF_BOOLS:
         return "uint8", OPS[_OPS_OF_BOOLS[name]]

@@ -167,8 +167,9 @@ def _fill(engine: Engine, call: str, results: Tensors, theirs: Sequence[int], un
     received = [each // unit for each in started.rows(engine.size)]
     if received != list(theirs):
         raise RankMismatchError(
-            f"{call}: a rank must expect as many elements as each rank sends. Received on rank {engine.rank}: "
-            f"{received} elements by rank, where {list(theirs)} are expected. Exchange the numbers first."
+            f"{call}: the output sizes must equal the numbers of elements that the other ranks send. Received: "
+            f"{received} elements from the ranks in order, but room for {list(theirs)}, on rank {engine.rank}. "
+            "Exchange the sizes first."
         )
     started.copy_to((each.data_ptr(), each.numel() * each.element_size()) for each in results)
 

@@ -157,7 +157,7 @@ class PointToPoint:
         )
         if not known:
             raise ConfigError(
-                f"{call}: the peer must be another rank, of 0 to {self._comm.size - 1}. Received: {peer} on rank "
+                f"{call}: the peer must be another rank, from 0 to {self._comm.size - 1}. Received: {peer} on rank "
                 f"{self._comm.rank}."
             )
         if not 0 <= tag <= self._messages.largest_tag:

@@ -44,8 +44,8 @@ _CHANGES: dict[str, Callable[..., None]] = {
 }
 _after_import = AfterImport({})
 _LOGGED_BY_RANK_0 = (
-    "keras_ddl: MLflow and Weights & Biases log on rank 0 only; runs of the other ranks are discarded. If each rank is "
-    "to have a run of its own: KERAS_DDL_TRACK_ALL_RANKS=1"
+    "keras_ddl: MLflow and Weights & Biases log on rank 0 only; runs of the other ranks are discarded. To give each "
+    "rank its own run, set KERAS_DDL_TRACK_ALL_RANKS=1"
 )
 
 

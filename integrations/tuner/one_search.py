@@ -120,16 +120,15 @@ class OneSearch:
 def _check_setting() -> None:
     if _CHIEF in os.environ:
         raise ConfigError(
-            "A search on all ranks has one oracle, that of rank 0. Received: "
-            f"{_CHIEF}={os.environ[_CHIEF]} (rank {communicator.rank()}), with which each process of KerasTuner "
-            f"runs trials of its own. Unset {_CHIEF}, or make the tuner without keras_ddl.tuner.on_all_ranks and the "
-            "models without a Strategy."
+            f"A search on all ranks uses only the oracle of rank 0. Received: {_CHIEF}={os.environ[_CHIEF]} (rank "
+            f"{communicator.rank()}), which tells KerasTuner to run different trials in each process. Unset {_CHIEF}. "
+            "If you want different trials in each process, leave out keras_ddl.tuner.on_all_ranks and the Strategy."
         )
     if any(strategy.job.goes_on for strategy in one_per_job.alive()):
         raise ConfigError(
-            "A search on all ranks ends when a rank is lost, because rank 0 alone has its oracle. Received: a job that "
-            f"goes on, of -np MIN:MAX (rank {communicator.rank()}). Give one number of ranks; --restarts N starts "
-            "the script again, and the search resumes at the trial that was not finished."
+            "A search on all ranks cannot continue without a lost rank, because only rank 0 has the oracle. Received: "
+            f"a job with -np MIN:MAX (rank {communicator.rank()}). Give a fixed number of ranks, -np N. With "
+            "--restarts N the script starts again after a loss, and the search resumes at the unfinished trial."
         )
 
 

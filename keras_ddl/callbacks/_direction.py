@@ -27,8 +27,8 @@ def resolve_direction(model: Any, monitor: str, mode: str) -> str:
     known = next((direction for name in names if (direction := direction_of_name(name))), None)
     if known is None:
         raise ConfigError(
-            "Checkpoint must know whether a lower or a higher value of the metric is better to keep the best "
-            f"checkpoint. Received: monitor={monitor!r}, mode='auto'; neither the compiled metrics nor the name tell. "
-            "Pass mode='min' or mode='max', or save_best=False."
+            "To keep the best checkpoint, Checkpoint must know whether lower or higher values of the metric are "
+            f"better. Received: monitor={monitor!r}, mode='auto', but neither the compiled metrics nor the name decide "
+            "it. Pass mode='min' or mode='max', or save_best=False."
         )
     return known

@@ -203,9 +203,9 @@ class LearningRateController:
         outside = self._outside_of(now)
         if outside != self.outside:
             self._warn(
-                f"Two callbacks set the learning rate: it was changed from {self.last:g} to {now:g} while "
-                f"{', '.join(type(each).__name__ for each in self._factors)} sets it. The change is kept as a factor "
-                "of the warm-up and schedule. Remove one of the two, or let the other callback begin after the "
+                f"Only one callback may set the learning rate. Received: a change from {self.last:g} to {now:g}, while "
+                f"{', '.join(type(each).__name__ for each in self._factors)} sets it. Warm-up and schedule now "
+                "multiply the changed rate. Remove one of the two callbacks, or let the other callback begin after the "
                 "warm-up's last epoch."
             )
             self.outside = outside

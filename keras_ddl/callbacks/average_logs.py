@@ -84,9 +84,9 @@ class AverageLogs(keras.callbacks.Callback):
             }
             if communicator.rank() == 0:
                 stack_position.warn(
-                    "AverageLogs averages the values that all ranks have in their logs. Received: "
+                    "AverageLogs averages only values that all ranks have in their logs. Received: "
                     + "; ".join(f"{key!r} missing on rank(s) {ranks}" for key, ranks in sorted(some.items()))
-                    + ". These stay local: log them on every rank."
+                    + ". These values are not averaged: each rank keeps its own. Log them on every rank."
                 )
         return sorted(common)
 

@@ -41,14 +41,14 @@ class BroadcastVariables(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not communicator.is_initialized():
             raise NotInitializedError(
-                "BroadcastVariables needs the other ranks. Received: fit before keras_ddl.init(). Call "
+                "BroadcastVariables can only be used after keras_ddl.init(). Received: a call of fit before it. Call "
                 "keras_ddl.init() at the top of the script, or build the model under keras_ddl.Strategy().scope()."
             )
         # Ranks with and without a built model would call different collectives.
         require_equal(
             "built" if self.model.built else "not built",
             "BroadcastVariables/built",
-            "All ranks must have built their model, or none.",
+            "Either all ranks or no rank must have built the model.",
             "Build it (or call it on a batch) on every rank.",
         )
         self._done = False

@@ -103,7 +103,7 @@ class Checkpoint(keras.callbacks.Callback):
         if mode not in ("auto", "min", "max"):
             raise ConfigError(f"mode must be 'auto', 'min' or 'max'. Received: mode={mode!r}.")
         if not _is_count(keep):
-            raise ConfigError(f"keep must be the number of checkpoints that stay, 1 or more. Received: keep={keep!r}.")
+            raise ConfigError(f"keep must be the number of checkpoints to keep, 1 or more. Received: keep={keep!r}.")
         if save_freq != "epoch" and not _is_count(save_freq):
             raise ConfigError(
                 f"save_freq must be 'epoch' or a number of steps, 1 or more. Received: save_freq={save_freq!r}."
@@ -422,8 +422,8 @@ class Checkpoint(keras.callbacks.Callback):
             self._warned = True
             stack_position.warn(
                 f"Checkpoint cannot choose the best checkpoint: monitor={self.monitor!r} is not in the epoch's logs, "
-                f"which have {sorted(metrics)}. Pass validation_data to fit, or another monitor. All are saved; the "
-                f"newest {self.keep} stay."
+                f"which have {sorted(metrics)}. Pass validation_data to fit, or another monitor. All checkpoints are "
+                f"saved; only the newest {self.keep} are kept."
             )
 
     def _rates(self) -> dict[str, float] | None:
@@ -447,6 +447,6 @@ def _refuse(removed: Mapping[str, Any]) -> None:
         if name not in _REPLACED:
             raise TypeError(f"Checkpoint() got an unexpected keyword argument {name!r}")
         raise ConfigError(
-            "Checkpoint saves; what is exported is said by callbacks of their own beside it. Received: "
-            f"{name}=.... Pass callbacks=[Checkpoint(folder), keras_ddl.callbacks.{_REPLACED[name].format(name)}]."
+            f"Checkpoint only saves; separate callbacks export. Received: {name}=.... Pass "
+            f"callbacks=[Checkpoint(folder), keras_ddl.callbacks.{_REPLACED[name].format(name)}]."
         )

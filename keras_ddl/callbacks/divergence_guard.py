@@ -232,7 +232,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         back = self._go_back(self._good) if self._good is not None else None
         self._must_reset = back is not None
         if back is None or self._gone_back == self.retries:
-            why = "" if self._good is None else f" There is no {self._good.missing()} to go back to."
+            why = "" if self._good is None else f" There is no {self._good.missing()} to return to."
             if back is not None:
                 why = f" It has gone back {self.retries} times; the weights are those of step {back}."
             self._say(f"{finding} Training stops.{why} Lower the learning rate, clip gradients, or check the data.")

@@ -130,8 +130,8 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
     if not candidates:
         known = sorted({name for each in intact for name in each.metrics or {}})
         raise CheckpointError(
-            f"'best' needs a metric that the checkpoints hold. Received: metric={metric!r}; checkpoints in "
-            f"{ckpt_dir} hold {known or 'no metrics'}. Choose one of these, 'latest' or a step."
+            f"'best' needs a metric that the checkpoints hold. Received: metric={metric!r}; checkpoints in {ckpt_dir} "
+            f"hold {known or 'no metrics'}. Choose one of these metrics, 'latest' or a step."
         )
     if mode == "auto":
         saved = (each.mode for each in reversed(intact) if each.monitor == metric and each.mode)
@@ -171,8 +171,8 @@ def resolve_mode(metric: str, mode: str = "auto") -> str:
     known = direction_of_name(metric) if mode == "auto" else mode
     if known is None:
         raise CheckpointError(
-            f"Whether a lower or a higher value of a metric is better must follow from its name. Received: {metric!r}, "
-            f"not a name of Keras's metrics. Give mode='min' or mode='max' (--mode)."
+            "To find the best checkpoint, keras_ddl must know whether lower or higher values of the metric are better. "
+            f"Received: {metric!r}, which is not a metric of Keras. Give mode='min' or mode='max' (--mode)."
         )
     return known
 
@@ -244,7 +244,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
     A checkpoint that is being exported (`durable.being_read`) stays until the next call.
     """
     if keep < 1:
-        raise CheckpointError(f"keep must be the number of checkpoints that stay, 1 or more. Received: {keep}.")
+        raise CheckpointError(f"keep must be the number of checkpoints to keep, 1 or more. Received: {keep}.")
     everything = list_checkpoints(ckpt_dir)
     intact = [each for each in everything if each.problem is None]
     stay = {each.step for each in intact[-keep:]}

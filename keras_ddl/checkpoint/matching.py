@@ -65,6 +65,6 @@ def _show(spec: tuple[str, tuple[int, ...]]) -> str:
 
 def _other_model(source: Path | str, difference: str) -> NoReturn:
     raise CheckpointError(
-        f"A checkpoint must be restored into the model it was saved from. Received: {source} of another model: "
-        f"{difference}. Build the same model, or give another checkpoint."
+        f"A checkpoint must be restored into the model it was saved from. Received: {source}, a checkpoint of another "
+        f"model: {difference}. Build the same model, or give another checkpoint."
     )

@@ -145,15 +145,15 @@ def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         if key not in by_name:
             (near,) = difflib.get_close_matches(key, [*by_name, _COMMAND, _ENV], n=1, cutoff=0)
             raise ConfigError(
-                f"--config knows the long names of the options of `keras-ddl run`, {_COMMAND} and {_ENV}. Received: "
-                f"{key!r} in {value}. The nearest is {near!r}."
+                f"--config accepts the long names of the options of `keras-ddl run`, and {_COMMAND} and {_ENV}. "
+                f"Received: {key!r} in {value}. The nearest is {near!r}."
             )
         option = by_name[key]
         assert option.name is not None
         if option.name in keys:
             raise ConfigError(
                 f"--config: each option must be given once. Received: {keys[option.name]!r} and {key!r} in {value}, "
-                "which are one. Leave one of them out."
+                "which are the same option. Leave one of them out."
             )
         keys[option.name], defaults[option.name] = key, _value(ctx, option, key, given, value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}

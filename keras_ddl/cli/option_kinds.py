@@ -27,5 +27,5 @@ class Ranks(click.ParamType):
         match = re.fullmatch(r"(?:(\d+):)?(\d*)", str(value))
         least, most = (int(each) if each else None for each in match.groups()) if match else (None, None)
         if least == 0 or most == 0 or (least is None and most is None) or (least or 0) > (most or least or 0):
-            self.fail(f"{value!r} is no number of ranks, 1 or more, and no range of them, as 2:4.", param, ctx)
+            self.fail(f"{value!r} is neither a number of ranks, 1 or more, nor a range such as 2:4.", param, ctx)
         return least, most

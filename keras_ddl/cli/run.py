@@ -221,8 +221,8 @@ def command(
     discovery = Discovery(host_discovery_script, slots or 1) if host_discovery_script is not None else None
     if mode not in (None, "p") and (discovery, least) != (None, None):
         raise ConfigError(
-            f"A mode with dimensions is for one number of ranks. Received: mode={mode!r} for hosts that may change. "
-            "Leave out --mode."
+            f"A mode with dimensions needs a fixed number of ranks. Received: mode={mode!r} for a number of ranks that "
+            "may change. Leave out --mode."
         )
     job = job_module.make(
         resolve_program(program, local=hosts is None and discovery is None),
@@ -246,7 +246,7 @@ def command(
     placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:
-        why = f"it does not name as many tasks that train as there are ranks ({job.num_ranks})"
+        why = f"the number of tasks that train in it differs from the number of ranks ({job.num_ranks})"
         click.echo(f"keras-ddl: the ranks do not get TF_CONFIG: {why}.", err=True)
     if dry_run:
         if discovery is not None:
@@ -262,7 +262,7 @@ def command(
         except OSError as error:
             raise ConfigError(
                 f"--output-dir must be a directory that can be written to. Received: {output_dir!r} "
-                f"({error.strerror}). Name a directory that is yours."
+                f"({error.strerror}). Name a directory that you can write to."
             ) from None
     if job.why_it_ends is not None:
         click.echo(f"keras-ddl: {job.why_it_ends}", err=True)
@@ -350,8 +350,9 @@ def check_number_is_before(program: tuple[str, ...]) -> None:
         given = program[place : place + (1 if match["value"] else 2)]
         rest = (*program[:place], *program[place + len(given) :])
         raise ConfigError(
-            "np: the number of ranks must stand before the program, because words after the program are its own. "
-            f"Received: {shlex.join(given)!r} after {program[0]!r}. Write: keras-ddl run -np {value} {shlex.join(rest)}"
+            "np: the number of ranks must come before the program, because all words after the program are passed to "
+            f"it. Received: {shlex.join(given)!r} after {program[0]!r}. Write: keras-ddl run -np {value} "
+            f"{shlex.join(rest)}"
         )
 
 

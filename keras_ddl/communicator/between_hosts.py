@@ -187,10 +187,10 @@ class Doorkeeper:
                     raise RankLostError(f"rank {rank} died: {where} ({error}).") from None
                 if not hmac.compare_digest(proof, self._proof(b"answer", own_nonce, answer)):
                     raise RankLostError(
-                        f"rank {rank} cannot be reached: at port {door.port} of {door.address} is another."
+                        f"rank {rank} cannot be reached: another process answers at port {door.port} of {door.address}."
                     )
                 if answer != _OPEN:
-                    raise RankLostError(f"rank {rank} does not wait any more: it has lost another rank.")
+                    raise RankLostError(f"rank {rank} no longer waits: it has lost another rank.")
                 on_error.pop_all()
                 return connection
 

@@ -47,9 +47,9 @@ def refuse(rank: int | None) -> None:
     error_report.install(rank or 0, lambda status: _end(parent))
     raise NotInitializedError(
         "keras_ddl.init() (Strategy() calls it) is for a rank's own process, not for child processes that import the "
-        f"script again. Received: a call in process {os.getpid()}, a child of process {parent}"
-        f'{"" if rank is None else f" (rank {rank})"}. Put what the script does under `if __name__ == "__main__":`, '
-        "and above it what the children need."
+        f"script again. Received: a call in process {os.getpid()}, a child of process "
+        f"{parent}{'' if rank is None else f' (rank {rank})'}. Move the work of the script under `if __name__ == "
+        '"__main__":`, and keep only what the child processes need above it.'
     )
 
 
@@ -72,8 +72,8 @@ def watch_import() -> None:
             return
         line = stack_position.user_line(frames)
         text = (
-            'A script that starts processes must do so under `if __name__ == "__main__":`, because they import it '
-            f"again. Received: {line or 'a process'} in process {os.getpid()}, a child of process {parent}."
+            'A script must start processes only under `if __name__ == "__main__":`, because the child processes import '
+            f"the script again. Received: {line or 'a process'} in process {os.getpid()}, a child of process {parent}."
         )
         error_report.write(launcher.rank or 0, RuntimeError(text))
         _end(parent)

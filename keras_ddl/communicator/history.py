@@ -131,9 +131,9 @@ class Replay:
         entry = self._entries[self._next]
         if entry.what != what:
             raise CollectiveError(
-                f"A newcomer must make the same calls as the others. Received: {what}, where they have made "
-                f"{entry.what}. Make calls of collectives, and of fit, not depend on the rank, the time, or values "
-                "that differ between runs."
+                f"A rank that joins a running job must make the same calls as the other ranks. Received: {what}, where "
+                f"the other ranks called {entry.what}. Calls of collectives and of fit must not depend on the rank, "
+                "the time, or values that differ between runs."
             )
         self._next += 1
         return pickle.loads(entry.result)
@@ -186,8 +186,8 @@ class Replay:
         entries, why_closed = pickle.loads(answer)
         if why_closed:
             raise CollectiveError(
-                "A newcomer runs the program up to where the others are, with what they have exchanged. Received: "
-                f"{why_closed}. The job takes no newcomers."
+                "A rank that joins a running job repeats the program with the recorded results of the other ranks. "
+                f"Received: {why_closed}. The job can take no new ranks."
             )
         self._entries = [Entry(*each) for each in entries]
 
@@ -249,7 +249,8 @@ def not_recorded(what: str, make: Callable[[], T]) -> T:
     """Returns `make()`, which differs between ranks. A newcomer cannot do it."""
     if isinstance(of_job(), Replay):
         raise CollectiveError(
-            f"A newcomer gets what the others got. Received: {what}, whose results differ between ranks, outside of "
-            "fit. Do without spares, or without it."
+            "A rank that joins a running job repeats the calls before fit with the recorded results of the other "
+            f"ranks. Received: {what}, whose results differ between ranks. Leave out this call, or start the job "
+            "without --spares."
         )
     return make()

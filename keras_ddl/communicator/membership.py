@@ -78,8 +78,8 @@ def after(
     """
     if not can_ask():
         raise ConfigError(
-            "regroup: ranks can go on without a lost one where `keras-ddl run` has started them without mpirun, with "
-            "-np MIN:MAX. Received: a rank that was started otherwise. Restart the job with --restarts instead."
+            "regroup: ranks can continue without a lost rank only if `keras-ddl run -np MIN:MAX` started them, without "
+            "mpirun. Received: a rank that was started in another way. Use `keras-ddl run --restarts N` instead."
         )
     question = {"epoch": epoch, "admits": admits, "door": _door(doorkeeper)}
     answer = _ask(question if leaves is None else question | {"leaves": leaves})
@@ -92,7 +92,7 @@ def tell(question: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """Tells the launcher something, or asks it; returns its answer. Raises: RankLostError: there is no launcher."""
     answer = _ask(question, run_dir=run_dir)
     if not answer:
-        raise RankLostError("The launcher must be there as long as its ranks. Received: no answer from it.")
+        raise RankLostError("The launcher must run as long as its ranks. Received: no answer from it.")
     told: dict[str, Any] = json.loads(answer)
     return told
 

@@ -222,10 +222,10 @@ def _choose_family(module: ModuleType) -> None:
         ours = f"{native_library.mpi_text('ddl_mpi_library')} ({native_library.mpi_text('ddl_mpi_loaded_path')})"
         raise DependencyError(
             f"mpi4py and keras_ddl must use one MPI. mpi4py has loaded {_version(module)}, but keras_ddl was built for "
-            f"{ours}. Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now "
-            f"{os.environ.get('MPI4PY_LIBMPI')!r} and {os.environ.get('MPI4PY_MPIABI')!r}) or set MPI4PY_LIBMPI to "
-            "that file; to use the other MPI, install the wheel of `make wheel`, which serves both, or reinstall "
-            "keras_ddl with MPICC set to its mpicc."
+            f"{ours}. Unset MPI4PY_LIBMPI and MPI4PY_MPIABI (now {os.environ.get('MPI4PY_LIBMPI')!r} and "
+            f"{os.environ.get('MPI4PY_MPIABI')!r}) or set MPI4PY_LIBMPI to keras_ddl's MPI library. To use mpi4py's "
+            "MPI instead, install the wheel of `make wheel`, which supports both, or reinstall keras_ddl with MPICC "
+            "set to the mpicc of that MPI."
         )
 
 

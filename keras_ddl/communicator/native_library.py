@@ -259,9 +259,8 @@ def choose_mpi(*families: str) -> str:
     if not problems:
         library_path(_SHIMS[families[0] if families else "Open MPI"])  # raises
     raise errors.DependencyError(
-        f"keras_ddl needs an MPI library to run on several ranks. Received: {'; '.join(problems)}. "
-        "A site's own is found when its module is loaded (LD_LIBRARY_PATH). Or put one into this environment: "
-        f"{packages.install_mpi()}"
+        f"keras_ddl needs an MPI library to run on several ranks. Received: {'; '.join(problems)}. Load your site's "
+        f"MPI module, which sets LD_LIBRARY_PATH, or install MPI in this environment: {packages.install_mpi()}"
     )
 
 

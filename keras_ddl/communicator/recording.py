@@ -25,7 +25,7 @@ def start(path: str | os.PathLike[str], rank: int) -> Path:
     if message:
         raise ConfigError(
             f"timeline: the file must be writable, and no other timeline may be open. Received: {message} (rank "
-            f"{rank}). Call keras_ddl.timeline.stop() first, or name a folder that exists on every host."
+            f"{rank}). Call keras_ddl.timeline.stop() first, or name a file in a folder that exists on every host."
         )
     _Running.path = own
     return own

@@ -159,9 +159,9 @@ class Requests:
     def _refuse_in_handler(self, request: Request) -> None:
         if self._interruption.is_handling() or self._is_in_handler_of_wait():
             raise errors.CollectiveError(
-                "A signal handler must not start a collective while the main thread is in the middle of one: neither "
-                f"could end. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, and check "
-                "it between two steps."
+                "A signal handler must not start a collective while the main thread is in the middle of one: both "
+                f"would wait forever. Received: '{request.name.decode()}' in a handler. Let the handler set a flag, "
+                "and check it between two steps."
             )
 
     def _is_in_handler_of_wait(self) -> bool:

@@ -183,7 +183,7 @@ def _check_can_regroup() -> Launcher:
     place, launcher = topology(), find_launcher()
     if launcher is None or place.mode != "p":
         raise ConfigError(
-            f"regroup: a mode with dimensions is for one number of ranks. Received: mode {place.mode!r} on rank "
+            f"regroup: a mode with dimensions needs a fixed number of ranks. Received: mode {place.mode!r} on rank "
             f"{place.rank}. Use mode 'p'."
         )
     return launcher
@@ -282,7 +282,9 @@ def communicator_with_id(id: int) -> Communicator:
     return comm
 
 
-_NOT_YET = "keras_ddl.init() must be called first (Strategy() does it), and shutdown() not since."
+_NOT_YET = (
+    "keras_ddl.init() must be called first (Strategy() calls it), and shutdown() must not have been called since."
+)
 _FORKED = (
     "This process was forked from a rank after keras_ddl.init(): it has no communication thread and is not a rank. "
     "Leave collectives to the parent."

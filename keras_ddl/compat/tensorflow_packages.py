@@ -37,9 +37,9 @@ def check_one_tensorflow() -> None:
             installed[f"{name} {distribution.version}"] = (distribution.version, libraries)
     if len(set(installed.values())) > 1:
         raise DependencyError(
-            "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. "
-            f"Received: {' and '.join(installed)}. What asks for `tensorflow` (tensorflow-serving-api, keras-hub) goes "
-            "beside another one with --no-deps. Remove them and install one: "
+            "Only one TensorFlow package may be installed, because all of them own the folder tensorflow/. Received: "
+            f"{' and '.join(installed)}. Uninstall all of them and install one; then install packages that require "
+            "`tensorflow` (tensorflow-serving-api, keras-hub) with --no-deps. To install TensorFlow: "
             f"{packages.install_tensorflow()}"
         )
 
@@ -124,9 +124,8 @@ def private_imports(package: str, works: str) -> Iterator[None]:
         remedy = packages.install_tensorflow() if package == "tensorflow" else packages.pip_install(package)
         version = getattr(sys.modules.get(package), "__version__", "of unknown version")
         raise DependencyError(
-            f"keras_ddl uses parts of {package} that are not public, and works with {package} {works}. "
-            f"Received: {package} {version}, which lacks one: {error}. Install a version that works: "
-            f"{remedy}"
+            f"keras_ddl uses parts of {package} that are not public, and works with {package} {works}. Received: "
+            f"{package} {version}, which lacks one of these parts: {error}. Install a version that works: {remedy}"
         ) from error
 
 
@@ -138,6 +137,6 @@ def not_installed(error: ImportError) -> DependencyError:
             f"{sys.prefix}. Install it (for NVIDIA GPUs the extra tensorflow-gpu): {packages.install_tensorflow()}"
         )
     return DependencyError(
-        f"TensorFlow is installed but cannot be imported. Received: {type(error).__name__}: {error}. "
-        "Run `python -c 'import tensorflow'` and repair that first."
+        f"TensorFlow is installed but cannot be imported. Received: {type(error).__name__}: {error}. Run `python -c "
+        "'import tensorflow'`, and repair the TensorFlow installation first."
     )

@@ -26,7 +26,7 @@ def check_sendable(b: Context, node: Node, kind: str, remedy: str) -> None:
     other = next((each.dtype for each in node.outputs if not _travels(each.dtype)), None)
     if other is not None:
         raise ConfigError(
-            f"{kind}, and its results are sent to the other ranks: they must be numbers, booleans or strings. "
+            f"{kind}, and rank 0 sends its results to the other ranks, so they must be numbers, booleans or strings. "
             f"Received: {other.name} of {node.type} (rank {b.collectives.rank}). {remedy}"
         )
 

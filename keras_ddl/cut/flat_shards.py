@@ -170,7 +170,7 @@ def partial(chunk: tf.Tensor, layout: Layout, rank: int) -> tf.Tensor:
 def refusal(node: Node | None, rank: int) -> ConfigError:
     """Returns the error for an operation that a variable in shards is no operand of."""
     return ConfigError(
-        "A variable that a Strategy keeps in shards may be read, assigned, added to and, if it is a weight, looked up "
-        f"in; in loops only read. Received: {node} (rank {rank}). Make the Strategy without "
-        "sharding."
+        "A variable that a Strategy keeps in shards supports only reading, assignment, addition and, for a weight, "
+        f"lookups; in loops only reading. Received: {node} (rank {rank}). Use another operation, or make the Strategy "
+        "without sharding."
     )

@@ -308,8 +308,8 @@ class PlacedValues(LocalShapes):
         if isinstance(placement, Partial):
             if value.dtype == tf.resource:
                 raise ConfigError(
-                    "A variable that accumulates gradients between updates may only be read, assigned and added to, "
-                    f"nothing else. Received: {self.node} (rank {self.collectives.rank}). Use a separate variable."
+                    "A variable that accumulates gradients between updates may only be read, assigned and added to. "
+                    f"Received: {self.node} (rank {self.collectives.rank}). Use a separate variable."
                 )
             self.requests.add(placement.op, value, tensor, self.node)
             raise Pending
@@ -326,9 +326,9 @@ class PlacedValues(LocalShapes):
         if isinstance(placement, FlatShard):
             return flat_shards.refusal(node, self.collectives.rank)
         return ConfigError(
-            "A variable that is cut along the model axis may only be read, looked up in, assigned and added to in a "
-            f"step, and in a loop that reads it nothing else. Received: {node} (rank {self.collectives.rank} of its "
-            "axis). Leave it out of the layout."
+            "A variable that is cut along the model axis supports only reading, lookups, assignment and addition in a "
+            f"step; in a loop only reading. Received: {node} (rank {self.collectives.rank} of the model axis). Leave "
+            "the variable out of the layout."
         )
 
     def _all_gather(self, value: Value, tensor: tf.Tensor, placement: Sharded | TensorList) -> tf.Tensor:

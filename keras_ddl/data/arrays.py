@@ -23,8 +23,9 @@ from keras_ddl.errors import RankMismatchError
 
 _RULE = "Every rank must have all the data, in the same order: keras_ddl takes each rank's rows of every batch."
 _REMEDY = (
-    "Shuffle and draw equally on all ranks (keras.utils.set_random_seed, or after keras_ddl.Strategy()). "
-    f"{LET_RANK_0_READ} For data that is split already, use strategy.distribute_datasets_from_function."
+    "Shuffle and draw random numbers with the same seed on all ranks: call keras.utils.set_random_seed(n) first, or "
+    f"make the data after keras_ddl.Strategy(). {LET_RANK_0_READ} For data that is split already, use "
+    "strategy.distribute_datasets_from_function."
 )
 _ROWS, _VALUES = 1024, 32  # at most so many rows, and values of a row, are looked at
 _batches_compared = False
@@ -157,9 +158,8 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:
         stack_position.warn(
-            f"{_RULE} {received}. Training goes on, and each rank takes its rows from its own arrays: that is harmless "
-            "where the values are noise, so that any draw is as good as another, and wrong for all other data. "
-            f"{_REMEDY}"
+            f"{_RULE} {received}. Training continues, and each rank takes its rows from its own arrays. That does no "
+            f"harm if the differing arrays are random noise; for any other data it is wrong. {_REMEDY}"
         )
 
 
@@ -176,9 +176,9 @@ def warn_of_equal_batches(batch: Any, rank: int) -> None:
     if is_equal(b"".join(content), "keras_ddl/batch"):
         size = communicator.size()
         stack_position.warn(
-            "train_on_batch and test_on_batch take each rank's own rows; the batch of all ranks together is what they "
-            f"train on. Received: the same rows on all {size} ranks (rank {rank}), which are so counted "
-            f"{size} times. Pass this rank's part of them (keras_ddl.data.chunk), or use fit, which takes it."
+            "train_on_batch and test_on_batch take different rows on each rank, and use the rows of all ranks as one "
+            f"batch. Received: the same rows on all {size} ranks (rank {rank}), so each row counts {size} times. Pass "
+            "only this rank's rows (keras_ddl.data.chunk), or use fit, which divides the rows itself."
         )
 
 

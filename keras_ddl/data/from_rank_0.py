@@ -123,7 +123,10 @@ class DatasetFromRank0(datasets.UnaryUnchangedStructureDataset):
 
 def _begin_pass(dataset: DatasetFromRank0 | None) -> tuple[int, Any]:
     if dataset is None:
-        raise RuntimeError('A dataset of Strategy(reader="rank0") is read after the program has dropped it. Keep it.')
+        raise RuntimeError(
+            'A dataset of Strategy(reader="rank0") must exist as long as it is read. Received: a read after the '
+            "program deleted its last reference. Keep the dataset in a variable."
+        )
     return next(dataset._passes), dataset._source
 
 

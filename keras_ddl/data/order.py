@@ -275,9 +275,9 @@ def _difference(reports: np.ndarray) -> bytes:
         ranks = " ".join(map(str, np.flatnonzero(first.any(axis=(1, 2)))))
         forget_notes()  # a later fit begins anew
         return (
-            f"keras_ddl: {_RULE}, because each rank keeps its rows of them. Received: batch {key % _MANY} of pass "
-            f"{key // _MANY % 2**16} over dataset {key // _MANY // 2**16} differs on rank(s) [{ranks}] from that on "
-            f"rank 0 (in {_listed(key, np.flatnonzero(unequal[first].any(axis=0)))}). {_CAUSES}"
+            f"keras_ddl: {_RULE}, because each rank keeps its own rows of every batch. Received: batch {key % _MANY} "
+            f"of pass {key // _MANY % 2**16} over dataset {key // _MANY // 2**16} differs on rank(s) [{ranks}] from "
+            f"that on rank 0 (in {_listed(key, np.flatnonzero(unequal[first].any(axis=0)))}). {_CAUSES}"
         ).encode()
     if differ.any() and _notes().unlike is None:
         key = int(keys[differ].max())
@@ -302,12 +302,12 @@ def _after(verdict: tf.Tensor, is_new: tf.Tensor, values: Any) -> Any:
 # ---- in words --------------------------------------------------------------------------------------------------------
 
 _CAUSES = (
-    "Causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
-    "interleave(deterministic=False), a generator or PyDataset that draws from a random generator of its own, files "
-    'listed in another order. Seed these equally on all ranks; or make keras_ddl.Strategy(reader="rank0"): rank 0 '
-    "reads, and every rank gets its rows. Data that each rank has of its own: "
-    "strategy.distribute_datasets_from_function. Random augmentation of data without labels looks the same: "
-    "KERAS_DDL_DATA_CHECK_BATCHES=0 stops the comparison."
+    "Possible causes: a shuffle without a seed (also inside interleave, flat_map or sample_from_datasets), "
+    "interleave(deterministic=False), a generator or PyDataset with its own random generator, or files listed in "
+    'another order. Use the same seeds and order on all ranks, or use keras_ddl.Strategy(reader="rank0"): rank 0 '
+    "reads, and sends every rank its rows. If each rank has its own data, use "
+    "strategy.distribute_datasets_from_function. If the only difference is random augmentation of data without labels, "
+    "set KERAS_DDL_DATA_CHECK_BATCHES=0, which stops the comparison."
 )
 
 
@@ -334,10 +334,10 @@ def warn_of_unlike_values(rank: int) -> None:
     notes.has_warned = True
     key, which = notes.unlike
     stack_position.warn(
-        "Ranks read the same rows with other values. "
-        f"Received: batch {key % _MANY} differs between ranks in {which}, while another component is equal. "
-        "That is so when values are drawn at random by threads or by unseeded generators (augmentation), and then does "
-        "no harm, but is not what one process would have drawn; else look for the cause."
+        f"All ranks must read the same batches. Received: batch {key % _MANY} differs between ranks in {which}, while "
+        "another component is equal. Threads or unseeded random generators (augmentation) have this effect; it then "
+        "does no harm, but the values differ from those of one process. If the data is not augmented, look for the "
+        "cause."
     )
 
 

@@ -89,9 +89,9 @@ def _zero_rows(spec: Any) -> Any:
                 splits = [tf.zeros([1], leaf.row_splits_dtype)] * leaf.ragged_rank
                 return tf.RaggedTensor.from_nested_row_splits(values, splits)
         raise ConfigError(
-            "Batches that each rank makes from its own data must be tensors with rows, because a rank whose data ends "
-            f"earlier continues with empty batches. Received: {leaf}. Give every rank the same number of batches "
-            "(.repeat() and steps_per_epoch) and leave such components out."
+            "If each rank makes batches from its own data, all components must be tensors with rows: a rank whose data "
+            f"ends early continues with empty batches. Received: {leaf}. Give every rank the same number of batches "
+            "(.repeat() and steps_per_epoch), or leave out this component."
         )
 
     return tf.nest.map_structure(one, spec)

@@ -160,9 +160,9 @@ class Reading:
         ends, dataset = target["ends"], self.iterator.data_adapter.py_dataset
         if any(ends[0][name] != self._ends[0][name] for name in ("python", "numpy")):
             stack_position.warn(
-                "A PyDataset that draws random numbers in on_epoch_end is in another order in another process, unless "
-                "the script sets the seeds. Received: a checkpoint of a run with other numbers. Call "
-                "keras.utils.set_random_seed(n), or give the Strategy a seed, before the data is made."
+                "A PyDataset that draws random numbers in on_epoch_end needs the same seed in every run, so that a "
+                "resumed run reads in the same order. Received: a checkpoint from a run with another random state. "
+                "Call keras.utils.set_random_seed(n), or give the Strategy a seed, before you make the data."
             )
         now = self.random_states()
         for states in ends[1:]:
@@ -191,10 +191,10 @@ class Reading:
         unseeded = [0, 0] in mine
         if target["batches"] and (mine != target["order"] or unseeded):
             stack_position.warn(
-                "A run that resumes within an epoch must read in the order in which the previous run began. Received: "
-                f"a dataset that shuffles with seeds {mine}, and {target['order']} before. Rows of this epoch may come "
-                "twice or not at all. Call keras.utils.set_random_seed(n), or give the Strategy a seed, before the "
-                "data is made."
+                "A run that resumes within an epoch must read the data in the same order as the previous run. "
+                f"Received: a dataset that shuffles with seeds {mine}, but with seeds {target['order']} in the "
+                "previous run. This epoch may repeat or skip rows. Call keras.utils.set_random_seed(n), or give the "
+                "Strategy a seed, before you make the data."
             )
 
 
@@ -227,8 +227,9 @@ class _Dataset:
 def _drop(data: Any, first: int, last: int, end: int) -> None:
     if last >= end:
         raise CheckpointError(
-            "steps_per_execution must divide the number of batches after which a checkpoint was made. Received: "
-            f"{last + 1 - first}, and a checkpoint after {end} batches of an epoch. Use that of the run before."
+            "steps_per_execution must divide the number of batches before the checkpoint. Received: "
+            f"steps_per_execution={last + 1 - first}, and a checkpoint after {end} batches of an epoch. Use the "
+            "steps_per_execution of the previous run."
         )
     for _ in range(first, last + 1):
         try:
@@ -239,7 +240,6 @@ def _drop(data: Any, first: int, last: int, end: int) -> None:
 
 def _shorter(end: int) -> CheckpointError:
     return CheckpointError(
-        "A run that resumes within an epoch must read the data of the previous run. Received: data that ends "
-        "before "
-        f"batch {end} of the epoch, after which the checkpoint was made. Give it the same data."
+        "A run that resumes within an epoch must read the same data as the previous run. Received: data that ends "
+        f"before batch {end} of the epoch, where the checkpoint was made. Give fit the same data."
     )

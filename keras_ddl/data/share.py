@@ -22,7 +22,7 @@ from keras_ddl.data.rows import BatchRows, chunked_rows, take_chunk
 from keras_ddl.errors import ConfigError
 
 MARK = "_keras_ddl_rank_share"  # attribute of a dataset of a rank's rows: what is known of its global batches
-LET_RANK_0_READ = 'Or make keras_ddl.Strategy(reader="rank0"): rank 0 reads, and every rank gets its rows.'
+LET_RANK_0_READ = 'Or use keras_ddl.Strategy(reader="rank0"): rank 0 reads, and sends every rank its rows.'
 _last_number = 0
 
 
@@ -99,9 +99,8 @@ def check_shuffle_seeds(dataset: tf.data.Dataset, rank: int) -> None:
         return
     if (0, 0) in seeds:
         raise ConfigError(
-            "A dataset that shuffles must shuffle the same way on all ranks, because each rank keeps its rows of "
-            "the same "
-            f"batch. Received: a .shuffle() without a seed, made before any seed was set (rank {rank}). Make the "
+            "A dataset that shuffles must shuffle the same way on all ranks, because each rank keeps its own rows of "
+            f"every batch. Received: a .shuffle() without a seed, made before any seed was set (rank {rank}). Make the "
             "dataset after keras_ddl.Strategy(), call keras.utils.set_random_seed(n) first, or use .shuffle(seed=n). "
             f"{LET_RANK_0_READ}"
         )
@@ -118,10 +117,10 @@ def check_determinism(dataset: tf.data.Dataset, rank: int) -> None:
     for one in datasets.pipeline_of(dataset):
         if datasets.is_nondeterministic(one):
             raise ConfigError(
-                "A dataset must give all ranks the same batches, because each rank keeps its rows of them. Received: "
-                f"deterministic=False in {datasets.dataset_kind(one)} (rank {rank}). Leave it out (with "
-                "num_parallel_calls the work is done in parallel all the same). "
-                f"{LET_RANK_0_READ} Data that each rank has of its own: strategy.distribute_datasets_from_function."
+                "A dataset must give all ranks the same batches, because each rank keeps its own rows of every batch. "
+                f"Received: deterministic=False in {datasets.dataset_kind(one)} (rank {rank}). Leave it out: with "
+                f"num_parallel_calls the work still runs in parallel. {LET_RANK_0_READ} If each rank has its own data, "
+                "use strategy.distribute_datasets_from_function."
             )
 
 

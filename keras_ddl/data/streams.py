@@ -78,8 +78,8 @@ class Stream:
             if message.kind == STOP:
                 raise RankMismatchError(
                     'With Strategy(reader="rank0") all ranks must read equally many batches. Received: rank '
-                    f"{self._comm.rank} asks for one more than rank 0, which has stopped reading. Leave loops over "
-                    "data after the same batch on every rank."
+                    f"{self._comm.rank} asks for one more batch, but rank 0 has stopped reading. End every loop over "
+                    "the data after the same batch on every rank."
                 )
         finally:
             self.close()

@@ -52,4 +52,4 @@ def resume_hint(checkpoint: dict[str, Any]) -> str:
     how = "start the same command again"
     if not checkpoint["resume"]:
         how += ", with resume=True in callbacks.Checkpoint"
-    return f"The last checkpoint is {checkpoint['path']}. To go on from it, {how}."
+    return f"The last checkpoint is {checkpoint['path']}. To continue from it, {how}."

@@ -163,8 +163,8 @@ def _is_own_group(group: int) -> bool:
 
 def _refusal(path: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"What a job keeps beside files of others must be of its user alone. Received: {path}, {what} (host "
-        f"{socket.gethostname()}, user id {os.geteuid()}). If it is not yours, another user may have made it to attack "
-        "you; if it is, take the rights of others away (chmod go-rwx). For temporary files you can also set TMPDIR to "
-        "a directory that only you can write to."
+        "In a directory that other users can write to, the files of a job must belong to its user alone. Received: "
+        f"{path}, {what} (host {socket.gethostname()}, user id {os.geteuid()}). If the file is yours, remove the "
+        "permissions of other users (chmod go-rwx). If it is not, another user may have made it to attack you. For "
+        "temporary files you can also set TMPDIR to a directory that only you can write to."
     )

@@ -130,9 +130,9 @@ class Job:
         if self.min_ranks is None or self.mpirun is None:
             return None
         return (
-            f"-np MIN:MAX: mpirun ({self.mpirun.version}) starts the ranks, and ends all when one is lost; then "
-            "--restarts N starts the job again. To go on without a restart, leave out --mpirun, --mpi-arg and the host "
-            "discovery script, and run outside of a resource manager's job."
+            f"-np MIN:MAX: mpirun ({self.mpirun.version}) starts the ranks, and ends all of them when one is lost; "
+            "--restarts N then starts the job again. To continue without a restart, leave out --mpirun, --mpi-arg and "
+            "the host discovery script, and run outside of a resource manager's job."
         )
 
     @property
@@ -215,13 +215,13 @@ def make(
         raise ConfigError(f"np must be a whole number of ranks, 1 or more. Received: np={num_ranks!r}.")
     if num_ranks < (min_ranks or 1):
         raise ConfigError(
-            f"np: the hosts must take at least the lower number of ranks. Received: np={min_ranks}:..., and room for "
-            f"{num_ranks}. Name more hosts, or write a smaller number."
+            f"np: the hosts must have places for at least MIN ranks of -np MIN:MAX. Received: MIN={min_ranks}, but "
+            f"places for {num_ranks}. Name more hosts, or choose a smaller MIN."
         )
     if parsed and num_ranks + spares > slots:
         received = f"np={num_ranks}, {f'spares={spares}, ' if spares else ''}hosts={hosts!r}"
         raise ConfigError(
-            f"np must not be larger than the ranks that the hosts take together ({slots}); spares count, too. "
+            f"np, together with the spares, must not be larger than the number of places on the hosts ({slots}). "
             f"Received: {received}. Write the number of ranks after each host, as in 'h0:2,h1:2'."
         )
     for name, seconds in (("timeout", timeout), ("grace", grace)):
@@ -243,10 +243,10 @@ def make(
     goes_on = min_ranks is not None
     by_mpirun = bool(requested or (parsed and not goes_on) or mpirun_module.in_allocation(os.environ))
     if spares and (by_mpirun or not goes_on):
-        where = "ranks that mpirun starts" if goes_on else "one number of ranks"
+        where = "ranks that mpirun starts" if goes_on else "a fixed number of ranks"
         raise ConfigError(
-            "spares take the place of lost ranks in a job that goes on: with -np MIN:MAX, without mpirun. Received: "
-            f"--spares {spares}, and {where}. Restart the job with --restarts instead, or give a range of ranks."
+            "--spares needs -np MIN:MAX and ranks that are started without mpirun: only such a job continues after a "
+            f"rank is lost. Received: --spares {spares}, and {where}. Give -np MIN:MAX, or use --restarts N instead."
         )
     return Job(
         program=tuple(program),

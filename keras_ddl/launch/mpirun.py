@@ -102,9 +102,8 @@ def find(path: str | None = None) -> Mpirun:
             if executable is not None:
                 return identify(executable)
     raise LaunchError(
-        f"Ranks are started by mpirun. Received: none next to {sys.executable}, none in PATH. Load your "
-        "site's MPI module, give the path of one with --mpirun or KERAS_DDL_MPIRUN, or install one: "
-        f"{packages.install_mpi()}"
+        f"Ranks are started by mpirun. Received: no mpirun next to {sys.executable} or in PATH. Load your site's MPI "
+        f"module, give the path of one with --mpirun or KERAS_DDL_MPIRUN, or install one: {packages.install_mpi()}"
     )
 
 

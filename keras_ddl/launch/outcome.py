@@ -14,7 +14,7 @@ from keras_ddl.files import last_checkpoint
 RESTART_STATUS = 75
 
 # How the error of a rank begins that says why the others do not go on without a lost one (strategy/survival.py).
-DO_NOT_GO_ON = "The other ranks do not go on"
+DO_NOT_GO_ON = "The other ranks do not continue"
 
 _LAST_LINE = re.compile(r"^(?:\s*\|? ?)([A-Za-z_][\w.]*)(?::\s?(.*))?$")
 # The MPI library adds these to a rank's stderr when the rank aborts.
@@ -226,8 +226,8 @@ def explain(outcomes: Sequence[RankOutcome], first: RankOutcome, mpirun_text: st
     elif first.status == -signal.SIGKILL:
         # The rank could not report this: the end of its stderr is about something else.
         lines.append(
-            "SIGKILL comes from outside of a program: from another process, or from a kernel that is out of memory "
-            "(see dmesg, and the limits of the container)."
+            "SIGKILL comes from another process, or from the kernel when memory runs out (see dmesg, and the memory "
+            "limit of the container)."
         )
     elif first.stderr_tail.strip() and not first.done:
         tail = [line for line in first.stderr_tail.strip().splitlines() if not _BOILERPLATE.match(line)]
@@ -241,7 +241,7 @@ def vanished(outcomes: Sequence[RankOutcome]) -> str:
     ranks = [each.rank for each in outcomes if each.survived and each.has_vanished]
     if not ranks:
         return ""
-    return f"keras-ddl: the others have gone on without {_ranks(ranks)}: {_MIDDLE}.\n"
+    return f"keras-ddl: the other ranks have continued without {_ranks(ranks)}: {_MIDDLE}.\n"
 
 
 def _of_others(others: Sequence[RankOutcome], first: RankOutcome) -> list[str]:

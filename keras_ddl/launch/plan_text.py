@@ -84,8 +84,8 @@ def _environment(job: Job, own: Mapping[str, str]) -> list[str]:
 def _what_then(job: Job, restarts: int, placement: Placement) -> list[str]:
     lines = []
     if job.min_ranks is not None:
-        how = "the others go on" if job.mpirun is None else "the job ends"
-        lines.append(f"when a rank is lost: {how}; enough are {job.min_ranks}")
+        how = "the other ranks continue" if job.mpirun is None else "the job ends"
+        lines.append(f"when a rank is lost: {how}; at least {job.min_ranks} are needed")
     if restarts:
         lines.append(f"when the job fails: it is started again, up to {restarts} times")
     if placement.discovery is not None:

@@ -208,7 +208,8 @@ class RankProcess:
         with contextlib.suppress(OSError):  # whoever would show it may be gone, too
             print(
                 f"keras-ddl: rank {self.rank} on host {socket.gethostname()} has lost its connection with the "
-                "launcher. If that is still there, the others go on without this rank, which ends.",
+                "launcher. This rank ends. If the launcher is still running, the other ranks continue without this "
+                "one.",
                 file=sys.stderr,
                 flush=True,
             )

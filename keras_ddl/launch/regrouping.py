@@ -132,7 +132,7 @@ class Regrouping:
     def _leave_out(self, rank: int, is_stopping: bool) -> None:
         outcome = self._links[rank].outcome
         if not is_stopping and not outcome.survived and rank not in self.spares:
-            self._say(f"rank {rank} has not joined the others, who go on ({outcome.describe()}).")
+            self._say(f"rank {rank} has not joined the others, who continue ({outcome.describe()}).")
             if outcome.is_lost and not outcome.gives_up:
                 self._replace(rank)
         if rank in self.spares:
@@ -172,18 +172,18 @@ class Regrouping:
             outcome = self._links[rank].outcome
             if self._is_there(rank):
                 outcome.survived = True
-                self._say(f"rank {rank} leaves ({self._leaving[rank]}); {len(set(members) & set(before))} go on.")
+                self._say(f"rank {rank} leaves ({self._leaving[rank]}); {len(set(members) & set(before))} continue.")
                 self._event("rank_left", rank=rank, ranks=len(members), reason=self._leaving[rank])
                 self._links[rank].send(control.Kind.ANSWER, {"left": True})
                 self._links[rank].stop(_NO_SIGNAL, _LEAVING_SECONDS)
             elif outcome.is_lost:
                 outcome.survived = True
                 how = ", a newcomer, leaves" if outcome.gives_up else " was lost"
-                self._say(f"rank {rank}{how} ({outcome.describe()}); {len(set(members) & set(before))} go on.")
+                self._say(f"rank {rank}{how} ({outcome.describe()}); {len(set(members) & set(before))} continue.")
                 self._event("rank_lost", rank=rank, ranks=len(members), reason=outcome.describe())
                 self._links[rank].send(control.Kind.BYE, {"last": False, "survived": True})
         for rank in set(members) - set(before):
-            self._say(f"rank {rank} has joined; {len(members)} go on.")
+            self._say(f"rank {rank} has joined; {len(members)} continue.")
             self._event("rank_joined", rank=rank, ranks=len(members))
         for number, rank in enumerate(members):
             self._links[rank].output.renumber(number)

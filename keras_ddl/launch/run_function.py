@@ -96,8 +96,8 @@ def _pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     except Exception as error:
         raise ConfigError(
             "fn, its arguments and the variables it uses must be picklable, to be sent to the ranks. Received: "
-            f"{getattr(fn, '__qualname__', fn)!s}, which is not: {type(error).__name__}: {error}. Make what cannot be "
-            "sent (models, datasets, open files, locks) inside fn, and pass plain values as arguments."
+            f"{getattr(fn, '__qualname__', fn)!s}, which is not: {type(error).__name__}: {error}. Create objects that "
+            "cannot be pickled (models, datasets, open files, locks) inside fn, and pass plain values as arguments."
         ) from error
     call = {"sys_path": [str(path) for path in sys.path], "sources": _cell_sources(), "function": function}
     return pickle.dumps(call)
@@ -133,7 +133,7 @@ def _values(result: JobResult, timeout: float | None) -> list[Any]:
     if result.signal == signal.SIGINT:
         raise KeyboardInterrupt
     if result.signal is not None:
-        raise BrokenPipeError("Nobody reads the output of this process any more: the ranks have been stopped.")
+        raise BrokenPipeError("The reader of this process's output has gone away: the ranks have been stopped.")
     first = result.first_failure
     returned = {rank: pickle.loads(data) for rank, data in result.results.items()}
     if first is None and result.timed_out:

@@ -52,8 +52,8 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
         build_for_data(model)
     if not is_built(model):
         raise CheckpointError(
-            "resume needs a model that is built. Received: a model without variables. Call model.build(shape), or the "
-            "model, or each part of one that has no call, on a batch, before fit."
+            "resume needs a model that is built. Received: a model without variables. Before fit, call "
+            "model.build(shape), or call the model on a batch. If the model has no call(), do so for each of its parts."
         )
 
     def plan() -> Any:

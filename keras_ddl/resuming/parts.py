@@ -31,10 +31,10 @@ def are_used(model: Any, dir: Path) -> bool:
     apart = [rank for rank, is_there in enumerate(_reached(dir)[:needed]) if not is_there]
     if apart and is_first_rank():
         stack_position.warn(
-            "Each rank writes what it has of the variables that are spread over ranks, where it reaches the checkpoint "
-            f"directory. Received: {dir}, in which rank(s) {', '.join(map(str, apart))} of {needed} do not see what "
-            "rank 0 has written. Rank 0 gathers all of it instead, and needs memory for it. Give a directory on a file "
-            "system that these ranks share."
+            "Each rank writes its part of the variables that are spread over the ranks, if it can reach the checkpoint "
+            f"directory. Received: {dir}, where rank(s) {', '.join(map(str, apart))} of {needed} do not see the files "
+            "of rank 0. Rank 0 gathers the whole variables instead, which takes more memory. Give a directory on a "
+            "file system that all ranks share."
         )
     return not apart
 

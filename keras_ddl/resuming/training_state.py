@@ -142,9 +142,9 @@ def agree(model: keras.Model, size: int) -> None:
             variable.value.assign(whole.astype(value.dtype))
         else:
             raise ConfigError(
-                "State of a layer must be equal on all ranks, or keras_ddl must know how it combines. Received: "
+                "The state of a layer must be equal on all ranks, or keras_ddl must know how to combine it. Received: "
                 f"{_name(model, variable)} ({variable.dtype}) has one value on rank 0 and another on rank {other} "
-                f"(rank {rank}). Say how with add_weight(..., aggregation='mean' or 'only_first_replica')."
+                f"(rank {rank}). Pass aggregation='mean' or aggregation='only_first_replica' to add_weight."
             )
 
 

@@ -160,31 +160,32 @@ class Strategy(tf.distribute.Strategy):
     def _check_goes_on_with_layout(self, layout: Layout) -> None:
         if layout.is_to_choose:
             raise ConfigError(
-                "A job goes on without a lost rank where the layout is known before it starts. Received: "
-                f"layout={layout.model_size} under `keras-ddl run -np MIN:MAX` (rank {self.rank}). Pass the "
-                "LayoutMap that a run with one number of ranks prints."
+                "A job can continue without a lost rank only if its layout is a LayoutMap: a number lets keras_ddl "
+                f"choose the layout while the job runs. Received: layout={layout.model_size} under `keras-ddl run -np "
+                f"MIN:MAX` (rank {self.rank}). Run once with a fixed number of ranks (-np N), and pass the LayoutMap "
+                "that it prints."
             )
         if history.takes_newcomers():
             raise ConfigError(
-                "A job with a layout goes on with the ranks that are left, and takes no others. Received: "
-                f"-np MIN:MAX with --spares or --hostfile (rank {self.rank}). Leave out --spares, and say the "
-                "hosts with --hosts."
+                "A job with a layout can continue with the remaining ranks, but cannot take new ones. Received: -np "
+                f"MIN:MAX with --spares or --hostfile (rank {self.rank}). Leave out --spares, and name the hosts with "
+                "--hosts."
             )
         if self.job.shards_from_elements is not None:
             raise ConfigError(
-                "A job with a layout goes on where every slice is on two ranks, and shards of slices are not. "
-                f"Received: sharding='optimizer' under `keras-ddl run -np MIN:MAX` (rank {self.rank}). Leave one "
-                "of them out."
+                "A job with a layout can continue without a lost rank only if another rank holds the same slices; with "
+                "sharding='optimizer' each shard is on one rank only. Received: sharding='optimizer' under `keras-ddl "
+                f"run -np MIN:MAX` (rank {self.rank}). Leave out sharding, or give a fixed number of ranks (-np N)."
             )
 
     def _check_rank_0_stays(self) -> None:
         """Rank 0 alone knows where it reads: without it no other could go on."""
         if membership.can_ask():
             raise ConfigError(
-                'With Strategy(reader="rank0") a job ends when a rank is lost: rank 0 alone reads the data, and nobody '
-                f"knows its place in it without rank 0. Received: -np MIN:MAX (rank {self.rank}). Give one number of "
-                'ranks (`keras-ddl run --restarts 1` resumes from a checkpoint), or leave out reader="rank0" '
-                "and give all ranks the same data."
+                'With Strategy(reader="rank0") a job ends when a rank is lost: only rank 0 reads the data and knows '
+                f"the position in it. Received: -np MIN:MAX (rank {self.rank}). Give a fixed number of ranks, -np N "
+                '(with --restarts 1 the job starts again from its last checkpoint), or leave out reader="rank0" and '
+                "give all ranks the same data."
             )
 
     def _check_no_other_scope(self, rank: int) -> None:
@@ -229,8 +230,9 @@ class Strategy(tf.distribute.Strategy):
                 return self.keras_steps.run(execution, fn, args, kwargs or {})
             if self.job.mesh is not None:
                 raise ConfigError(
-                    "strategy.run calls a function on each rank as it is, and a rank has slices of the variables that "
-                    f"a layout cuts. Received: {fn!r} (rank {self.rank}). Use fit or strategy.function."
+                    "strategy.run calls the function unchanged on each rank, so it cannot use variables that a layout "
+                    f"cuts: a rank holds only slices of them. Received: {fn!r} (rank {self.rank}). Use fit or "
+                    "strategy.function."
                 )
             return super().run(fn, args, kwargs, options)
 
@@ -299,8 +301,8 @@ class Strategy(tf.distribute.Strategy):
         """
         if not isinstance(model, keras_compat.Trainer):
             raise ConfigError(
-                f"Strategy.explain takes a Keras model. Received: {type(model).__name__} (rank {self.rank}). What "
-                "`strategy.function` returns explains itself: train_step.explain()."
+                f"Strategy.explain takes a Keras model. Received: {type(model).__name__} (rank {self.rank}). For a "
+                "step that strategy.function returned, call train_step.explain()."
             )
         made_under = keras_compat.strategy_of(model)
         if made_under is not self:
@@ -339,7 +341,7 @@ class Strategy(tf.distribute.Strategy):
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"whole_model needs a model. Received: {model!r} ({type(model).__name__}) on rank {self.rank}. Pass "
-                "the model that trains; for an optimizer there is whole_optimizer."
+                "the model that trains; for an optimizer, use whole_optimizer."
             )
         return self._whole(model)
 

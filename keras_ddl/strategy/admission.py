@@ -88,9 +88,9 @@ class Admission(Joining):
             name = next((name for name, value in mine.items() if right.get(name) != value), "fewer variables")
             give_up(
                 DriftError(
-                    f"A newcomer must do what the others do. Received: {name}, which its callbacks have changed in "
-                    "another way. What they keep must be in attributes: numbers, texts, arrays, generators of random "
-                    "numbers, lists and dicts of these."
+                    "The callbacks of a rank that joins a running job must change the same state as on the other "
+                    f"ranks. Received: {name}, which they changed in another way. Let callbacks keep their state in "
+                    "attributes: numbers, strings, arrays, random generators, or lists and dicts of such values."
                 )
             )
 
@@ -138,8 +138,9 @@ class Admission(Joining):
         if is_new and words != gathered[0]:
             give_up(
                 RankMismatchError(
-                    "A newcomer must read the same batches as the others. Received: another batch than theirs, at the "
-                    "place of the data where they are. Set the seeds of all that the script draws."
+                    "A rank that joins a running job must read the same batches as the other ranks. Received: a batch "
+                    "that differs from theirs, at the same position in the data. Seed everything that draws random "
+                    "numbers: keras.utils.set_random_seed(n)."
                 )
             )
 

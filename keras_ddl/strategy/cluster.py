@@ -87,9 +87,9 @@ def refuse_preemption_handlers() -> None:
             return
         raise ConfigError(
             "A PreemptionCheckpointHandler needs the coordination service that TensorFlow's own clusters have. "
-            f"Received: one on rank {communicator.rank()} of {communicator.size()}. In fit use "
-            "keras_ddl.callbacks.Checkpoint(folder, resume=True), in a loop of your own a tf.train.CheckpointManager "
-            "on rank 0, and start the job again after it has been stopped."
+            f"Received: a PreemptionCheckpointHandler on rank {communicator.rank()} of {communicator.size()}. With "
+            "fit, use keras_ddl.callbacks.Checkpoint(folder, resume=True); in a training loop of your own, use "
+            "tf.train.CheckpointManager on rank 0. Start the job again after it was stopped."
         )
 
     handler.__init__ = __init__

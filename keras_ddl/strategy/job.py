@@ -151,9 +151,9 @@ def check_settings(settings: Settings, rank: int) -> None:
     is_chosen = isinstance(settings.layout, int)
     if settings.data_layout is not None and (settings.layout is None or is_chosen):
         raise ConfigError(
-            "Strategy: data_layout names axes of a mesh, which a LayoutMap has. Received: "
-            f"data_layout={settings.data_layout!r} without one (rank {rank}). Pass layout="
-            "keras.distribution.LayoutMap(keras_ddl.device_mesh(...)), which may be empty."
+            "Strategy: data_layout names axes of a device mesh, so it needs a LayoutMap, which has one. Received: "
+            f"data_layout={settings.data_layout!r} without a LayoutMap (rank {rank}). Pass "
+            "layout=keras.distribution.LayoutMap(keras_ddl.device_mesh(...)), which may be empty."
         )
     if settings.layout in (None, 1):
         return

@@ -169,8 +169,9 @@ class Newcomer(Joining):
             pairs = zip([*mine, *["nothing"] * len(state.variables)], [*state.variables, *["nothing"] * len(mine)])
             first = next(pair for pair in pairs if pair[0] != pair[1])
             raise CollectiveError(
-                "A newcomer must make the same model as the others, built before its first step. Received: "
-                f"{first[0]}, where they have {first[1]}. Give the model an Input, or call build."
+                "A rank that joins a running job must make the same model as the other ranks, and build it before the "
+                f"first step. Received: {first[0]}, where the other ranks have {first[1]}. Give the model an Input, or "
+                "call model.build(input_shape)."
             )
         number_slots(model, state.slots)
         sharded_slots.disown_new_slots()

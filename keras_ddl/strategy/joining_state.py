@@ -113,8 +113,9 @@ class Joining:
         if is_same and self._is_new and reads != reads_of_ranks[0]:
             give_up(
                 RankMismatchError(
-                    "A newcomer must read in a step what the others read. Received: other tensors or lookup "
-                    "tables than theirs, in the same step. Set the seeds of all that the script draws."
+                    "In a step, a rank that joins a running job must read the same values as the other ranks. "
+                    "Received: tensors or lookup tables that differ from theirs, in the same step. Seed everything "
+                    "that draws random numbers: keras.utils.set_random_seed(n)."
                 )
             )
         if traced is None or not is_same:
@@ -155,8 +156,8 @@ def number_slots(model: Any, slots: tuple[list[int | None], int]) -> None:
     """Gives the slots in shards of a newcomer's model the numbers that they have on the others."""
     if not sharded_slots.number_as(agreement.all_variables(model), slots):
         raise CollectiveError(
-            "A newcomer must make the same optimizers as the others. Received: other variables in shards than theirs. "
-            "Give the model an Input, or call build."
+            "A rank that joins a running job must make the same optimizers as the other ranks. Received: optimizer "
+            "variables in shards that differ from theirs. Give the model an Input, or call model.build(input_shape)."
         )
 
 

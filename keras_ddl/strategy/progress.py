@@ -158,7 +158,7 @@ class Restoration:
                 stack_position.warn(
                     "An epoch resumed in the middle continues with the metrics of its first part. Received: "
                     f"{len(variables)} metric variables here, {len(states[0])} in the checkpoint ({part} of the "
-                    "model). This epoch's logs count the rest only."
+                    "model). The logs of this epoch cover only its second part."
                 )
             return
         with tf.init_scope():  # the first step of a model is being traced
@@ -212,10 +212,9 @@ def _best_weights(model: Any, others: Sequence[Any]) -> dict[str, Any]:
             value = kept_weights.complete(best.get(key), f"Checkpoint/{key}")
             if value is None:
                 raise ConfigError(
-                    "A callback that keeps weights which are spread over the ranks must be in the list of every rank. "
-                    f"Received: {key.split('/')[1]} has kept some on rank(s) "
-                    f"{[rank for rank, keys in enumerate(everyone) if key in keys]} alone (rank "
-                    f"{communicator.rank()}). Pass it to fit on all ranks."
+                    "A callback that keeps weights that are spread over the ranks must run on every rank. Received: "
+                    f"{key.split('/')[1]} on rank(s) {[rank for rank, keys in enumerate(everyone) if key in keys]} "
+                    f"only (rank {communicator.rank()}). Pass the callback to fit on all ranks."
                 )
             if is_first_rank():
                 best[key] = value

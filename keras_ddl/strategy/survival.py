@@ -39,8 +39,9 @@ from keras_ddl.strategy.why_it_ends import OWN_COLLECTIVE, PREDICTIONS, TooFewEr
 from keras_ddl.topology import Topology
 
 _ALONE = (
-    "A newcomer (keras-ddl run --spares) joins the others between two steps of fit. Received: a step, or a collective "
-    "in a callback, before the first step that it makes with them. Train in fit; or do without spares."
+    "A rank that joins a running job (keras-ddl run --spares) can join only between two steps of fit. Received: a "
+    "step, or a collective in a callback, before the first step of fit that it shares with the other ranks. Train only "
+    "in fit, or start the job without --spares."
 )
 _in_call: ContextVar[bool] = ContextVar("keras_ddl_in_surviving_call", default=False)
 
@@ -153,9 +154,10 @@ class Survival:
                     if is_cut or each.job.shards_from_elements is not None:
                         setting = "layout" if is_cut else "sharding='optimizer'"
                         raise ConfigError(
-                            f"Strategy({setting}) goes on by itself when a rank is lost, not after "
-                            f"keras_ddl.regroup(). Received: another step after it (rank {place.rank}). Do not catch "
-                            f"RankLostError, or make the Strategy without {setting.partition('=')[0]}."
+                            f"Strategy({setting}) continues without help when a rank is lost, but cannot continue "
+                            "after keras_ddl.regroup(). Received: a step after keras_ddl.regroup() (rank "
+                            f"{place.rank}). Do not catch RankLostError, or make the Strategy without "
+                            f"{setting.partition('=')[0]}."
                         )
                     each.renew(place)
             self._finished = 0

@@ -12,9 +12,9 @@ class TooFewError(RankLostError):
 
 
 OWN_COLLECTIVE = (
-    "fit, evaluate, predict and steps of strategy.function go on by themselves. Received: a collective outside of "
-    "these, for which each rank may have had something of its own. Catch RankLostError on all ranks and call "
-    "keras_ddl.regroup()."
+    "Only fit, evaluate, predict and steps of strategy.function continue without help after a rank is lost. Received: "
+    "a collective outside of them, which may have combined different values of each rank. Catch RankLostError on all "
+    "ranks and call keras_ddl.regroup()."
 )
 
 
@@ -27,10 +27,10 @@ def with_reason(error: Exception, reason: str) -> Exception:
     return error
 
 
-_DO_NOT = "The other ranks do not go on"
+_DO_NOT = "The other ranks do not continue"
 PREDICTIONS = (
-    "predict goes on where all ranks have all predictions. Received: Strategy(gather_predictions='rank0'), and rank 0 "
-    "was lost."
+    "predict can continue without a lost rank only if all ranks have all predictions. Received: "
+    "Strategy(gather_predictions='rank0'), and rank 0 was lost."
 )
 
 

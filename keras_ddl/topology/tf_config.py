@@ -135,11 +135,11 @@ def check_not_one_of_a_cluster() -> None:
         return  # an evaluator runs alone
     program = own_program()
     words = [
-        f"TF_CONFIG names {len(cluster.tasks)} tasks that train together, and only a launcher brings ranks together. "
-        f"Received: {cluster.own or 'a process'} without a launcher (rank 0 of size 1). Start all at once, on one of "
-        f"the hosts:\n\n    {cluster.command(program)}\n\n"
-        f"or, where TF_CONFIG is set, `{shlex.join(['keras-ddl', 'run', '--tf-config', *program])}`. Where a host has "
-        "more GPUs than tasks, write their number after its name: each rank drives one.",
+        f"TF_CONFIG names {len(cluster.tasks)} tasks that train together, but only a launcher can connect them as "
+        f"ranks. Received: {cluster.own or 'a process'} without a launcher (rank 0 of size 1). Start all ranks with "
+        f"one command, on one of the hosts:\n\n    {cluster.command(program)}\n\nor, where TF_CONFIG is set, "
+        f"`{shlex.join(['keras-ddl', 'run', '--tf-config', *program])}`. Where a host has more GPUs than tasks, write "
+        "their number after its name: each rank drives one.",
         cluster.left_out_text(),
         "Unset TF_CONFIG to train in this process alone.",
     ]

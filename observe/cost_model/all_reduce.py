@@ -211,7 +211,7 @@ def predict(cluster: Cluster, nbytes: float, names: Iterable[str] | None = None)
     unknown = [name for name in chosen if name not in known]
     if unknown or not nbytes >= 0:
         raise ConfigError(
-            f"predict: nbytes must be 0 or more, and names among {', '.join(map(repr, known))} for a box of "
+            f"predict: nbytes must be 0 or more, and names among {', '.join(map(repr, known))} for a cluster of "
             f"{len(cluster.dims)} dimension(s). Received: nbytes={nbytes!r}, names={chosen!r}."
         )
     return {name: cluster.start + known[name](cluster, nbytes) for name in chosen}

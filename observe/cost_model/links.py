@@ -97,8 +97,9 @@ class Cluster:
         object.__setattr__(self, "dims", tuple(self.dims))
         if not self.dims or not self.reduction > 0 or not self.start >= 0:
             raise ConfigError(
-                "Cluster: at least one dimension, a speed of reduction above 0 bytes/s, a start of 0 seconds or more. "
-                f"Received: dims={self.dims!r}, reduction={self.reduction!r}, start={self.start!r}."
+                "Cluster: dims must have at least one dimension, reduction (bytes/s) must be above 0, and start "
+                f"(seconds) must be 0 or more. Received: dims={self.dims!r}, reduction={self.reduction!r}, "
+                f"start={self.start!r}."
             )
 
     @property

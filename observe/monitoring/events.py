@@ -76,7 +76,7 @@ class EventLog:
                 if os.pread(self._descriptor, written, end - written) == data[:written]:
                     os.truncate(self._descriptor, end - written)
         self.close()
-        self._warn(f"the event log {self._path} ends here: {problem}. The job goes on.")
+        self._warn(f"the event log {self._path} ends here: {problem}. The job continues.")
 
     def close(self) -> None:
         if self._descriptor is not None:

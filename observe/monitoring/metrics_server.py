@@ -52,8 +52,8 @@ class MetricsServer:
             self._server = _Server(address, port, text, prometheus_client.CONTENT_TYPE_LATEST)
         except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that no host can have
             raise LaunchError(
-                f"--metrics-port must be one that is free at an address of this host. Received: port {port}, address "
-                f"{address} ({getattr(error, 'strerror', None) or error}). Choose another one, or 0 for any."
+                f"--metrics-port must be a free port at an address of this host. Received: port {port}, address "
+                f"{address} ({getattr(error, 'strerror', None) or error}). Choose another port, or 0 for any free one."
             ) from None
         # 0.1 s: how often it checks whether it is to end.
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.1], name="metrics", daemon=True)

@@ -96,8 +96,9 @@ def read(path: str | os.PathLike[str]) -> list[RankSteps]:
     if count == 0:
         without = [each.rank for each in ranks if not each.steps]
         raise ConfigError(
-            f"trace: there must be steps of fit in the timeline of every rank. Received: {path}, without steps on "
-            f"rank(s) {without}. Mark the steps of your own loop with `with timeline.span(f'step {{i}}'):`."
+            f"trace: the timeline of every rank must contain training steps. Received: {path}, without steps on "
+            f"rank(s) {without}. fit marks its steps; in a loop of your own, mark them with `with timeline.span(f'step "
+            "{i}'):`."
         )
     ranks = [replace(each, steps=each.steps[:count]) for each in ranks]
     return [ranks[0], *(_on_clock_of(ranks[0], each) for each in ranks[1:])]

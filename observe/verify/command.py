@@ -122,8 +122,8 @@ def command(
     folder.mkdir(parents=True, exist_ok=True)
     if some := sorted(each.name for each in folder.iterdir()):
         raise ConfigError(
-            f"--keep takes a directory that is empty or does not exist, because recordings of two verifications would "
-            f"be mixed. Received: {keep}, which contains {some[0]}. Remove what is in it, or name another one."
+            "--keep needs a directory that is empty or does not exist, so that recordings of two verifications are not "
+            f"mixed. Received: {keep}, which contains {some[0]}. Empty the directory, or name another one."
         )
     described = Program(command_line, parse_env(env, env_files), timeout, epoch_steps, verbose)
 

@@ -22,8 +22,8 @@ _LEVELS = 3  # above the working directory
 _LEFT_OUT = ("__pycache__", "node_modules")
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what makes a directory one of Python's environments
 _REMEDY = (
-    "Run it in a directory that has only what the program needs. Data that it only reads may lie in a directory "
-    "elsewhere, to which a link leads: that is not copied."
+    "Run it in a directory that has only the files that the program needs. Put data that the program only reads into "
+    "another directory and link to it: linked directories are not copied."
 )
 
 

@@ -72,7 +72,7 @@ def test_predict_says_what_the_server_said(server, tmp_path):
         assert "ServingError" in refused and "must accept the request" in refused and "takes ['x']" in refused, refused
         refused = keras_ddl("predict", url, tmp_path / "rows.npz", "--model", "other", status=1)
         assert "Servable not found" in refused, refused
-        assert "It has no model 'other', or is still loading it: try again" in refused, refused
+        assert "The server has no model 'other', or is still loading it. Try again" in refused, refused
     assert "in .npz or .json" in keras_ddl("predict", url, tmp_path / "rows.npz", "-o", tmp_path / "out.csv", status=2)
     assert "must begin with http://" in keras_ddl("predict", "localhost:8500", tmp_path / "rows.npz", status=2)
     nobody = keras_ddl("predict", "http://127.0.0.1:1", tmp_path / "rows.npz", status=1)

@@ -72,7 +72,7 @@ def test_requests_that_no_model_could_answer_have_their_codes(server):
         ("INVALID_ARGUMENT", bad_shape, "unknown dimension"),
         ("INVALID_ARGUMENT", unknown, "Received: number 999"),
         ("INVALID_ARGUMENT", reference, "Received: resource_ref"),
-        ("INVALID_ARGUMENT", bomb, "no tensor of its shape"),
+        ("INVALID_ARGUMENT", bomb, "must fit its shape"),
         ("INVALID_ARGUMENT", short, "'x'"),
     ):
         refused(code, lambda: predict(request), match)  # noqa: B023

@@ -91,7 +91,7 @@ def check_broadcast_refuses_models_that_are_not_all_built():
     model.compile("sgd", "mse")
     if RANK == LAST:
         model(X[:1])
-    with pytest.raises(RankMismatchError, match="All ranks must have built their model, or none"):
+    with pytest.raises(RankMismatchError, match="Either all ranks or no rank must have built the model"):
         fit(model, callbacks.BroadcastVariables())
 
 

@@ -202,7 +202,7 @@ def check_resume_with_other_seeds_or_shorter_data_is_told():
 
     with shared_folder() as folder:
         stop(seeded(5), checkpointing(folder), 9)
-        with recorded_warnings("order in which the previous run began") as messages:
+        with recorded_warnings("in the same order as the previous run") as messages:
             train(seeded(6), checkpointing(folder, resume=True))
         assert len(messages) == 1, messages
     with shared_folder() as folder:

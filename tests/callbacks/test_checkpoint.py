@@ -112,7 +112,7 @@ def test_checkpoint_of_a_new_run_sets_an_earlier_one_aside(tmp_path, capsys):
     assert "previous-1" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore:Two callbacks set the learning rate")
+@pytest.mark.filterwarnings("ignore:Only one callback may set the learning rate")
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -66,7 +66,7 @@ def test_notice_to_the_launcher_reaches_the_ranks_and_status_75_says_that_all_is
     assert ended.status == 75, ended
     (found,) = ckpt.list_checkpoints(tmp_path / "ckpt")
     assert found.problem is None
-    assert ended.err.splitlines()[-1].startswith(f"keras-ddl: The last checkpoint is {found.path}. To go on"), ended
+    assert ended.err.splitlines()[-1].startswith(f"keras-ddl: The last checkpoint is {found.path}. To continue"), ended
     ended = run(arguments, tmp_path, env=env | {"KERAS_DDL_RESTART": ""})
     assert ended.status == 0, ended
     assert_equal(end_of(tmp_path), undisturbed)

@@ -132,7 +132,7 @@ MISTAKES = {
     "list with a number": ("mpi-arg = ['a', 2]", "mpi-arg must be a string, or a list of these. Received: mpi-arg = 2"),
     "out of range": (
         "np = 0",
-        "np must be a value that the option --np takes. Received: np = 0 in job.toml: 0 is no number",
+        "np must be a value that the option --np takes. Received: np = 0 in job.toml: 0 is neither a number",
     ),
     "no such file": ("hostfile = 'none'", "Received: hostfile = 'none' in job.toml"),
     "program": ("command = 2", "command must be a string, or a list of strings. Received: command = 2"),
@@ -188,7 +188,10 @@ def test_dry_run_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  this host: ranks 0 to 2; spare 3\n" in comments
     assert "ranks started by: host_ranks, without MPI\n" in comments
     assert "  MY_API_KEY=***\n" in comments and "  T='a b'\n" in comments and "=k" not in comments
-    assert "when a rank is lost: the others go on; enough are 2" in comments and "output of each rank: logs" in comments
+    assert (
+        "when a rank is lost: the other ranks continue; at least 2 are needed" in comments
+        and "output of each rank: logs" in comments
+    )
     assert shlex.split(line)[1:] == [
         *("-P", "-m", "keras_ddl.launch.host_ranks", "-np", "3", "--spares", "1", "--", sys.executable, "train.py", "x")
     ]

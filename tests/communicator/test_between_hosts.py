@@ -92,8 +92,8 @@ def test_who_waits_for_a_rank_that_has_given_up_does_not_wait_for_ever(monkeypat
 
     with pytest.raises(TimeoutError):
         keepers[0].connect("world", [0, 1], impatient)
-    raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 does not wait any more")
-    raises(lambda: keepers[0].connect("world", [0, 1], patient), "rank 1 does not wait any more")
+    raises(lambda: keepers[1].connect("world", [0, 1], patient), "rank 0 no longer waits")
+    raises(lambda: keepers[0].connect("world", [0, 1], patient), "rank 1 no longer waits")
     assert [list(each) for each in connect_all(keepers, [0, 1], "again")] == [[1], [0]]
 
 

@@ -171,7 +171,7 @@ def test_a_newcomer_that_has_joined_goes_on_recording(job: Job) -> None:
 def test_a_job_that_takes_no_newcomers_says_why(job: Job, spoil: Callable[[Record], object]) -> None:
     record, replay = Record(job.rank, [], 0), Replay(job.newcomer)
     spoil(record)
-    with answering(record), pytest.raises(CollectiveError, match="takes no newcomers"):
+    with answering(record), pytest.raises(CollectiveError, match="can take no new ranks"):
         replay.result("a")
 
 

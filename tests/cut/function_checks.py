@@ -132,7 +132,7 @@ def check_function_in_a_scope_and_in_other_functions():
     with STRATEGY.scope():
         assert float(step(tf.ones([4]))) == 1.0
     assert float(STRATEGY.function(lambda x: step(x) + 1.0)(tf.ones([4]))) == 2.0
-    raises(keras_ddl.errors.ConfigError, "outside other functions", lambda: tf.function(step)(tf.ones([4])))
+    raises(keras_ddl.errors.ConfigError, "outside of other tf.functions", lambda: tf.function(step)(tf.ones([4])))
 
 
 def check_function_as_a_method_belongs_to_each_object():

@@ -190,7 +190,7 @@ def test_parts_that_a_loop_adds_up_are_those_of_one_axis():
     [
         (
             lambda w, x: tf.while_loop(lambda i: i < 3, lambda i: (w.assign_add(w), i + 1)[1:], (0,)),
-            "Leave it out of the layout",
+            "Leave the variable out of the layout",
         ),
         (lambda w, x: w.scatter_nd_add([[0]], x[:1]), "ResourceScatterNdAdd"),
     ],

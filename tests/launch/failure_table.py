@@ -75,7 +75,7 @@ CASES = {
     "sigkill_rank_0": Case("SIGKILL of rank 0", r"rank 0 .*: killed by SIGKILL", 137, "signal 9"),
     "sigkill_goes_on": Case(
         "SIGKILL, with `-np 2:3`: the others go on",
-        r"rank 1 was lost \(killed by SIGKILL\); 2 go on",
+        r"rank 1 was lost \(killed by SIGKILL\); 2 continue",
         0,
         None,
         ranks=_MIN_NP,
@@ -89,7 +89,7 @@ CASES = {
     ),
     "sigkill_rank_0_goes_on": Case(
         "SIGKILL of rank 0, with `-np 2:3`: the next one writes",
-        r"rank 0 was lost \(killed by SIGKILL\); 2 go on",
+        r"rank 0 was lost \(killed by SIGKILL\); 2 continue",
         0,
         None,
         ranks=_MIN_NP,
@@ -285,7 +285,7 @@ def see(case: str, launcher: str, folder: Path) -> Seen:
         assert ended.status == told.status, ended
         assert re.search(told.words, "\n".join(last)), f"no {told.words!r} in the last lines\n{ended}"
         if told.has_checkpoint and told.words and told.status:
-            assert f"The last checkpoint is {found[-1].path}. To go on" in last[-1], ended
+            assert f"The last checkpoint is {found[-1].path}. To continue" in last[-1], ended
     else:
         assert (ended.status != 0) == (told.status != 0), ended
         assert re.search(told.mpirun_words, text), f"nobody says {told.mpirun_words!r}\n{ended}"

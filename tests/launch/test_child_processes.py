@@ -49,7 +49,7 @@ with multiprocessing.get_context("{method}").Pool(1) as pool:
 keras_ddl.init()
 """
     last = last_line_of(source, folder)
-    assert last.startswith("RuntimeError: A script that starts processes must do so under `if __name__"), last
+    assert last.startswith("RuntimeError: A script must start processes only under `if __name__"), last
     assert "Received: program.py:8 in process" in last, last
 
 

@@ -71,7 +71,7 @@ def test_job_has_a_rank_for_each_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
 def test_job_that_mpirun_starts_cannot_go_on_and_says_so(tmp_path: Path):
     path = fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11")
     why = job.make(["p"], num_ranks=2, min_ranks=1, mpirun=path).why_it_ends
-    assert "starts the ranks, and ends all when one is lost" in why and "leave out --mpirun" in why
+    assert "starts the ranks, and ends all of them when one is lost" in why and "leave out --mpirun" in why
     assert job.make(["p"], num_ranks=2, min_ranks=1).why_it_ends is None
 
 
@@ -379,7 +379,7 @@ def test_explain_ends_with_the_newest_checkpoint_and_how_to_go_on_from_it():
     older = with_checkpoint(0, 12, True)
     *_, error, hint = explain([older, first], first).splitlines()
     assert error == "ValueError: bad"
-    assert hint.startswith("keras-ddl: The last checkpoint is /c/ckpt-00000012. To go on from it, start the same")
+    assert hint.startswith("keras-ddl: The last checkpoint is /c/ckpt-00000012. To continue from it, start the same")
     assert "resume=True" not in hint and "--restarts N" in hint
     text = explain([older, with_checkpoint(1, 15, False), first], first)
     assert "/c/ckpt-00000015" in text and "with resume=True in callbacks.Checkpoint" in text

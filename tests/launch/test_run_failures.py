@@ -130,7 +130,7 @@ time.sleep(600)
     assert "InitializeLog" in ended.err  # else this shows nothing: TensorFlow has become silent
     cause, meaning = ended.err.splitlines()[-2:]
     assert cause.endswith("failed first, and the job was ended: killed by SIGKILL"), ended
-    assert meaning.startswith("SIGKILL comes from outside of a program"), ended
+    assert meaning.startswith("SIGKILL comes from another process"), ended
 
 
 def test_run_killed_wrapper_takes_its_program_along(tmp_path: Path):

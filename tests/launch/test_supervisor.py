@@ -134,7 +134,7 @@ def test_the_others_go_on_without_a_rank_that_is_killed(lost: int, stage: Stage)
         stage, exits(lost, KILLED), *after_loss(*left), until(left[1], Kind.ANSWER), *print_all, exits(left[0], 0),
         exits(left[1], 0),
     )  # fmt: skip
-    assert (played.status, played.err) == (0, f"keras-ddl: rank {lost} was lost (killed by SIGKILL); 2 go on.\n")
+    assert (played.status, played.err) == (0, f"keras-ddl: rank {lost} was lost (killed by SIGKILL); 2 continue.\n")
     # The first of those that are left is shown as rank 0 was, the other by what rank() is there, and its number.
     assert played.out == f"mine\n[{'1' if left[1] == 1 else '1, was 2'}] mine\n"
     for rank in left:
@@ -162,7 +162,7 @@ def test_a_rank_that_does_not_ask_is_killed_and_the_others_go_on(stage: Stage) -
 def test_one_that_cannot_be_killed_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regrouping, "_KILLING_SECONDS", 0.1)
     played = goes_on(stage, *after_loss(0, 2), *BOTH_GO_ON, env={"KERAS_DDL_DEADLINE_SECONDS": "0.1"})
-    assert played.status == 0 and "rank 1 was lost (lost without a report); 2 go on." in played.err
+    assert played.status == 0 and "rank 1 was lost (lost without a report); 2 continue." in played.err
 
 
 def test_too_few_are_left(stage: Stage) -> None:
@@ -175,8 +175,8 @@ def test_too_few_are_left(stage: Stage) -> None:
 def test_a_rank_that_ends_with_status_0_in_the_middle_is_lost_and_said_so(stage: Stage) -> None:
     played = goes_on(stage, exits(1, 0, in_job=True), *after_loss(0, 2), *BOTH_GO_ON)
     middle = "ended with status 0 in the middle of the job (sys.exit or os._exit?)"
-    assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 go on.\n" in played.err
-    assert played.err.endswith(f"keras-ddl: the others have gone on without rank 1: {middle}.\n")
+    assert played.status == 0 and f"keras-ddl: rank 1 was lost ({middle}); 2 continue.\n" in played.err
+    assert played.err.endswith(f"keras-ddl: the other ranks have continued without rank 1: {middle}.\n")
     at_end = goes_on(stage, exits(0, 0, in_job=True), exits(1, 0, in_job=True), ranks=2, least=1)
     assert (at_end.status, at_end.err) == (0, ""), "nobody has missed them"
 
@@ -205,7 +205,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(stage: Stage) -> None:
     played = goes_on(stage, *events, ranks=2, least=1, spares=1)
     assert played.status == 0, played
     assert "rank 2, a spare, starts, to take the place of rank 1." in played.err
-    assert "rank 2 has joined; 2 go on." in played.err and played.orders(0, Kind.ANSWER)[0]["members"] == [0, 2]
+    assert "rank 2 has joined; 2 continue." in played.err and played.orders(0, Kind.ANSWER)[0]["members"] == [0, 2]
 
 
 # ---- restarts --------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def check_train_on_batch_warns_of_equal_rows():
     for rows, expected in (((slice(RANK, RANK + 4)), 0), (slice(0, 4), 1), (slice(0, 4), 0)):
         if expected:
             arrays._batches_compared = False
-        with recorded_warnings("take each rank's own rows") as messages:
+        with recorded_warnings("take different rows on each rank") as messages:
             model.train_on_batch(FEW[0][rows], FEW[1][rows])
         assert len(messages) == expected
 

@@ -21,7 +21,9 @@ def check_explain_has_a_table_for_each_step_of_a_model():
     assert [each for each in text.splitlines() if each.endswith("one step:")] == names, text
     train, predict, test = text.split("\n\n")
     assert "sum" in train and "is a result" in predict and "gather" in predict, text
-    ends = "when a rank is lost: the job ends. Started by `keras-ddl run -np MIN:MAX`, the others make this step again"
+    ends = (
+        "when a rank is lost: the job ends. If `keras-ddl run -np MIN:MAX` starts it, the other ranks repeat this step"
+    )
     assert text.count(ends) == 3, text
     # Loss and metric in one sum; the kernel and bias with them.
     assert (collectives_of(train), collectives_of(test)) == (2, 2), text
@@ -48,9 +50,10 @@ def check_explain_says_why_a_step_ends_when_a_rank_is_lost():
     for step, argument in calls:
         step(argument)
     endings = [step.explain().splitlines()[-1] for step, _ in calls]
-    assert all(each.startswith("when a rank is lost: the job ends. A step is made again where") for each in endings), (
-        endings
-    )
+    assert all(
+        each.startswith("when a rank is lost: the job ends. A step can be repeated after a rank is lost only if")
+        for each in endings
+    ), endings
     kinds = (
         "RandomStandardNormal (",
         "IteratorGetNext (",

@@ -122,11 +122,11 @@ def check_equal_one_process(
         for mine, expected in zip(model.get_weights(), arrays, strict=True):
             np.testing.assert_array_equal(mine, 3 * expected)
     other = compiled(None)
-    raises(ConfigError, "of which each rank has all", lambda: other.set_weights(kept))
-    raises(ValueError, "one value of the same shape", lambda: model.set_weights(kept[1:]))
+    raises(ConfigError, "which every rank holds in full", lambda: other.set_weights(kept))
+    raises(ValueError, "one value for each weight", lambda: model.set_weights(kept[1:]))
     if RANK == 0:
         model.set_weights(kept)
-    raises(ConfigError, "the same on all ranks", lambda: fit(model, epochs=1))
+    raises(ConfigError, "the same values on all ranks", lambda: fit(model, epochs=1))
 
 
 def check_resumed_equals_one_process(

@@ -176,5 +176,5 @@ def check_keys_that_match_nothing_are_told():
     with strategy.scope():
         model = dense_model()
         model.compile("sgd", "mse")
-    with pytest.raises(ConfigError, match="match none"):
+    with pytest.raises(ConfigError, match="match no path"):
         model.fit(X, Y, batch_size=10, verbose=0)

@@ -49,7 +49,7 @@ def check_permutation_by_numpy_of_arrays():
     order[[0, -1]] = 0, 1
     refuses_to_fit(r"in the same order", FEW[0][order], y=FEW[1][order], batch_size=10)
     model = linear_model()
-    with recorded_warnings("harmless where the values are noise") as messages:
+    with recorded_warnings("does no harm if the differing arrays are random noise") as messages:
         model.fit(FEW[0] + OTHER.normal(size=(40, 6)), FEW[1], batch_size=10, verbose=0)
     assert bool(messages) == (RANK == 0)
 

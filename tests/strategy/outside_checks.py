@@ -50,7 +50,7 @@ def changed(model, by=0.5):
 @contextlib.contextmanager
 def warned(*words):
     """Rank 0 warns so often, in these words, and nobody else does."""
-    with recorded_warnings("outside of steps, too") as texts:
+    with recorded_warnings("also outside of steps") as texts:
         yield
     expected = words if RANK == 0 else ()
     assert len(texts) == len(expected) and all(word in text for word, text in zip(expected, texts)), texts

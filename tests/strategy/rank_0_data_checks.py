@@ -146,12 +146,14 @@ def check_arrays_and_py_datasets_of_rank_0():
 def check_a_dataset_of_a_rank_s_own_rows_is_refused():
     _, shared = models()
     own = keras_ddl.data.per_rank_dataset(lambda _: Recorded().dataset(), RANK, SIZE)
-    raises(ConfigError, "rank 0 alone reads.*from_files", lambda: shared.fit(own, verbose=0))
+    raises(ConfigError, "only rank 0 reads.*from_files", lambda: shared.fit(own, verbose=0))
 
 
 def check_who_reads_is_one_of_two():
     raises(ConfigError, "reader must be 'all' or 'rank0'", lambda: keras_ddl.Strategy(reader="first"))
     with mock.patch.object(membership, "can_ask", lambda: True):
         raises(
-            ConfigError, "Received: -np MIN:MAX.*Give one number of ranks", lambda: keras_ddl.Strategy(reader="rank0")
+            ConfigError,
+            "Received: -np MIN:MAX.*Give a fixed number of ranks",
+            lambda: keras_ddl.Strategy(reader="rank0"),
         )

@@ -134,5 +134,5 @@ with strategy.whole_optimizer(optimizer):
 if strategy.size > 1:
     seen = communicator.all_gather_object(repr(weights))
     assert all(each == seen[0] for each in seen), "the ranks' weights are not the same"
-    assert "when a rank is lost: the others make this step again" in step.explain()
+    assert "when a rank is lost: the others repeat this step" in step.explain()
 print(json.dumps([ME, strategy.rank, {"loss": sum(losses, [])}, weights, float(validate(x[:9]))]), flush=True)

@@ -36,9 +36,9 @@ def test_a_layout_names_the_axis_that_is_cut_as_keras_looks_it_up():
 @pytest.mark.parametrize(
     ("layouts", "message"),
     [
-        ({".*kernel": (None, "model"), "dense.*": (None, "model")}, "one key at most"),
+        ({".*kernel": (None, "model"), "dense.*": (None, "model")}, "at most one key"),
         ({".*": ("model",)}, "for each axis of the variable"),
-        ({".*": ("model", None)}, "3 is not divided"),
+        ({".*": ("model", None)}, "with extent 3"),
     ],
 )
 def test_a_layout_that_does_not_fit_a_variable_is_refused(layouts, message):
@@ -83,7 +83,7 @@ def test_axes_that_the_mesh_does_not_have_are_refused():
 
 def test_a_mesh_whose_axes_are_exchanged_is_refused():
     exchanged = layout_map((2, 2), ("model", "batch"), **{".*kernel": (None, "model")})
-    with pytest.raises(ConfigError, match="exchange the axes of the mesh"):
+    with pytest.raises(ConfigError, match="swap the axes of the mesh"):
         Layout(exchanged, 4, 0)
     Layout(layout_map((4, 1), **{".*kernel": (None, "batch")}), 4, 0)  # nothing to cut
 
@@ -91,7 +91,7 @@ def test_a_mesh_whose_axes_are_exchanged_is_refused():
 def test_keys_without_effect_are_told(recwarn):
     layout = Layout(layout_map(**{".*kernel": (None, "model"), "nothing": ("model",)}), 4, 0)
     layout.axis_of("sequential/dense/bias", (4,))
-    with pytest.raises(ConfigError, match=r"match none of sequential/dense/bias .*Begin them with '\.\*'"):
+    with pytest.raises(ConfigError, match=r"match no path of sequential/dense/bias .*begin the keys with '\.\*'"):
         layout.check_effects()
     layout.axis_of("dense/kernel", (3, 4))
     for _ in range(2):
@@ -123,15 +123,15 @@ def test_data_layout_names_both_axes_of_the_mesh():
     mesh_of_batch = layout_map((2, 2))
     assert Layout(mesh_of_batch, 4, 0, data_layout=("batch", None, "model")).data.axis == 2
     for wrong in [("model", "batch"), ("batch", "other"), ("batch", "model", "model")]:
-        with pytest.raises(ConfigError, match="data_layout: it begins with .* 'batch'"):
+        with pytest.raises(ConfigError, match="data_layout must begin with .* 'batch'"):
             Layout(mesh_of_batch, 4, 0, data_layout=wrong)
-    with pytest.raises(ConfigError, match="data_layout names axes of a mesh"):
+    with pytest.raises(ConfigError, match="data_layout names axes of a device mesh"):
         keras_ddl.Strategy(data_layout=("batch", "model"))
     layout = DataLayout(("batch", "model"), "batch", "model", 0)
     values = [tf.TensorSpec(shape) for shape in ([None, 8, 3], [4, 7], [4, None], [4], [8, 8])]
     rows = [Sharded(0)] * 4 + [REPLICATED]
     assert layout.of_arguments(values, rows, 2, "step") == [1, None, None, None, None]
-    with pytest.warns(UserWarning, match=r"No argument of step is: \(4, 7\)"):
+    with pytest.warns(UserWarning, match=r"step, where no argument qualifies: shapes \(4, 7\)"):
         layout.of_arguments(values[1:2], rows, 2, "step")
 
 

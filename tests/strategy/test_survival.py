@@ -67,7 +67,7 @@ def check(
     arguments = (program, model, data, where, *killed)
     ended, _ = of_ranks(tmp_path, ranks, *arguments, options=(*numbers, *options), **variables)
     lost = {int(each.partition(":")[0]) for each in killed}
-    ends = re.findall(r"rank \d+ (?:was lost|has not joined the others, who go on) \(killed by SIGKILL\)", ended.err)
+    ends = re.findall(r"rank \d+ (?:was lost|has not joined the others, who continue) \(killed by SIGKILL\)", ended.err)
     assert len(ends) == len(lost), ended
     check_ended(ended, [rank for rank in range(ranks + spares) if rank not in lost], program, model, data, epochs)
     return ended
@@ -97,7 +97,10 @@ def test_a_rank_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
 def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
     ended = check(tmp_path, "mlp", "arrays", "step", "1:7", spares=1, epochs=12)
     assert "rank 3, a spare, starts, to take the place of rank 1." in ended.err
-    assert "rank 1 was lost (killed by SIGKILL); 2 go on." in ended.err and "rank 3 has joined; 3 go on." in ended.err
+    assert (
+        "rank 1 was lost (killed by SIGKILL); 2 continue." in ended.err
+        and "rank 3 has joined; 3 continue." in ended.err
+    )
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ def check(
 
 def test_of_two_by_two_ranks_one_is_killed_and_one_has_no_place(tmp_path: Path) -> None:
     ended = check(tmp_path, "mesh2+by8", "arrays", "step", "1:7", ranks=4, mesh="(1, 2)", left=[0, 2])
-    assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 2 go on." in ended.err, ended
+    assert "of the mesh 2 x 2, rank 1 (batch 0, model 1) was lost; 1 x 2 continue." in ended.err, ended
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ keras_ddl.Strategy(layout=layout)
 def test_spares_are_refused(tmp_path: Path) -> None:
     program = write_program(tmp_path, LAID_OUT)
     ended = run(["run", "-np", "1:2", "--spares", "1", "python", program], tmp_path)
-    assert ended.status == 1 and "Leave out --spares, and say the hosts with --hosts" in ended.err, ended
+    assert ended.status == 1 and "Leave out --spares, and name the hosts with --hosts" in ended.err, ended

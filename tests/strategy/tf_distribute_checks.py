@@ -184,7 +184,9 @@ def check_arguments_of_tensorflows_strategies():
 
 def check_a_preemption_handler_is_refused_at_once():
     checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
-    with pytest.raises(ConfigError, match=rf"Received: one on rank {RANK} of {SIZE}.*resume=True"):
+    with pytest.raises(
+        ConfigError, match=rf"Received: a PreemptionCheckpointHandler on rank {RANK} of {SIZE}.*resume=True"
+    ):
         tf.distribute.experimental.PreemptionCheckpointHandler(STRATEGY.cluster_resolver, checkpoint, "never-made")
 
 

@@ -38,7 +38,7 @@ def test_ddlrun_says_that_another_ddl_lies_beside_the_script(tmp_path):
     assert "import ddl" not in said
     (tmp_path / "ddl.py").write_text("import tensorflow as tf\ntf.load_op_library('ddl_MDR.so')\n")
     said = run("-accelerators", 2, "--dry-run", "python", script)
-    assert f"finds {tmp_path / 'ddl.py'}, which is next to it" in said and "rename the file" in said, said
+    assert f"finds {tmp_path / 'ddl.py'}, which is next to the script" in said and "Rename the file" in said, said
 
 
 def test_ddlrun_names_the_mode_as_it_was_written():
@@ -103,7 +103,7 @@ def test_ddlrun_mistakes_are_named_before_anything_starts():
     this_host = ("-accelerators", 2)
     for words, message in (
         (("-np", 2), "Set the number per host with -accelerators"),
-        ((*this_host, "-nodes", 2), "Received: none, so this one. Name them with -H"),
+        ((*this_host, "-nodes", 2), "Received: no hosts, so only this one. Name them with -H"),
         (("-H", "h0,h1", *this_host, "-nodes", 2, "-racks", 2), "Received: 2 host(s)"),
         ((*this_host, "-racks", 2), "Received: none. Name them with -H"),
         ((*this_host, "-m", "b:4"), "must equal the number of ranks (2)"),

@@ -174,4 +174,4 @@ def test_run_as_horovod_refuses_beside_another_horovod(tmp_path: Path) -> None:
     env = {"PYTHONPATH": python_path(tmp_path)}
     ended = run(["run", "-np", "2", "--as-horovod", "python", "train.py"], tmp_path, env=env)
     assert ended.status == 2, ended
-    assert "only if that is not installed" in ended.err, ended
+    assert "only if Horovod is not installed" in ended.err, ended

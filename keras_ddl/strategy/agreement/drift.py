@@ -136,8 +136,8 @@ class DriftCheck:
         raise DriftError(
             f"Ranks that train together must hold the same weights, bit by bit. Received: after step {step}{since}, "
             f"{received} (rank {self._job.rank}). Change weights and learning rates in callbacks and steps the same "
-            "way on every rank; where nothing does that, suspect memory or a processor, and resume from a checkpoint. "
-            "KERAS_DDL_DRIFT_CHECK_PERCENT=0 turns the check off."
+            "way on every rank; if no code changes them, suspect faulty memory or a faulty processor, and resume from "
+            "a checkpoint. KERAS_DDL_DRIFT_CHECK_PERCENT=0 turns the check off."
         )
 
     def _look(self, variable: Any, right: int, name: str) -> str:

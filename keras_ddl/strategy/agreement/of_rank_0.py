@@ -70,9 +70,9 @@ class Held:
             received = _received(self.compared, checksums, differing)
             if self._has_parts or not differing:
                 raise DriftError(
-                    "Variables of which each rank has a part must be changed the same way on every rank, outside of "
-                    f"steps. Received, where {call}: {received} (rank {self._job.rank}). Do what sets weights on all "
-                    "ranks."
+                    "Outside of steps, variables that are spread over the ranks must be changed in the same way on "
+                    f"every rank. Received, where {call}: {received} (rank {self._job.rank}). Run the code that sets "
+                    "weights on all ranks, not under `if rank == 0:`."
                 )
             _take_from_rank_0([self.compared.variables[n] for n in sorted({number for number, _ in differing})])
             if self._job.rank == 0:
@@ -111,8 +111,8 @@ def _take_from_rank_0(variables: Iterable[Any]) -> None:
 def say(call: str, received: str) -> None:
     """Warns that ranks had unlike values, and have rank 0's now."""
     stack_position.warn(
-        f"All ranks must hold the same weights outside of steps, too. Received, where {call}: {received}. Rank 0's are "
-        "used on all ranks. To be rid of this warning, do what sets weights on all ranks."
+        f"All ranks must hold the same weights, also outside of steps. Received, where {call}: {received}. All ranks "
+        "now use the weights of rank 0. To avoid this warning, run the code that sets weights on all ranks."
     )
 
 

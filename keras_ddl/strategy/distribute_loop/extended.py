@@ -137,9 +137,9 @@ class DdlExtended(strategies.StrategyExtendedV1):
                 return tf.cast(ops.broadcast(tf.cast(value, tf.uint8), root=0, name=_label(value, name)), tf.bool)
             if value.dtype.name not in DTYPES:
                 raise ConfigError(
-                    "A variable that is first made inside a traced function must be of a dtype that collectives take. "
-                    f"Received: variable {name or 'without a name'} of {value.dtype.name} (rank {self.rank}). Make it "
-                    "before, outside of the function."
+                    "A variable that is created inside a traced function must have a dtype that collectives support. "
+                    f"Received: variable {name or 'without a name'} of {value.dtype.name} (rank {self.rank}). Create "
+                    "the variable before, outside of the function."
                 )
             return ops.broadcast(value, root=0, name=_label(value, name))
 
@@ -205,10 +205,10 @@ class DdlExtended(strategies.StrategyExtendedV1):
         if is_alone and not self._warned_of_updates:
             self._warned_of_updates = True
             stack_position.warn(
-                "An optimizer that was made under a keras_ddl.Strategy applies gradients outside of strategy.run: they "
-                f"are this rank's own (rank {self.rank} of {self.size}), and the ranks' weights will drift apart "
-                "unless you have reduced them yourself (keras_ddl.all_reduce_n). Make the step with strategy.function, "
-                "or call it with strategy.run(step, args=(batch,))."
+                "An optimizer that was made under a keras_ddl.Strategy applies gradients outside of strategy.run. "
+                f"These gradients are this rank's own (rank {self.rank} of {self.size}): the weights of the ranks will "
+                "drift apart, unless you have reduced the gradients yourself (keras_ddl.all_reduce_n). Make the step "
+                "with strategy.function, or call it with strategy.run(step, args=(batch,))."
             )
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
@@ -248,8 +248,8 @@ class DdlExtended(strategies.StrategyExtendedV1):
         value = tf.convert_to_tensor(value)
         if value.shape.rank == 0:
             raise ConfigError(
-                "gather concatenates the ranks' tensors along a dimension. Received: a scalar (rank "
-                f"{self.rank}). Give it one, as in gather(value[tf.newaxis], axis=0)."
+                f"gather concatenates the ranks' tensors along a dimension. Received: a scalar (rank {self.rank}). Add "
+                "a dimension, as in gather(value[tf.newaxis], axis=0)."
             )
         axis = axis % value.shape.rank
         order = [axis, *(i for i in range(value.shape.rank) if i != axis)]

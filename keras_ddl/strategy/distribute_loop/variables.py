@@ -34,7 +34,7 @@ _SCATTERS = (
     *(f"scatter_nd_{what}" for what in ("sub", "add", "update", "max", "min")),
     "batch_scatter_update",
 )
-_EQUAL = "A variable without aggregation must be assigned what is equal on all ranks."
+_EQUAL = "A variable without aggregation must be assigned the same value on all ranks."
 _REMEDY = (
     "Reduce the value first (tf.distribute.get_replica_context().all_reduce), or make the variable with "
     "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
@@ -50,11 +50,11 @@ def check(rank: int, name: str | None = None, aggregation: Any = _NONE, synchron
         _refuse("A variable under a Strategy must not have synchronization NONE.", name, rank, "Leave it out")
     if synchronization == _ON_READ and aggregation == _NONE:
         _refuse(
-            "A variable that ranks synchronize when it is read needs to know how: synchronization ON_READ goes with "
-            "aggregation SUM, MEAN or ONLY_FIRST_REPLICA.",
+            "A variable with synchronization ON_READ must have aggregation SUM, MEAN or ONLY_FIRST_REPLICA: reading "
+            "it combines the values of the ranks.",
             name,
             rank,
-            "Add aggregation=tf.VariableAggregation.SUM, for instance",
+            "For example, pass aggregation=tf.VariableAggregation.SUM",
         )
 
 

@@ -106,9 +106,9 @@ def warn_if_alone(model: Any) -> None:
     elif _trains_unreduced(model) and model not in _warned:
         _warned.add(model)
         stack_position.warn(
-            f"Optimizer {model.optimizer.name!r} of model {model.name!r} does not reduce gradients, and others of this "
-            "process do: each rank trains this model alone. What is loaded, cloned, unpickled or made from a "
-            "configuration has a plain optimizer: compile the model with a DistributedOptimizer."
+            f"Optimizer {model.optimizer.name!r} of model {model.name!r} does not reduce gradients, but other "
+            "optimizers of this process do: each rank trains this model alone. A model that was loaded, cloned, "
+            "unpickled or made from a configuration has a plain optimizer. Compile it with a DistributedOptimizer."
         )
 
 

@@ -100,10 +100,10 @@ class EpochIterator(_KerasIterator):
             is_array = isinstance(adapter, keras_compat.ArrayDataAdapter)
             if not is_array and is_shared(adapter.get_tf_dataset()):
                 raise ConfigError(
-                    'With Strategy(reader="rank0") rank 0 alone reads, and it must have all rows. Received: a dataset '
-                    f"of which each rank reads its own rows (rank {strategy.rank}). Pass a dataset of all rows, not "
-                    "one that keras_ddl.data.from_files or strategy.distribute_datasets_from_function has made; or "
-                    'make keras_ddl.Strategy(), without reader="rank0".'
+                    'With Strategy(reader="rank0") only rank 0 reads, so its dataset must have all rows. Received: a '
+                    f"dataset from which each rank reads its own rows (rank {strategy.rank}). Pass a dataset of all "
+                    "rows, not one from keras_ddl.data.from_files or strategy.distribute_datasets_from_function, or "
+                    'make keras_ddl.Strategy() without reader="rank0".'
                 )
             dataset = self._rows_of_arrays(adapter, strategy, 0, 1, number) if is_array else adapter.get_tf_dataset()
             # What this rank reads alone is compared with nothing.
@@ -159,8 +159,9 @@ class EpochIterator(_KerasIterator):
             )
         elif strategy.job.goes_on and strategy.rank == 0:
             stack_position.warn(
-                "fit goes on without a lost rank where every rank can read all data. Received: a dataset of which each "
-                "rank has its own part: the job ends when a rank is lost. Give fit the same batches on all ranks."
+                "fit can continue without a lost rank only if every rank can read all data. Received: a dataset from "
+                "which each rank reads its own part. The job will end if a rank is lost. Give fit the same dataset on "
+                "all ranks."
             )
         if not strategy.is_several:
             return

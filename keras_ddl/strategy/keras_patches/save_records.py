@@ -121,9 +121,10 @@ class SaveRecords:
                     if is_same_moment and theirs.rank < self.rank and theirs.weights != call.weights:
                         self._seen[path] = place + 1
                         stack_position.warn(
-                            f"All ranks must hold the same weights when they save one file. Received: {path}, with the "
-                            f"weights of rank {theirs.rank}, which has changed them since all ranks had the same (rank "
-                            f"{self.rank}). It stays. To be rid of this warning, do what sets weights on all ranks."
+                            f"All ranks must hold the same weights when they save one file. Received: {path} with the "
+                            f"weights of rank {theirs.rank}, which differ from those of rank {self.rank}. The file "
+                            f"keeps the weights of rank {theirs.rank}. To avoid this warning, run the code that sets "
+                            "weights on all ranks."
                         )
                         yield False
                         return
@@ -161,7 +162,7 @@ class SaveRecords:
                     pass
                 if limit and time.monotonic() - begin > limit:
                     raise DeadlineError(
-                        f"A file is written by one rank while the others of its host wait. Received: {path} has been "
+                        f"One rank writes a file while the other ranks on its host wait. Received: {path} has been "
                         f"written for {limit:g} s by another rank (rank {self.rank} waits). Look at that process and "
                         "the file system, or raise KERAS_DDL_DEADLINE_SECONDS."
                     )

@@ -237,8 +237,8 @@ class IteratorFunction(_KerasFunction):
         ended = [rank for rank, each in enumerate(of_ranks) if each == _ENDED]
         if ended and len(ended) < len(of_ranks) and _FAILED not in of_ranks:
             raise RankMismatchError(
-                f"All ranks must have equally many batches. Received: none on rank(s) {ended}, and a first one on the "
-                f"others (rank {self._job.rank}). Give every rank the same data."
+                f"All ranks must have equally many batches. Received: no batch on rank(s) {ended}, but at least one on "
+                f"the other ranks (rank {self._job.rank}). Give every rank the same data."
             )
         counts = [each for each in of_ranks if isinstance(each, list)]
         if rows_or_end == _ENDED:  # it ends in the step, too

@@ -65,9 +65,9 @@ def _show(mesh: Mesh, step: str, units: Sequence[Unit], axes: Mapping[Unit, int]
     size, total = mesh.model.size, sum(each.bytes for each in units)
     if not axes:
         stack_position.warn(
-            f"layout={size}: no variable of {step} is worth cutting, because more would have to be moved than "
-            f"is saved, or {size} divides none of its extents. Every rank has all of its variables ({total:,} bytes), "
-            f"and the {size} ranks of a model axis compute the same. Leave layout out, or pass a LayoutMap."
+            f"layout={size}: no variable of {step} is worth cutting: each cut would move more bytes than it saves, or "
+            f"{size} divides none of the extents. Every rank keeps all variables ({total:,} bytes), and the {size} "
+            "ranks of a model axis repeat the same computation. Leave layout out, or pass a LayoutMap."
         )
         return
     cut = sum(unit.bytes for unit in axes)

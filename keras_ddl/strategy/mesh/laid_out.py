@@ -95,9 +95,9 @@ class LaidOutVariable(ShardedWeight):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A variable that a layout cuts along the model axis can be used in steps of fit, evaluate, predict and "
-            f"strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank} of the model axis). "
-            "Read and save it inside `with strategy.whole_model(model):`, on all ranks, or save with "
+            "A variable that a layout cuts along the model axis can be used only in steps of fit, evaluate, predict "
+            f"and strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank} of the model "
+            "axis). Read or save it inside `with strategy.whole_model(model):`, on all ranks, or save with "
             "keras_ddl.callbacks.Checkpoint."
         )
 

@@ -31,9 +31,9 @@ class DataLayout:
         rest = [each for each in self._axes[1:] if each is not None]
         if self._axes[:1] != (batch_axis,) or model_axis is None or rest != [model_axis]:
             raise ConfigError(
-                f"data_layout: it begins with the axis of the mesh that shares out the batch, {batch_axis!r}, and "
-                f"names the other, {model_axis!r}, for one axis of the data, and None for the rest. Received: "
-                f"data_layout={self._axes!r} (rank {rank}). Of sequences [batch, positions, ...] it is "
+                f"data_layout must begin with the batch axis of the mesh, {batch_axis!r}, name the model axis, "
+                f"{model_axis!r}, once, and have None for all other axes of the data. Received: "
+                f"data_layout={self._axes!r} (rank {rank}). For sequences [batch, positions, ...] write "
                 f"({batch_axis!r}, {model_axis or 'model'!r})."
             )
         self.axis = self._axes.index(model_axis)
@@ -55,8 +55,9 @@ class DataLayout:
             self._warned.add(step)
             shapes = ", ".join(str(each.shape) for each in values)
             stack_position.warn(
-                f"data_layout: an argument is cut along its axis {self.axis} if its extent is known when a step is "
-                f"traced, and a multiple of {model_size} ranks. No argument of {step} is: {shapes}."
+                f"data_layout cuts an argument along axis {self.axis} only if the extent of that axis is known when "
+                f"the step is traced and is a multiple of {model_size}, the number of model ranks. Received: {step}, "
+                f"where no argument qualifies: shapes {shapes}. Every model rank gets all of the data."
             )
         return axes
 
@@ -101,13 +102,13 @@ class Layout:
             raise self._error(
                 f"the mesh must have as many devices as there are ranks ({size})",
                 f"shape={shape!r}, {math.prod(shape)} devices",
-                "Make it with keras_ddl.device_mesh, or start another number of ranks.",
+                "Make the mesh with keras_ddl.device_mesh, or start another number of ranks.",
             )
         if len(names) > 2:
             raise self._error(
                 "a mesh has two axes: the first shares out the batch, the second cuts variables",
                 f"axis_names={names!r}",
-                "Leave one of them out.",
+                "Leave out all but two of the axes.",
             )
         self._check_devices(mesh)
         self._batch_axis, self.data_size = names[0], int(shape[0])
@@ -157,17 +158,17 @@ class Layout:
                 )
             if len(set(named)) < len(named):
                 raise self._error(
-                    "an axis of the mesh cuts a variable along one axis of the variable",
+                    "each axis of the mesh may cut only one axis of a variable",
                     f"{axes!r} for {key!r}",
-                    "Put None in the place of one of them.",
+                    "Replace all but one by None.",
                 )
         is_used = any(self.model_axis in axes for axes in of_variables.values())
         if self.model_size > 1 and of_variables and not is_used and self.data is None:
             raise self._error(
                 f"the second axis of the mesh, here {self.model_axis!r} of {self.model_size} ranks, cuts variables; "
                 f"the first, {self._batch_axis!r}, shares out the batch",
-                f"keys of which none names {self.model_axis!r}",
-                "Name it in a layout, or exchange the axes of the mesh.",
+                f"no key that names {self.model_axis!r}",
+                "Name it for at least one variable, or swap the axes of the mesh.",
             )
 
     def axis_of(self, path: str, shape: Sequence[int | None]) -> int | None:
@@ -179,7 +180,7 @@ class Layout:
             layout = self._map[path]
         except ValueError as error:
             raise self._error(
-                "one key at most may match the path of a variable", str(error), "Make the keys more precise."
+                "at most one key may match the path of a variable", str(error), "Make the keys more precise."
             ) from error
         self._unmatched = [key for key in self._unmatched if not self._has(key, path)]
         self._paths += [path] if len(self._paths) < _NAMED + 1 else []
@@ -190,7 +191,7 @@ class Layout:
             raise self._error(
                 "a layout names the axis of the mesh, or None, for each axis of the variable",
                 f"{axes!r} for {path!r} of shape {tuple(shape)}",
-                "Give it as many entries as the variable has axes.",
+                "Write one entry for each axis of the variable.",
             )
         if self.model_axis not in axes or self.model_size == 1:
             return None
@@ -199,14 +200,14 @@ class Layout:
         if self._is_of_smaller_mesh and extent and extent % self.model_size:
             if self._rank == 0:
                 stack_position.warn(
-                    f"layout: every rank keeps all of {path!r}, of shape {tuple(shape)}: {self.model_size} model "
-                    "ranks, which are left, do not divide it."
+                    f"layout: every rank keeps all of {path!r}, of shape {tuple(shape)}: the {self.model_size} "
+                    f"remaining model ranks do not divide its extent {extent}."
                 )
             return None
         if not extent or extent % self.model_size:
             raise self._error(
-                f"the model axis, of {self.model_size} ranks, must divide the axis of a variable that it cuts",
-                f"{axes!r} for {path!r} of shape {tuple(shape)}: {extent} is not divided",
+                f"the number of model ranks, {self.model_size}, must divide the extent of the axis that it cuts",
+                f"{axes!r} for {path!r} of shape {tuple(shape)}, with extent {extent}",
                 "Choose another extent, cut another axis, or leave this variable out.",
             )
         return axis
@@ -220,17 +221,17 @@ class Layout:
         of_outputs = [key for key in self._unmatched if _is_of_output(key)]
         if self._unmatched and len(self._unmatched) == len(self._map):
             raise self._error(
-                "keys match the paths of variables that are made under strategy.scope()",
-                f"{self._unmatched}, which match none{f' of {_first(self._paths)}' if self._paths else ''}",
-                "Begin them with '.*' where a path begins with the name of its model, or print the paths: `for each in "
-                "model.variables: print(each.path)`.",
+                "keys must match the paths of variables that are made under strategy.scope()",
+                f"{self._unmatched}, which match no path{f' of {_first(self._paths)}' if self._paths else ''}",
+                "If the paths begin with the name of the model, begin the keys with '.*'. To see the paths: `for each "
+                "in model.variables: print(each.path)`.",
             )
         if unmatched and self._rank == 0:
             stack_position.warn(f"layout: these keys match no variable, and have no effect: {unmatched}.")
         if of_outputs and self._rank == 0:
             stack_position.warn(
-                "layout: how outputs of layers are laid out follows from the variables. These keys have no effect: "
-                f"{of_outputs}."
+                "layout: keys for outputs of layers have no effect, because the layout of the variables decides. "
+                f"Received: {of_outputs}. Leave them out."
             )
         self._unmatched = []
 
@@ -256,8 +257,8 @@ class Layout:
             raise self._error(
                 "a variable that a key cuts must be made under the scope of the Strategy",
                 f"{path!r} of shape {tuple(shape)}, which was made outside of it",
-                "Make its layer inside `with strategy.scope():`, also where a layer makes its variables when it is "
-                "first called.",
+                "Make the layer inside `with strategy.scope():`; if the layer makes its variables in its first call, "
+                "make that call there, too.",
             )
 
     def _error(self, rule: str, received: str, remedy: str) -> ConfigError:

@@ -116,8 +116,8 @@ class LostSlices:
         numbers = set.intersection(*(set(each.variables) for each in everyone))
         if _is_only_on_some(everyone, numbers):
             return (
-                "A variable that a layout cuts must be made on all ranks before one is lost. Received: some ranks "
-                "have made variables in a step that others had not begun. Build the model before fit."
+                "A variable that a layout cuts must exist on all ranks before a rank is lost. Received: variables that "
+                "some ranks created in a step that other ranks had not begun. Build the model before fit."
             )
         of_all = [each for each in variables if each.number in numbers]
         self._others = [each for each in variables if each.number not in numbers]
@@ -132,9 +132,10 @@ class LostSlices:
         lost = set(range(model_size)).difference(*(each.slices() for each in places if each is not None))
         if of_all and lost:
             return (
-                "A slice lies on all ranks of its model position, and where there is one data rank, on two neighbours. "
-                f"Received: all ranks with slice {min(lost)} of {model_size} were lost together, and with them a part "
-                f"of {models.plain_name(of_all[0].name)}."
+                "At least one rank must remain that holds each slice: each slice is on all ranks of one model "
+                "position, or on two neighbouring ranks if there is only one data rank. Received: all ranks with slice "
+                f"{min(lost)} of {model_size} were lost together, and with them a part of "
+                f"{models.plain_name(of_all[0].name)}."
             )
         next_places = places_in(mesh, topology.hosts)
         for each in of_all:

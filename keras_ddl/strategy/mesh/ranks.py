@@ -104,6 +104,7 @@ def warn_of_hosts(layout: Layout, topology: Topology) -> None:
     apart = next((r for r in range(0, topology.size, size) if len(set(hosts[r : r + size])) > 1), None)
     if apart is not None:
         stack_position.warn(
-            f"The ranks of a model axis exchange activations several times a step, and lie on several hosts: ranks "
-            f"{apart} to {apart + size - 1} do. Start a multiple of {size} ranks on each host."
+            "The ranks of a model axis should be on one host, because they exchange activations several times a step. "
+            f"Received: ranks {apart} to {apart + size - 1} on several hosts. Start a multiple of {size} ranks on each "
+            "host."
         )

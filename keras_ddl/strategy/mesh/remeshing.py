@@ -32,8 +32,8 @@ def why_not(strategies: Sequence[StrategyInterface]) -> str | None:
     if count == 0 or count == 1 and all(each.job.shards_from_elements is None for each in strategies):
         return None
     return (
-        "One Strategy with a layout goes on, beside others without sharding. Received: "
-        f"{count} with a layout, of {len(strategies)}."
+        "A job can continue without a lost rank only if at most one Strategy has a layout, and no other has sharding. "
+        f"Received: {count} of {len(strategies)} Strategies with a layout."
     )
 
 
@@ -56,9 +56,9 @@ def share_out(strategies: Sequence[StrategyInterface], renew: Callable[[Topology
         return mesh
     if mesh.size < least:
         raise TooFewError(
-            "fit goes on with as many ranks of a mesh as `-np MIN:MAX` says. Received: a mesh of "
-            f"{mesh.data_size} x {mesh.model_size}, and at least {least} ranks (rank {topology.rank}). Restart the job "
-            "(keras-ddl run --restarts), or make the number smaller."
+            "fit can continue without a lost rank only if the new mesh has at least MIN ranks (-np MIN:MAX). Received: "
+            f"a mesh of {mesh.data_size} x {mesh.model_size}, but at least {least} ranks are needed (rank "
+            f"{topology.rank}). Restart the job (keras-ddl run --restarts 1), or choose a smaller MIN."
         )
     _form(slices, mesh, topology, renew)
     return None
@@ -89,8 +89,8 @@ def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> Non
     if before is not None and after is not None and communicator.rank() == 0:
         names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
         print(
-            f"keras_ddl: of the mesh {before.data_size} x {before.model_size}, {names} was lost; "
-            f"{after.data_size} x {after.model_size} go on.",
+            f"keras_ddl: of the mesh {before.data_size} x {before.model_size}, {names} was lost; {after.data_size} x "
+            f"{after.model_size} continue.",
             file=sys.stderr,
             flush=True,
         )

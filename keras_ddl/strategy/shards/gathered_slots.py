@@ -78,9 +78,9 @@ def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
     if other is not None:
         first = next(slot for slot, one, theirs in zip(slots, gathered[0], gathered[other]) if one != theirs)
         raise DriftError(
-            "Variables of which each rank has a part must be changed the same way on every rank, outside of steps. "
-            f"Received, before they are gathered: assignments to {models.plain_name(first.name)} on rank {other} that "
-            f"differ from rank 0's (rank {communicator.rank()}). Do what sets weights on all ranks."
+            "Outside of steps, variables that are spread over the ranks must be changed in the same way on every rank. "
+            f"Received: assignments to {models.plain_name(first.name)} on rank {other} that differ from rank 0's (rank "
+            f"{communicator.rank()}). Run the code that sets these variables on all ranks."
         )
 
 
@@ -134,9 +134,9 @@ def check_not_gathered(step: str, slots: Callable[[], Sequence[ShardedVariable]]
         and {id(each) for some, _ in _gathered for each in some} & {id(each) for each in slots()}
     ):
         raise ConfigError(
-            "A step that may change what an optimizer keeps in shards must not run inside `with "
-            "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the values gathered there would be "
-            f"stale. Received: {step} (rank {communicator.rank()}). Run it before or after."
+            "A step that may change optimizer variables in shards must not run inside `with "
+            "strategy.whole_optimizer(...)`, nor in a callback while fit saves: the gathered values would become "
+            f"stale. Received: {step} (rank {communicator.rank()}). Run the step before or after."
         )
 
 
@@ -161,9 +161,10 @@ def _scatter_restored(slots: Sequence[ShardedVariable], root: int) -> None:
     differs = other_rank([assignments for assignments, _ in everyone])
     if differs is not None:
         raise ConfigError(
-            "Variables that an optimizer keeps in shards must be assigned the same on all ranks outside of a step, "
-            f"because each rank takes its own chunk. Received: rank {differs}'s assignments differ from rank 0's (rank "
-            f"{communicator.rank()}). Restore or set them on every rank, or resume with keras_ddl.callbacks.Checkpoint."
+            "Outside of steps, optimizer variables in shards must be assigned the same values on all ranks, because "
+            f"each rank keeps its own chunk of them. Received: assignments on rank {differs} that differ from rank 0's "
+            f"(rank {communicator.rank()}). Restore or assign the variables on every rank, or resume with "
+            "keras_ddl.callbacks.Checkpoint."
         )
     for each, is_restored in zip(slots, everyone[root][1]):
         if is_restored:

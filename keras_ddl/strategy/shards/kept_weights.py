@@ -68,7 +68,7 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
         for each in inputs:
             is_part = isinstance(each, KeptWeight) and each.shape == self.shape and _are_alike(each.share, self.share)
             if not is_part and (isinstance(each, KeptWeight) or np.ndim(each)):
-                raise self._refusal(f"{ufunc.__name__} of it and of {type(each).__name__}")
+                raise self._refusal(f"{ufunc.__name__} of a part and a {type(each).__name__}")
         if method != "__call__" or ufunc.signature is not None or ufunc.nout != 1 or options:
             raise self._refusal(f"{ufunc.__name__}.{method}")
         computed = [
@@ -98,15 +98,14 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
         if slot is None or not _are_alike(slot.share, self.share):
             is_lost = slot_of(variable) is not None
             raise ConfigError(
-                "Weights that each rank has kept its part of can be set where ranks have the same parts. Received: "
-                f"{self.name} of {self.share.layout.size} ranks, for {variable.path}, "
-                f"{'which is shared out otherwise by now' if is_lost else 'of which each rank has all'} (rank "
+                "set_weights takes parts from get_weights only for a weight that is still spread over the ranks in the "
+                f"same way. Received: {self.name} of {self.share.layout.size} ranks, for {variable.path}, "
+                f"{'which is now spread in another way' if is_lost else 'which every rank holds in full'} (rank "
                 f"{communicator.rank()}). "
                 + (
-                    "After a rank was lost or has joined, begin with weights that were kept since, or resume from a "
-                    "checkpoint."
+                    "Call get_weights again after a rank was lost or has joined, or resume from a checkpoint."
                     if is_lost
-                    else "Make the model that gets them inside `with strategy.scope():`, too."
+                    else "Make the model that receives the weights inside `with strategy.scope():`, too."
                 )
             )
         for mine, part in zip(_variables(slot.share), self.parts):
@@ -119,9 +118,10 @@ class KeptWeight(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _refusal(self, what: str) -> ConfigError:
         return ConfigError(
-            "What get_weights returns of a weight that is spread over ranks is this rank's part of it, to be set again "
-            f"with set_weights, and computed with entry by entry. Received: {what} ({self.name}, rank "
-            f"{communicator.rank()}). Read all of it inside `with strategy.whole_model(model):`, on all ranks."
+            "For a weight that is spread over the ranks, get_weights returns this rank's part. It can only be passed "
+            f"to set_weights and used in entry-by-entry arithmetic. Received: {what} ({self.name}, rank "
+            f"{communicator.rank()}). To read the whole weight, call get_weights inside `with "
+            "strategy.whole_model(model):`, on all ranks."
         )
 
 
@@ -142,8 +142,8 @@ def set_weights(original: Callable[..., None], layer: Any, weights: Sequence[Any
     shapes = [[tuple(each.shape) for each in some] for some in (layer.weights, weights)]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            f"set_weights needs one value of the same shape for each weight of layer {layer.name!r}, which are of "
-            f"{shapes[0]}. Received: {shapes[1]}."
+            f"set_weights needs one value for each weight of layer {layer.name!r}, of the same shape: {shapes[0]}. "
+            f"Received: {shapes[1]}."
         )
     for variable, value in zip(layer.weights, weights):
         if isinstance(value, KeptWeight):

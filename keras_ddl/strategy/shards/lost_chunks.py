@@ -45,9 +45,9 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
     numbers = set.intersection(*map(set, of_others))
     if is_new and not numbers <= mine[0].keys():
         raise CollectiveError(
-            "A newcomer must make the same optimizers as the others. Received: "
-            f"{len(numbers - mine[0].keys())} of their variables that are in shards, which it lacks. Build optimizers "
-            "in fit, or on all ranks outside of it."
+            "A rank that joins a running job must make the same optimizers as the other ranks. Received: optimizers "
+            f"without {len(numbers - mine[0].keys())} of the variables that the other ranks keep in shards. Let fit "
+            "build the optimizers, or call optimizer.build on all ranks."
         )
     newest = {number: max(each[number] for each in of_others) for number in numbers}
     of_all = [each for each in slots if each.number in numbers]
@@ -60,8 +60,8 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
     if lost is not None:
         name = models.plain_name(lost.name)
         return (
-            "Shards of optimizers are on two ranks each. Received: a rank and the one with its mirrors were lost "
-            f"together, and with them a part of {name}."
+            "Each shard of an optimizer is on two ranks, and one of the two must remain. Received: both ranks were "
+            f"lost together, and with them a part of {name}."
         )
     next_places = [(rank, job.size, job.mirror_offset) for rank in range(job.size)]
     for slot in slots:

@@ -234,10 +234,10 @@ class ShardedVariable(UninitializedVariable):
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
             "A variable that an optimizer keeps in shards, with Strategy(sharding='optimizer'), can be used only "
-            "inside steps of fit and strategy.function, and not with run_eagerly=True. Received: "
-            f"{what} of {self.name} {where} (rank {self.share.rank}). Read and save it inside `with "
-            "strategy.whole_optimizer(model):`, on all ranks; save with "
-            "keras_ddl.callbacks.Checkpoint; or make the Strategy without sharding."
+            f"inside steps of fit and strategy.function, and not with run_eagerly=True. Received: {what} of "
+            f"{self.name} {where} (rank {self.share.rank}). Read or save it inside `with "
+            "strategy.whole_optimizer(model):`, on all ranks; or save with keras_ddl.callbacks.Checkpoint; or make the "
+            "Strategy without sharding."
         )
 
     def __repr__(self) -> str:
@@ -346,9 +346,9 @@ def check_entrywise(optimizer: Any) -> None:
         return
     names = ", ".join(each.__name__ for each in _ENTRYWISE)
     raise ConfigError(
-        f"Strategy(sharding='optimizer') takes the optimizers of Keras that update each entry by itself: {names}. "
-        f"Received: {type(optimizer).__name__} {optimizer.name!r} (rank {job.rank}). Use one of these, or make "
-        "the Strategy without sharding."
+        "Strategy(sharding='optimizer') needs an optimizer of Keras that updates each entry of a weight independently: "
+        f"{names}. Received: {type(optimizer).__name__} {optimizer.name!r} (rank {job.rank}). Use one of these "
+        "optimizers, or make the Strategy without sharding."
     )
 
 

@@ -65,10 +65,10 @@ class ShardedWeight(ShardedVariable):
     def _refusal(self, what: str) -> ConfigError:
         where = "in strategy.run" if keras_compat.replica_strategy() is not None else "outside of such a step"
         return ConfigError(
-            "A weight that Strategy(sharding='weights') keeps in shards can be used in steps of fit, evaluate, predict "
-            f"and strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank}). Read and save "
-            "it inside `with strategy.whole_model(model):`, on all ranks; save with keras_ddl.callbacks.Checkpoint; or "
-            "make the Strategy without sharding."
+            "A weight that Strategy(sharding='weights') keeps in shards can be used only in steps of fit, evaluate, "
+            f"predict and strategy.function. Received: {what} of {self.name} {where} (rank {self.share.rank}). Read or "
+            "save it inside `with strategy.whole_model(model):`, on all ranks; or save with "
+            "keras_ddl.callbacks.Checkpoint; or make the Strategy without sharding."
         )
 
 
@@ -124,8 +124,8 @@ def _first_value(initializer: Any, dtype: str) -> tf.Tensor:
     """Returns the value of a weight that other ranks have yet to make, in a step that not all of them have begun."""
     if initializer is None:
         raise ConfigError(
-            "When a rank is lost in the first step, weights in shards that this step made begin anew from their "
-            f"initializers. Received: a weight that was made from a value (rank {communicator.rank()}). Build the "
-            "model before fit."
+            "If a rank is lost in the first step, weights in shards that this step created start again from their "
+            "initializers. Received: a weight that was created from a value, without an initializer (rank "
+            f"{communicator.rank()}). Build the model before fit."
         )
     return tf.convert_to_tensor(initializer(), dtype)

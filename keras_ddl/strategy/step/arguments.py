@@ -99,9 +99,9 @@ class Arguments:
                 continue
             if own_rows and not isinstance(leaf, _WITH_ROWS):
                 raise ConfigError(
-                    "A step whose ranks pass their own rows takes dense, ragged and sparse tensors: rows of other "
-                    f"types cannot be put together. Received: {type(leaf).__name__}. Pass its component tensors; in "
-                    'strategy.function, batches="global" also helps.'
+                    "A step to which each rank passes its own rows takes only dense, ragged and sparse tensors: rows "
+                    f"of other types cannot be concatenated. Received: {type(leaf).__name__}. Pass its component "
+                    'tensors, or use strategy.function(..., batches="global").'
                 )
             is_dense = isinstance(leaf, tf.Tensor)
             of_batch = isinstance(leaf, _WITH_ROWS) and has_rows(place, leaf)

@@ -33,7 +33,9 @@ _TABLE_REMEDY = (
     "whose order differs between processes unless PYTHONHASHSEED is the same."
 )
 _OUTSIDE = "Read it outside of the step, and pass what was read as an argument."
-_ORDER_REMEDY = "Use the variables of a model in the same order on every rank, which that of a set of layers is not."
+_ORDER_REMEDY = (
+    "Use the variables of a model in the same order on every rank: a list of layers has a fixed order, a set has not."
+)
 # Attributes of operations on tables: types of keys and values.
 _TYPES = (("Tin", "Tout"), ("Tkeys", "Tvalues"), ("key_dtype", "value_dtype"))
 _VARIANTS = ("tensorflow::TensorList", "RaggedTensorVariant")  # whose contents can be read
@@ -121,7 +123,7 @@ def _of_resource(
 ) -> Read:
     operations = cut.uses(program, value)
     if not operations:
-        raise _refusal(step, "a resource that the step hands on", line, rank, _OUTSIDE)
+        raise _refusal(step, "a resource that the step passes on", line, rank, _OUTSIDE)
     if all(each.type in cut.OF_RESOURCES and not is_inside for each, is_inside in operations.items()):
         return Read(_digest("of rank 0"), "a resource", outer, line, lambda: "a resource")
     if all(each.type.startswith("LookupTable") for each in operations):
@@ -206,6 +208,6 @@ def _extents(shape: Any) -> str:
 def _refusal(step: str, what: str, line: Callable[[], str], rank: int, remedy: str) -> ConfigError:
     where = f" ({found})" if (found := line()) else ""
     return ConfigError(
-        f"{step}: whatever a step reads is compared between ranks, or is rank 0's. Received: {what}{where}, which "
-        f"ranks cannot compare (rank {rank}). {remedy}"
+        f"{step}: every value that a step reads from outside must be comparable between ranks. Received: "
+        f"{what}{where}, which cannot be compared (rank {rank}). {remedy}"
     )

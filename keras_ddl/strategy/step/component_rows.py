@@ -52,10 +52,10 @@ class ComponentRows:
             self._counts = gathered
             return gathered[:, 0]
         text = (
-            f"keras_ddl: {self._step.name}: All components of a batch must keep the numbers of rows, equal or not, "
-            "that they had in the first batch. Received: {} rows by component, summed over ranks. Use "
-            "drop_remainder=True for each of the datasets that are zipped, or nest the components that have other "
-            "rows: (x, (x2, y2))."
+            f"keras_ddl: {self._step.name}: Components of a batch that had equal numbers of rows in the first batch "
+            "must have equal numbers in every batch. Received: {} rows by component, summed over ranks. Use "
+            "drop_remainder=True in each dataset that is zipped, or nest the components that have different rows: (x, "
+            "(x2, y2))."
         )
 
         def fail() -> tf.Tensor:

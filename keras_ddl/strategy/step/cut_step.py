@@ -101,8 +101,9 @@ class CutStep:
         """
         if self.rows_of_ranks:
             return (
-                "A step is made again where every rank can read the whole batch. Received: "
-                f"{self.rows_of_ranks}, in {self.name}. Use fit or strategy.function, and give all ranks the same."
+                "A step can be repeated after a rank is lost only if every rank can read the whole batch. Received: "
+                f"{self.rows_of_ranks}, in {self.name}. Use fit or strategy.function, and give all ranks the same "
+                "batches."
             )
         for concrete in self._traced:
             if id(concrete) not in self._unrepeatable:
@@ -111,7 +112,7 @@ class CutStep:
             if unrepeatable is not None:
                 kind, line = unrepeatable
                 return (
-                    "A step is made again where it changes nothing but variables. Received: "
+                    "A step can be repeated after a rank is lost only if it changes nothing but variables. Received: "
                     f"{kind}{f' ({line})' if line else ''} in {self.name}, which keeps a state of its own. "
                     + next(remedy for beginning, remedy in _REMEDIES.items() if kind.startswith(beginning))
                 )
@@ -124,9 +125,10 @@ class CutStep:
             return f"when a rank is lost: the job ends. {reason}"
         if self._job.goes_on:
             form = "form a smaller mesh, and " if self._job.mesh is not None else ""
-            return f"when a rank is lost: the others {form}make this step again"
+            return f"when a rank is lost: the others {form}repeat this step"
         return (
-            "when a rank is lost: the job ends. Started by `keras-ddl run -np MIN:MAX`, the others make this step again"
+            "when a rank is lost: the job ends. If `keras-ddl run -np MIN:MAX` starts it, the other ranks repeat this "
+            "step"
         )
 
     def restore(self) -> None:

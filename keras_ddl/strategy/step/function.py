@@ -96,9 +96,9 @@ class StepFunction(Caller):
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             raise ConfigError(
-                f"{self.__name__}: a step of Strategy.function is a tf.function of its own, and must be called outside "
-                f"other functions. Received: a call while another function is traced (rank {self.rank}). Leave out the "
-                "tf.function around it, or put strategy.function in its place."
+                f"{self.__name__}: a step of Strategy.function is itself a tf.function, and must be called outside of "
+                f"other tf.functions. Received: a call while another function is traced (rank {self.rank}). Leave out "
+                "the tf.function around it, or put strategy.function in its place."
             )
         self._calls += 1  # on all ranks, whatever happens
         if self._strategy.survival is None:

@@ -87,9 +87,9 @@ class KerasSteps:
             what = "predict_on_batch" if execution.is_local else "run_eagerly=True"
             why = "that a layout cuts" if self._job.mesh is not None else "in shards"
             raise ConfigError(
-                f"A model with variables {why} runs in steps that are traced and cut for all ranks. Received: "
-                f"{what} of {execution.model.name!r} (rank {self._job.rank}). Use fit, evaluate, predict or "
-                "strategy.function, without run_eagerly."
+                f"A model with variables {why} can run only in traced steps, which keras_ddl divides between the "
+                f"ranks. Received: {what} of {execution.model.name!r} (rank {self._job.rank}). Use fit, evaluate, "
+                "predict or strategy.function, without run_eagerly."
             )
         if execution.is_local:
             with as_one_process():
@@ -104,9 +104,8 @@ class KerasSteps:
         tables = [table for step in self._steps.get(model, {}).values() for table in step.tables()]
         if not tables:
             raise ConfigError(
-                "Strategy.explain describes steps that have been traced. Received: model "
-                f"{model.name!r}, of which none has been (rank {self._job.rank}). Call fit, evaluate or predict; "
-                "with run_eagerly=True there is no graph of a step."
+                f"Strategy.explain describes the traced steps of a model. Received: model {model.name!r}, which has "
+                f"none yet (rank {self._job.rank}). Call fit, evaluate or predict first, without run_eagerly=True."
             )
         return "\n\n".join(tables)
 
@@ -123,8 +122,8 @@ class KerasSteps:
         if rank == 0 and step.name not in self._warned_of:
             self._warned_of.add(step.name)
             stack_position.warn(
-                f"{step.name} runs eagerly: every rank computes all rows of every batch, which is right and no faster "
-                "than one process. Leave out run_eagerly=True to share the work."
+                f"{step.name} runs eagerly: every rank computes all rows of every batch. That is correct, but no "
+                "faster than in one process. Leave out run_eagerly=True to share the work."
             )
         rows, counts = row_count(arguments, execution.rows.of_others), None
         if rows is not None:
@@ -162,9 +161,10 @@ class KerasSteps:
         differing = comparison.differing([*parts.values()], f"{step.scope}/compared_parts")
         place, other = next(iter(differing.items()), (0, 0))
         raise RankMismatchError(
-            f"{step.name}: all ranks must compute the same in a step that runs eagerly, each of the whole batch. "
-            f"Received: {[*parts][place]} on rank {other} differs from rank 0's after it (rank {self._job.rank}). "
-            "Seed whatever the model draws, keep it in weights, and make lookup tables of the same data on every rank."
+            f"{step.name}: in a step that runs eagerly, every rank computes the whole batch and must get the same "
+            f"result. Received: {[*parts][place]} on rank {other} differs from rank 0's after the step (rank "
+            f"{self._job.rank}). Seed all random numbers of the model, keep its state in weights, and build lookup "
+            "tables from the same data on every rank."
         )
 
     def _run_cut(self, execution: Execution, function: Callable[..., Any], structure: Any) -> Any:

@@ -18,10 +18,10 @@ def warn_of_kernels_that_begin_anew(name: str, concrete: Any) -> None:
     drawing = next((each.name for each in _nodes(concrete) if cut.draws_in_kernels(each)), None)
     if drawing is not None:
         stack_position.warn(
-            f"{name}: {drawing} keeps its random state in its kernel. This batch comes in a different form "
-            "than earlier ones (say, a PyDataset after arrays), so the step was built again and that state "
-            "restarted: its numbers are not those of one process. Draw with keras.random and a SeedGenerator, or "
-            "pass all data in one form."
+            f"{name}: {drawing} keeps its random state in its kernel. This batch comes in a different form than "
+            "earlier ones (say, a PyDataset after arrays), so the step was built again and the random state started "
+            "again: the random numbers differ from those of one process. Draw with keras.random and a SeedGenerator, "
+            "or pass all data in one form."
         )
 
 
@@ -30,9 +30,8 @@ def refuse_collectives(name: str, rank: int, concrete: Any) -> None:
     own = next((each.op for each in _nodes(concrete) if each.op.startswith("Ddl")), None)
     if own is not None:
         raise ConfigError(
-            f"{name}: this step sees the global batch, as one process does: there is nothing left to reduce "
-            f"or gather in it. Received: {own} (rank {rank}). Leave the collective out, or use it in a loop "
-            "of strategy.run."
+            f"{name}: this step sees the global batch, as one process does, so it must not reduce or gather itself. "
+            f"Received: {own} (rank {rank}). Leave the collective out, or use it in a loop of strategy.run."
         )
 
 

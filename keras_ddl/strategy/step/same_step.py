@@ -82,7 +82,7 @@ class TracedStep:
 
     def _entries(self) -> Iterator[_Entry]:
         for each in self._reads:
-            rule = "all ranks must read the same in a step, besides its arguments."
+            rule = "all ranks must read the same values in a step, apart from its arguments."
             yield _Entry(each.digest, functools.partial(self._words, each), each.show, rule, each.remedy)
         rule = "all ranks must trace the same step."
         for part in cut.trace_parts(self._program):

@@ -66,7 +66,7 @@ def test_event_log_on_a_full_disk_ends_with_a_line_and_one_message(
     monkeypatch.undo()
     log.event("end", {"status": 0})
     assert [each["signal"] for each in read_events(path)] == ["SIGUSR1"]
-    assert said == [f"the event log {path} ends here: no space left. The job goes on."]
+    assert said == [f"the event log {path} ends here: no space left. The job continues."]
 
 
 def test_event_log_refuses_what_could_hold_the_launcher_up(tmp_path: Path) -> None:

@@ -45,6 +45,6 @@ def test_what_the_environment_sets_stays(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_keep_refuses_a_directory_with_something_in_it(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
-    rest = "which contains run-1. Remove what is in it, or name another one."
+    rest = "which contains run-1. Empty the directory, or name another one."
     with pytest.raises(ConfigError, match=re.escape(f"Received: {tmp_path}, {rest}")):
         command.main(["--keep", str(tmp_path), "--", "true"], standalone_mode=False)

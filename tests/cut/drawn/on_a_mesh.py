@@ -52,7 +52,7 @@ def disagreement(program: Program, shape: Position) -> str | None:
     try:
         mesh = Mesh(step, batches[0], shape, step.variables, layout, static=program.static, along_batch=shape[0] > 1)
     except ConfigError as error:
-        if "Leave it out of the layout" in str(error):
+        if "Leave the variable out of the layout" in str(error):
             raise NoVerdict from None
         raise
     except Exception as error:
