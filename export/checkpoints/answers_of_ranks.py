@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_ddl import communicator
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat.models import plain_name
+from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import DeadlineError, ExportError, RankLostError
 from keras_ddl.export import signatures
 from keras_ddl.export.proof.replay import storable

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_ddl.checkpoint import tensor_bundle as bundle
-from keras_ddl.compat.models import plain_name
+from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import ExportError
 from keras_ddl.export.manifest import Manifest
 from keras_ddl.model_state import COMPLETE

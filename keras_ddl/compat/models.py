@@ -11,15 +11,6 @@ from typing import Any
 from keras_ddl.compat.keras import keras, tree
 
 
-def plain_name(name: str) -> str:
-    """Returns a name or path without the numbers that Keras appends: "dense_2/kernel" gives "dense/kernel".
-
-    Keras counts objects by process, and a rank may have made another model before. What ranks match by must not
-    depend on that.
-    """
-    return re.sub(r"_\d+(?=[/_]|$)", "", name)
-
-
 def layers_of(model: Any) -> list[Any]:
     """Returns the model and all layers inside it, however deep, also in Python lists. Keras has no public walk."""
     return list(model._flatten_layers())

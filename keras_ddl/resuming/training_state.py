@@ -13,7 +13,8 @@ from keras_ddl.communicator.comparison import differing
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.models import layer_with, plain_name, weights_made_trainable
+from keras_ddl.compat.models import layer_with, weights_made_trainable
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement

@@ -15,7 +15,8 @@ from keras_ddl.communicator.comparison import require_equal_lists
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat.callbacks import initial_epoch, set_initial_epoch
 from keras_ddl.compat.keras import keras
-from keras_ddl.compat.models import named_optimizers_of, optimizers_of, plain_name
+from keras_ddl.compat.models import named_optimizers_of, optimizers_of
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.optimizers import trained_variables
 from keras_ddl.strategy.shards import gathered_slots, sharded_slots
 

@@ -15,6 +15,7 @@ import numpy as np
 from keras_ddl import communicator
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import as_array, tf
 from keras_ddl.strategy.checksum import checksum
 from keras_ddl.strategy.job import Job
@@ -82,7 +83,7 @@ class Compared:
 
 def name_of(variable: Any) -> str:
     """Returns the name of a variable of Keras or TensorFlow, the same on all ranks."""
-    return models.plain_name(getattr(variable, "path", None) or variable.name)
+    return plain_name(getattr(variable, "path", None) or variable.name)
 
 
 def tf_variable(variable: Any) -> Any:

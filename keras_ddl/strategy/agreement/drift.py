@@ -20,6 +20,7 @@ import numpy as np
 
 from keras_ddl import communicator
 from keras_ddl.compat import models
+from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, is_compared, name_of, values
@@ -127,11 +128,11 @@ class DriftCheck:
             first = compared.variables[i]
             looks = communicator.all_gather_object(self._look(first, right, name), name=f"{name}_looks")
             where = f"rank {', '.join(map(str, others))} differs from rank {right}"
-            received = f"{self._owner(first)}{models.plain_name(first.path)} on {where}"
+            received = f"{self._owner(first)}{plain_name(first.path)} on {where}"
             received += "".join(f"; on rank {rank}: {looks[rank]}" for rank in others if looks[rank])
             more = sorted({each for each, _ in differing} - {i})
             if more:
-                last = models.plain_name(compared.variables[more[-1]].path)
+                last = plain_name(compared.variables[more[-1]].path)
                 received += f"; {len(more)} more of {len(compared.sums)} variables differ, the last is {last}"
         raise DriftError(
             f"Ranks that train together must hold the same weights, bit by bit. Received: after step {step}{since}, "

@@ -21,6 +21,7 @@ from keras_ddl.communicator import stack_position
 from keras_ddl.communicator.comparison import require_equal_values
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import models
+from keras_ddl.compat.names import plain_name
 from keras_ddl.errors import DriftError
 from keras_ddl.strategy import agreement
 from keras_ddl.strategy.agreement.compared import Compared, Digests, differ, digest_of_numbers, name_of, tf_variable
@@ -105,7 +106,7 @@ def _take_from_rank_0(variables: Iterable[Any]) -> None:
         ops.broadcast_variables(numbers, root=0)
     for each in inner:
         if each.dtype.name not in DTYPES:  # seeds, and flags
-            each.assign(agreement.broadcast_value(each.numpy(), f"keras_ddl/{models.plain_name(each.name)}"))
+            each.assign(agreement.broadcast_value(each.numpy(), f"keras_ddl/{plain_name(each.name)}"))
 
 
 def say(call: str, received: str) -> None:

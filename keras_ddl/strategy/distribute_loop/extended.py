@@ -17,8 +17,9 @@ from keras_ddl import communicator, ops
 from keras_ddl.communicator import history, stack_position
 from keras_ddl.communicator.dtypes import DTYPES
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat import models, strategies
+from keras_ddl.compat import strategies
 from keras_ddl.compat import tensorflow as tf_compat
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.data import gather_rows, is_shared, per_rank_dataset, share_dataset
 from keras_ddl.data.from_rank_0 import dataset_from_rank_0
@@ -41,7 +42,7 @@ def _label(value: tf.Tensor, name: str | None) -> str:
     Ranks that build different models meet in differently named collectives: an error that shows both names.
     """
     path = "/".join(part for part in (keras_compat.current_path(), name) if part) or "unnamed"
-    return f"variable {models.plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
+    return f"variable {plain_name(path)} {value.dtype.name}[{'x'.join(map(str, value.shape))}]"
 
 
 class DdlExtended(strategies.StrategyExtendedV1):

@@ -18,8 +18,8 @@ from typing import Any
 
 from keras_ddl import communicator, ops
 from keras_ddl.compat import keras as keras_compat
-from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy.step import tracing
@@ -194,7 +194,7 @@ def _aggregated(variable: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _label(variable: Any) -> str:
-    return models.plain_name(variable.name.partition(":")[0])
+    return plain_name(variable.name.partition(":")[0])
 
 
 def _refuse(rule: str, received: Any, rank: int, remedy: str) -> None:

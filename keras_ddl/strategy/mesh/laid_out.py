@@ -23,6 +23,7 @@ from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import ResourceVariable, UninitializedVariable, tf
 from keras_ddl.cut import LocalPart, Slices
 from keras_ddl.errors import ConfigError
@@ -201,7 +202,7 @@ def job_of_new_variable() -> Job | None:
 
 
 def _name(variable: Any, collective: str) -> str:
-    return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
+    return f"keras_ddl/{collective}/{plain_name(variable.path)}"
 
 
 def note_made(variable: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from keras_ddl import communicator, ops
-from keras_ddl.compat import models
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import Slices
 from keras_ddl.strategy.job import Job
@@ -135,7 +135,7 @@ class LostSlices:
                 "At least one rank must remain that holds each slice: each slice is on all ranks of one model "
                 "position, or on two neighbouring ranks if there is only one data rank. Received: all ranks with slice "
                 f"{min(lost)} of {model_size} were lost together, and with them a part of "
-                f"{models.plain_name(of_all[0].name)}."
+                f"{plain_name(of_all[0].name)}."
             )
         next_places = places_in(mesh, topology.hosts)
         for each in of_all:

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.strategy import agreement
@@ -150,7 +150,7 @@ def initial_value(variable: Any, value: Any) -> Any:
             first = tf.convert_to_tensor(called(value), dtype)
             if is_slot and callable(value):  # which begins with a constant, and maybe on one rank alone
                 return first
-            name = f"keras_ddl/laid_out/{models.plain_name(variable.path)}"
+            name = f"keras_ddl/laid_out/{plain_name(variable.path)}"
             return tf.constant(agreement.broadcast_value(first.numpy(), name), dtype)
 
         return UndecidedVariable(

@@ -12,6 +12,7 @@ from keras_ddl.communicator.comparison import other_rank
 from keras_ddl.compat import models
 from keras_ddl.compat.context import Setting
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.errors import ConfigError, DriftError
 from keras_ddl.strategy.shards import sharded_slots
@@ -79,7 +80,7 @@ def require_same_assignments(slots: Sequence[ShardedVariable]) -> None:
         first = next(slot for slot, one, theirs in zip(slots, gathered[0], gathered[other]) if one != theirs)
         raise DriftError(
             "Outside of steps, variables that are spread over the ranks must be changed in the same way on every rank. "
-            f"Received: assignments to {models.plain_name(first.name)} on rank {other} that differ from rank 0's (rank "
+            f"Received: assignments to {plain_name(first.name)} on rank {other} that differ from rank 0's (rank "
             f"{communicator.rank()}). Run the code that sets these variables on all ranks."
         )
 
@@ -176,4 +177,4 @@ def _scatter_restored(slots: Sequence[ShardedVariable], root: int) -> None:
 
 def _name(slot: ShardedVariable, collective: str) -> str:
     own = slot.name.partition(":")[0].rpartition("/")[2]  # before it are scopes, of where the optimizer was built
-    return f"keras_ddl/slots/{models.plain_name(own)}/{collective}"
+    return f"keras_ddl/slots/{plain_name(own)}/{collective}"

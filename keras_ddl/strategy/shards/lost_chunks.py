@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from keras_ddl import communicator, ops
-from keras_ddl.compat import models
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut.flat_shards import Layout
 from keras_ddl.errors import CollectiveError
@@ -58,7 +58,7 @@ def share_out(job: Job, *, is_new: bool = False) -> str | None:
     places = {number: [each.get(number) for each in gathered] for number in numbers}
     lost = next((each for each in of_all if _owners(places[each.number]) is None), None)
     if lost is not None:
-        name = models.plain_name(lost.name)
+        name = plain_name(lost.name)
         return (
             "Each shard of an optimizer is on two ranks, and one of the two must remain. Received: both ranks were "
             f"lost together, and with them a part of {name}."

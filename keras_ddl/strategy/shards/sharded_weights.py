@@ -21,6 +21,7 @@ from keras_ddl.communicator import history
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
 from keras_ddl.compat.keras import keras
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import UninitializedVariable, tf
 from keras_ddl.errors import ConfigError
 from keras_ddl.strategy import agreement
@@ -117,7 +118,7 @@ def _job(variable: Any) -> Job | None:
 
 
 def _name(variable: Any, collective: str) -> str:
-    return f"keras_ddl/{collective}/{models.plain_name(variable.path)}"
+    return f"keras_ddl/{collective}/{plain_name(variable.path)}"
 
 
 def _first_value(initializer: Any, dtype: str) -> tf.Tensor:

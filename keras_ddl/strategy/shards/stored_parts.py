@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_ddl import communicator, ops
 from keras_ddl.communicator import Communicator
-from keras_ddl.compat import models
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import MeshLayout, Slices
 from keras_ddl.cut.flat_shards import Box, Layout
@@ -74,6 +74,6 @@ def send_along_batch(slots: Iterable[ShardedVariable], data: Communicator) -> No
     """
     for slot in slots:
         if isinstance(slot, LaidOutVariable):
-            name = f"keras_ddl/slots/{models.plain_name(slot.name.partition(':')[0])}/restored"
+            name = f"keras_ddl/slots/{plain_name(slot.name.partition(':')[0])}/restored"
             with ops.translate_errors():
                 slot.chunk.assign(ops.broadcast(slot.chunk.read_value(), name=name, comm=data))

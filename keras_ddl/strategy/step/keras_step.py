@@ -15,6 +15,7 @@ from keras_ddl import communicator, config, cut
 from keras_ddl.communicator import comparison, stack_position
 from keras_ddl.compat import keras as keras_compat
 from keras_ddl.compat import models
+from keras_ddl.compat.names import plain_name
 from keras_ddl.compat.strategies import outside_strategies
 from keras_ddl.compat.tensorflow import do_not_convert, tf
 from keras_ddl.data import order
@@ -113,7 +114,7 @@ class KerasSteps:
         """Returns the step of this name, which need not have been traced."""
         steps = self._steps.setdefault(model, {})
         if name not in steps:
-            label = models.plain_name(model.name)
+            label = plain_name(model.name)
             steps[name] = CutStep(f"{type(model).__name__}.{name}", f"{label}/{name}", self._job)
         return steps[name]
 
@@ -155,7 +156,7 @@ class KerasSteps:
         tensors = [each for each in tf.nest.flatten(outputs, expand_composites=True) if tf.is_tensor(each)]
         parts = {"what it returns": description(each for each in tensors if each.dtype != tf.variant)}
         for each in models.written_by_steps(execution.model):
-            parts[models.plain_name(each.path)] = description([tf.convert_to_tensor(each)])
+            parts[plain_name(each.path)] = description([tf.convert_to_tensor(each)])
         if comparison.is_equal(repr(parts).encode(), f"{step.scope}/compared"):
             return
         differing = comparison.differing([*parts.values()], f"{step.scope}/compared_parts")

@@ -1,0 +1,14 @@
+"""Names that Keras makes. Imports no Keras."""
+
+from __future__ import annotations
+
+import re
+
+
+def plain_name(name: str) -> str:
+    """Returns a name or path without the numbers that Keras appends: "dense_2/kernel" gives "dense/kernel".
+
+    Keras counts objects by process, and a rank may have made another model before. What ranks match by must not
+    depend on that.
+    """
+    return re.sub(r"_\d+(?=[/_]|$)", "", name)
