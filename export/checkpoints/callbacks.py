@@ -1,4 +1,4 @@
-"""Callbacks beside a Checkpoint: how the graph that exports need is made, and where checkpoints are published."""
+"""Callbacks beside a Checkpoint: ExportBase changes the base graph, Publish exports during training."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class _BesideCheckpoint(keras.callbacks.Callback):
 
 
 class ExportBase(_BesideCheckpoint):
-    """Says what the Checkpoint of the same fit writes for `keras-ddl export`, where its defaults do not fit.
+    """Changes the base graph that the Checkpoint of the same fit writes for `keras-ddl export`.
 
         callbacks=[Checkpoint("ckpt"), ExportBase(sample=x[:4])]
 
-    A Checkpoint alone writes the graph of the model with the inputs that it is trained with.
+    Without it, a Checkpoint writes the graph of the whole model, which takes the same inputs as in training.
 
     Args:
         sample: a few rows of real input, on which every export compares outputs; default: made-up rows.
@@ -55,9 +55,10 @@ class ExportBase(_BesideCheckpoint):
             (`serve="generator"`), several (`["generator", "discriminator"]`) or name -> attribute or layer
             (`{"encoder": "student.encoder"}`). `keras-ddl export --model NAME` then selects one.
         input_signature, classify, regress, signatures: as in `keras_ddl.export.write_base_graph`. If serve is a list or
-            a mapping, these and sample are mappings: part -> its value.
+            a mapping, then sample and these four are mappings, too: name of a part -> the value for that part.
     Raises:
-        ConfigError: bad arguments (when created); not beside one Checkpoint (at train begin).
+        ConfigError: bad arguments (when created); fit has no Checkpoint that writes a base graph, or several
+            Checkpoints (at train begin).
     """
 
     def __init__(
@@ -96,19 +97,20 @@ class ExportBase(_BesideCheckpoint):
 
 
 class Publish(_BesideCheckpoint):
-    """Exports the checkpoints of the same fit while it trains, for a server that follows the directory.
+    """Exports checkpoints during training, for a server that follows the directory.
 
         callbacks=[Checkpoint("ckpt"), Publish("served")]
 
-    A process of lower priority exports on rank 0's host. A version's number is its checkpoint's step. Of checkpoints
-    made meanwhile, only the newest is exported next. A failed export is a warning; training continues.
+    A process of lower priority on rank 0's host exports the checkpoints that the Checkpoint of the same fit writes. The
+    version number is the checkpoint's step. If several checkpoints are written during one export, only the newest of
+    them is exported. A failed export is a warning; training continues.
 
     Args:
-        dir: where the versions go; if ExportBase has several parts in serve, each has its own subdirectory.
-        keep: how many versions stay.
+        dir: the directory of the versions; if ExportBase serves several parts, each part has a subdirectory.
+        keep: how many versions to keep.
     Raises:
-        ConfigError: bad arguments (when created); not beside one Checkpoint (at train begin). ExportError, on every
-            rank: the directory cannot be written (at train begin).
+        ConfigError: bad arguments (when created); fit has no Checkpoint that writes a base graph, or several
+            Checkpoints (at train begin). ExportError, on every rank: the directory cannot be written (at train begin).
     """
 
     dir: Path

@@ -41,40 +41,40 @@ _LOST = -1  # for a step: the checkpoint was not complete when rank 0 was lost
 class Checkpoint(keras.callbacks.Callback):
     """Writes checkpoints of the complete state of a run, and once the base graph that `keras-ddl export` needs.
 
-    Rank 0 writes, in a thread, while training continues; of variables that are spread over ranks, each rank its parts.
-    A checkpoint appears under its name only when it is complete and on disk, so a job that is killed at any moment
-    leaves no partial one. A new run in a used directory moves the earlier run's checkpoints to `previous-<n>/`; with
-    `resume` it continues from the latest instead, on all ranks, and ends as if it had not stopped (docs/callbacks.md
-    says what that requires).
+    Rank 0 writes in a thread while training continues; if variables are cut over ranks, each rank writes its parts. A
+    checkpoint appears under its name only when it is complete and on disk, so a job that is killed at any moment leaves
+    no partial checkpoint. A new run in a used directory moves the earlier run's checkpoints to `previous-<n>/`. With
+    `resume` the run continues on all ranks from the latest checkpoint instead, and ends as if it had not stopped
+    (docs/callbacks.md says what that requires).
 
     Args:
-        dir: the checkpoint directory, on a file system that rank 0 can access. Where the ranks that have parts of
-            variables cannot, rank 0 gathers these.
-        monitor: the metric by which 'best' is chosen; a key of the epoch's logs. Default: "val_loss", where fit
-            validates; elsewhere none is the best.
-        mode: 'min', 'max', or 'auto': the direction of the compiled metric, else by Keras's names (accuracy, auc,
-            loss, `<any>_loss`, ...). Custom metrics need it.
+        dir: the checkpoint directory, on a file system that rank 0 can write to. If ranks that have parts of variables
+            cannot write to it, rank 0 gathers these parts.
+        monitor: the metric that chooses the best checkpoint, a key of the epoch's logs. Default: "val_loss"; if fit
+            does not validate, no checkpoint is the best.
+        mode: 'min', 'max', or 'auto': the direction of the compiled metric, or that of Keras's names (accuracy, auc,
+            loss, `<any>_loss`, ...). A custom metric without a direction needs 'min' or 'max'.
         save_best: keep the best checkpoint beside the newest ones.
         keep: how many of the newest checkpoints to keep.
-        save_freq: 'epoch', or a number of optimizer steps (of the optimizer with the most). Checkpoints within an
-            epoch have no validation metrics and no golden outputs, and cannot be best.
+        save_freq: 'epoch', or a number of optimizer steps (of the optimizer with the most steps). Checkpoints within an
+            epoch have no validation metrics and no outputs to compare an export with, and cannot be best.
         save_minutes: also save when this many minutes have passed since the last checkpoint, by rank 0's clock.
         resume: continue from the latest checkpoint, if there is one. The model must be built.
         on_signal: names of signals that announce the end of the job, as in ("SIGTERM", "SIGUSR1"). When any rank
             receives one, all ranks save after the same step, and end with status 75 (start again) when the checkpoint
             is on disk. Without a Strategy, and during validation, they do so at the end of the epoch.
-        export_base: write the base graph at train begin, and fail there if the model cannot be served. A subclassed
-            model's is written after its first batch, when its inputs are known. `ExportBase` says what to write,
-            `Publish` exports while training.
-        removed: arguments of earlier versions: rejected with an error that names the replacement.
+        export_base: write the base graph at train begin, or for a subclassed model after its first batch, when its
+            inputs are known. A model that cannot be served fails there. `ExportBase` changes what is written, and
+            `Publish` exports during training.
+        verbose: 1: print a line for each checkpoint.
+        removed: arguments of earlier versions; an error names the replacement.
     Raises: ConfigError: bad arguments (when created); mode='auto' and a metric without a direction (at train begin).
         On every rank: CheckpointError: the directory cannot be written, the checkpoint is damaged or of another model;
         a write has failed (at the next step). ExportError: the model cannot be served, or its training step does not
-        call it; at train begin, or after the first batch.
+        call it (at train begin, or after the first batch).
     Cost: per checkpoint, a few ms, and a copy of weights and optimizer state in a thread of rank 0 while training
         continues; at the end of an epoch also two forward passes of the sample, if there is a base graph. Only one
-        checkpoint is written at a time: the next one waits. Each rank that writes needs memory for a copy of what it
-        writes.
+        checkpoint is written at a time: the next one waits. Each rank that writes needs memory for a copy of its data.
     """
 
     runs_last = True  # to save the other callbacks' changes of a step or an epoch

@@ -51,7 +51,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--env",
         "env",
         multiple=True,
-        help="Variable for the program; NAME alone is copied, as for secrets.",
+        help="Variable for the program; NAME alone copies its value, as for secrets.",
         metavar="NAME[=VALUE]",
     )
     return by_name(by_file(command))
@@ -79,7 +79,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--num-proc",
     "num_ranks",
     type=Ranks(),
-    help="Number of ranks; MIN:MAX goes on with fewer, and takes more.",
+    help="Number of ranks; MIN:MAX: start MAX, continue while MIN are left.",
     metavar="N",
 )
 @click.option("--hosts", "-H", help="Hosts and their ranks, as in h0:2,h1:2.", metavar="HOSTS")
@@ -88,7 +88,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--host-file",
     "--machinefile",
     type=click.Path(exists=True, dir_okay=False),
-    help="The same, from a file.",
+    help="Hosts and their ranks, from a file.",
     metavar="FILE",
 )
 @click.option("--tf-config", is_flag=True, cls=Rare, help="Start the cluster that TF_CONFIG names: hosts and ranks.")
@@ -96,7 +96,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--tf-config-file",
     cls=InFile,
     type=click.Path(exists=True, dir_okay=False),
-    help="The cluster as in TF_CONFIG.",
+    help="A file with the cluster, as in TF_CONFIG.",
     metavar="FILE",
 )
 @click.option("--mode", cls=Rare, help="Topology: p, or dimensions such as x:2x2 (KERAS_DDL_MODE).", metavar="MODE")
@@ -106,19 +106,23 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @environment_options
 @click.option(
-    "--restarts", type=click.IntRange(min=0), default=0, help="Restart up to N times on failure.", metavar="N"
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Start the job again after a failure, up to N times.",
+    metavar="N",
 )
 @click.option(
     "--spares",
     type=click.IntRange(min=0),
     default=0,
-    help="N processes wait to replace lost ranks of -np MIN:MAX.",
+    help="With -np MIN:MAX: N more processes wait to replace lost ranks.",
     metavar="N",
 )
 @click.option(
     "--host-discovery-script",
     cls=Rare,
-    help="Prints the available hosts, as lines host:slots.",
+    help="A command that prints the available hosts, as lines host:slots.",
     metavar="COMMAND",
 )
 @click.option(
@@ -134,28 +138,30 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     cls=InFile,
     type=float,
     default=600.0,
-    help="How long to wait for hosts (600).",
+    help="How long to wait for enough hosts (600).",
     metavar="SECONDS",
 )
-@click.option("--timeout", type=float, help="End the job then, with status 124.", metavar="SECONDS")
+@click.option("--timeout", type=float, help="End the job after this time, with status 124.", metavar="SECONDS")
 @click.option(
     "--grace",
     cls=Rare,
     type=float,
-    help="Time for the ranks to save and end after SIGTERM or Ctrl-C.",
+    help="Time for ranks to save and end after SIGTERM (2) or Ctrl-C (5).",
     metavar="SECONDS",
 )
-@click.option("--output-dir", type=click.Path(file_okay=False), help="Save each rank's output there.", metavar="DIR")
+@click.option(
+    "--output-dir", type=click.Path(file_okay=False), help="Write each rank's output to a file in DIR.", metavar="DIR"
+)
 @part_options.add
 @click.option("--verbose", "-v", cls=Rare, is_flag=True, help="Show the mpirun command and mpirun's output.")
-@click.option("--dry-run", is_flag=True, help="Print what would run, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
 @click.option(
     "--help-all",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=job_file.show_all,
-    help="Show all options.",
+    help="Show all options and spellings.",
 )
 @click.argument(
     "program",
@@ -195,8 +201,9 @@ def command(
     keras-ddl run --hosts h0:2,h1:2 -- python -m my_package.train
     keras-ddl run -np 2:4 --spares 1 --restarts 3 train.py
 
-    Shows the output of rank 0 as it arrives, and complete lines of the others. When a rank fails the job ends, with the
-    traceback of the first that failed last, and its exit status; with -np MIN:MAX the others go on.
+    Shows the output of rank 0 as it arrives, and complete lines of other ranks. If a rank fails, the job ends: the
+    traceback of the rank that failed first is printed last, and its exit status is returned. With -np MIN:MAX the other
+    ranks continue if a rank is killed.
     """
     from keras_ddl.launch import hostfile as hostfile_module
     from keras_ddl.launch import job as job_module

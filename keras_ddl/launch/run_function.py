@@ -39,23 +39,26 @@ def run(
     """Calls `fn(*args, **kwargs)` on `np` ranks, each a fresh process, and returns their results by rank.
 
     The function is sent by value (cloudpickle), with the variables it closes over; it may be a lambda or a notebook's
-    function. Modules that it imports must be installed. Rank 0's output appears here as it arrives, that of other ranks
-    line by line with the rank in front. The calling process is no rank: it needs neither TensorFlow nor MPI.
+    function. Modules that it imports must be installed. Rank 0's output appears here as it arrives; lines of other
+    ranks begin with the rank. The calling process is no rank: it needs neither TensorFlow nor MPI.
 
     Args:
-        np: number of ranks, 1 or more; None: as many as `hosts` names.
+        fn, args, kwargs: the function, and its arguments, the same on all ranks.
+        np: number of ranks, 1 or more. None: as many as `hosts` or the resource manager names; without `np=None`,
+            `hosts` only says where the ranks run.
         mode: topology, as for `keras_ddl.init`.
         timeout: seconds after which the ranks are stopped.
         env: variables to set for the ranks.
-        hosts: "h0:2,h1:2"; None for this machine, or the hosts of the resource manager.
-        restarts: how many times all ranks are restarted, with the same call, when one fails (docs/launch.md).
+        hosts: "h0:2,h1:2". None: this machine, or the hosts of the resource manager.
+        restarts: how many times all ranks are started again, with the same call, after a rank has failed
+            (docs/launch.md).
         verbose: show the mpirun command, mpirun's output, and TensorFlow's messages at its import.
 
-    Returns: list of all ranks' results; result r is what rank r returned.
+    Returns: a list; result r is what rank r returned.
 
     Raises:
-        the exception of the rank that failed first, from a RankError with the traceback on that rank; the RankError
-            itself if the exception cannot be pickled, or if the rank did not end by an exception.
+        the exception of the rank that failed first; its cause is a RankError with that rank's traceback.
+        RankError: that exception cannot be pickled, or the rank ended without an exception.
         ConfigError: invalid arguments; `fn` or its arguments cannot be pickled.
         LaunchError: no mpirun, or ranks that did not start.
         DeadlineError: `timeout` has passed.

@@ -40,27 +40,27 @@ class Strategy(tf.distribute.Strategy):
             model.compile("adam", "mse", metrics=["mae"])
         model.fit(x, y, batch_size=64)          # 64 rows over all ranks
 
-    All ranks run the same script with the same data; each keeps its rows of every batch. Weights, losses, metrics and
-    predictions are those of one process with the global batch, on every rank. What is written (checkpoints, logs, the
-    progress bar) is written by rank 0. Made before TensorFlow starts, it also gives each rank its share of the host's
-    cores as TensorFlow threads, where the script has set no number.
+    All ranks run the same script with the same data, and each rank computes its rows of every batch. On every rank
+    weights, losses, metrics and predictions are those of one process with the global batch. Rank 0 writes checkpoints
+    and logs, and shows the progress bar. A Strategy made before TensorFlow starts also divides the host's cores, as
+    TensorFlow threads, among its ranks, unless the script has set a number of threads.
 
-    A job has one Strategy: called again, this returns the same one. Arguments choose among several: other
-    settings make a further Strategy, and what is made under one is refused under the other.
+    `Strategy()` again returns the latest Strategy of the job, or the latest with the arguments that are passed. New
+    arguments make another Strategy, and a model made under one is refused under another.
 
     Args:
-        seed: sets all random seeds as keras.utils.set_random_seed does, also when this is called again. Default: the
+        seed: sets all random seeds as keras.utils.set_random_seed does, every time that it is passed. Default: the
             seeds that the script has set, if all ranks have set the same ones, else rank 0's.
-        batch_statistics: what BatchNormalization normalises with in fit and `strategy.function`. "global": the moments
-            of the global batch, as in one process. "rank": each rank uses the moments of its own rows, without a
-            collective, as in Horovod and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by
-            rows. Layers with synchronized=True always use the global batch.
+        batch_statistics: which rows BatchNormalization normalises with in fit and `strategy.function`. "global": those
+            of the global batch, as in one process. "rank": each rank's own rows, without a collective, as in Horovod
+            and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by rows. Layers with
+            synchronized=True always use the global batch.
         sharding: None: every rank has all variables. "optimizer": each rank keeps and updates its share of the
-            optimizer's variables for large weights (ZeRO stage 1): the same bytes travel, and memory and time of the
-            update are divided by the number of ranks. "weights": each rank also keeps only its share of large weights
-            made in the scope; a step gathers them where it uses them and frees them (ZeRO stage 3): half as many
-            bytes more travel. For Keras's entrywise optimizers, in fit and `function`; rank 0's setting is used. See
-            `whole_optimizer` and `whole_model`.
+            optimizer's variables for large weights (ZeRO stage 1). As many bytes travel as without, and the number of
+            ranks divides the memory and time of the update. "weights": each rank also keeps only its share of large
+            weights made in the scope, which a step gathers before it uses them, and then frees (ZeRO stage 3). 1.5
+            times as many bytes travel. For Keras's entrywise optimizers, in fit and `function`; rank 0's setting is
+            used. See `whole_optimizer` and `whole_model`.
         layout: cuts variables over model ranks; the results stay those of one process (docs/mesh.md). A
             keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`) says which variables
             are cut along which axis. A number of model ranks, a divisor of the number of ranks, chooses a layout when
@@ -68,15 +68,14 @@ class Strategy(tf.distribute.Strategy):
         data_layout: beside a LayoutMap: for each axis of the data the axis of the mesh that cuts it, or None.
             ("batch", "model") gives each model rank its part of the positions of sequences [batch, positions, ...].
         compression: "bfloat16" or "float16": gradients of weights travel between hosts rounded to that dtype, for slow
-            networks; inside a host, and where they are added, they are float32. What rounding loses is added to the
-            next step's gradients (docs/strategy.md). Everything else stays exact. Equal on all ranks.
-        reader: who reads the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every rank,
-            so the data must be the same on all ranks. "rank0": rank 0 alone reads ahead of the steps, and sends each
+            networks. Inside a host they travel, and everywhere they are added, as float32. Rounding errors are added
+            to the next step's gradients (docs/strategy.md). Everything else stays exact. Must be equal on all ranks.
+        reader: which ranks read the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every
+            rank, so the data must be the same on all ranks. "rank0": rank 0 reads ahead of the steps, and sends each
             rank its rows: for data that differs each time it is read (docs/strategy.md). Rank 0's setting is used.
         gather_predictions: what `model.predict` returns. "all": all rows, on every rank. "rank0": all rows on rank 0,
-            and only its own rows on every other rank, for predictions too large to hold once per rank.
-        positional, removed: arguments of other strategies, and of earlier versions: rejected with an error that names
-            the replacement.
+            and a rank's own rows on every other rank, for predictions too large for the memory of every rank.
+        positional, removed: arguments of other strategies and of earlier versions; an error names the replacement.
     Raises:
         ConfigError: another tf.distribute scope is active. DependencyError: Keras does not run on TensorFlow.
     COLLECTIVE over all ranks.
@@ -239,7 +238,7 @@ class Strategy(tf.distribute.Strategy):
     def function(
         self, step: Callable[..., Any] | None = None, *, batches: str = "global", reduce_retracing: bool = False
     ) -> Any:
-        """Returns `step` such that it gives on all ranks together what it gives in one process. Also a decorator, of
+        """Returns a function that runs `step` on all ranks with the result of one process. Also a decorator, of
         functions and of methods.
 
             @strategy.function
@@ -253,10 +252,9 @@ class Strategy(tf.distribute.Strategy):
             for x, y in dataset:
                 loss = train_step(x, y)
 
-        It takes the place of tf.function in an unchanged loop: losses, metrics, clipping, several optimizers, whatever
-        stands in the step means what it means in one process. The step is traced on the global batch, and the graph is
-        cut into ranks. Models and optimizers need no `strategy.scope()`; variables get rank 0's values when the step
-        first uses them.
+        It replaces tf.function in an unchanged loop: losses, metrics, clipping and several optimizers work as in one
+        process. The step is traced on the global batch, and its graph is cut into ranks. Models and optimizers need no
+        `strategy.scope()`; variables get rank 0's values when the step first uses them.
 
         Args:
             step: a function of tensors, or a tf.function. Tensors and arrays whose axis 0 is as long as that of the

@@ -27,12 +27,12 @@ class MonitoringOptions(RunOptions):
         Rare(
             ["--metrics-port"],
             type=click.IntRange(0, 65535),
-            help="Serve metrics for Prometheus here while the job runs; 0: at any free port.",
+            help="Serve metrics for Prometheus at this port while the job runs; 0: any free port.",
             metavar="PORT",
         ),
         Rare(
             ["--metrics-address"],
-            help="With --metrics-port, to be reached from other hosts: 0.0.0.0.",
+            help="Address of --metrics-port (127.0.0.1); 0.0.0.0 lets other hosts read it.",
             metavar="ADDRESS",
         ),
     )
