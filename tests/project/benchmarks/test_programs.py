@@ -23,6 +23,8 @@ SECONDS = 500  # only a hang takes longer
 
 # What takes more than some ten seconds of a core: many processes that import TensorFlow, or the core compiled.
 LONG = {
+    "benchmarks/adasum.py",
+    "benchmarks/all_reduce.py",
     "benchmarks/cluster.py",  # test_cluster.py runs it, too
     "benchmarks/compression_accuracy.py",
     "benchmarks/export.py",
