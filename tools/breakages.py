@@ -4,7 +4,7 @@
     make breakages ARGS="--only serving"    # those with this text in the file, the line or the phrase
     make breakages ARGS="--sample 10"       # a few, chosen by chance
 
-The breakages are in tools/breakages/, a file per part of the project: a line, the line in its place, the quick tests of
+The breakages are in tools/breakages/, a file per subject, and in a part's tests/breakages.toml: a line, the line in its place, the quick tests of
 that part, and what breaks. Neither the sources nor the installed package are changed. Python tests run with a copy of
 the package first on PYTHONPATH: folders of links to the installed files, in which one file is the broken one. Native
 tests run from a copy of native/ in build/breakages, whose objects stay for the next time.
@@ -151,9 +151,10 @@ def _parse() -> argparse.Namespace:
 
 
 def read_tables() -> list[Breakage]:
-    """Returns the breakages of tools/breakages/, by file."""
+    """Returns the breakages of tools/breakages/, and of the parts that are here, by file."""
     found = []
-    for path in sorted(TABLES.glob("*.toml")):
+    of_parts = [ROOT / folder / "tests" / "breakages.toml" for folder in PARTS.values()]
+    for path in [*sorted(TABLES.glob("*.toml")), *filter(Path.exists, of_parts)]:
         found += [Breakage(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["breakage"]]
     return found
 

@@ -170,6 +170,7 @@ def test_file_takes_every_option_of_run_by_its_long_name() -> None:
                 dry_run(file=f"{word[2:]} = {value}\nrestart = 1")
 
 
+@needs_part("--events")
 def test_example_of_the_page_is_one(folder: Path) -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "launch.md").read_text(), re.MULTILINE | re.DOTALL)
     assert tomllib.loads(text)["command"][1] == "train.py"

@@ -38,7 +38,7 @@ def test_breakage_applies(each):
 def test_table_has_every_part_of_the_project_and_no_line_twice():
     assert len({(each.file, each.line, each.broken) for each in TABLE}) == len(TABLE)
     folders = {f"keras_ddl/{room}/" for room in ROOMS.split()} | {"native/"}
-    folders |= {f"{breakages.PARTS[name]}/" for name in TRIED_PARTS}
+    folders |= {f"{place}/" for name in TRIED_PARTS if (ROOT / (place := breakages.PARTS[name])).exists()}
     assert [folder for folder in sorted(folders) if not any(each.file.startswith(folder) for each in TABLE)] == []
 
 

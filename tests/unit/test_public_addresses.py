@@ -48,8 +48,8 @@ ENTRIES = {module for module, _ in documented() if not re.match(r"keras_ddl\.hor
 def test_tab_completion_shows_the_public_names_and_no_imports() -> None:
     pytest.importorskip("tensorflow")
     imported = {"Any", "Callable", "Path", "Sequence", "TYPE_CHECKING", "annotations", "importlib", "math", "np", "tf"}
-    assert len(ENTRIES) > 10
-    for module in sorted(ENTRIES | {"keras_ddl.ddl"}):
+    assert len(ENTRIES) > 5
+    for module in sorted(ENTRIES if parts.is_missing("ddl") else ENTRIES | {"keras_ddl.ddl"}):
         shown = set(dir(importlib.import_module(module)))
         assert shown >= {name for each, name in documented() if each == module}, module
         assert {name for name in shown if name.startswith("_")} <= {"__version__"}, module

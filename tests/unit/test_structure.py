@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import name_tables
+from harness.needed_parts import needs_part
 from harness.source_modules import ROOT, structure
 
 layers, native_layers, pages, private_reads, tests = (
@@ -185,6 +186,7 @@ def test_private_reads_are_seen() -> None:
         assert not seen(text, "keras_ddl.strategy.keras_patches.callbacks"), text
 
 
+@needs_part("horovod")
 def test_a_page_of_names_that_differs_from_its_checks_is_found(tmp_path: Path) -> None:
     table = name_tables.TABLES[0]
     assert list(tests.table_agrees(table)) == []
