@@ -4,10 +4,10 @@
     make breakages ARGS="--only serving"    # those with this text in the file, the line or the phrase
     make breakages ARGS="--sample 10"       # a few, chosen by chance
 
-The breakages are in tools/breakages/, a file per subject, and in a part's tests/breakages.toml: a line, the line in its place, the quick tests of
-that part, and what breaks. Neither the sources nor the installed package are changed. Python tests run with a copy of
-the package first on PYTHONPATH: folders of links to the installed files, in which one file is the broken one. Native
-tests run from a copy of native/ in build/breakages, whose objects stay for the next time.
+The breakages are in tools/breakages/, a file per subject, and in a part's tests/breakages.toml: a line, the line in its
+place, the quick tests that must notice, and what breaks. Neither the sources nor the installed package are changed.
+Python tests run with a copy of the package first on PYTHONPATH: folders of links to the installed files, in which one
+file is the broken one. Native tests run from a copy of native/ in build/breakages; its objects stay.
 
 Ends with 1 if a breakage was not noticed.
 """

@@ -121,7 +121,7 @@ MISTAKES = {
     "underscore": ("output_dir = 'a'", "Received: 'output_dir' in job.toml. The nearest is 'output-dir'"),
     "of a table": ("[run]\nnp = 2", "Received: 'run' in job.toml"),
     "another file": ("config = 'a'", "Received: 'config' in job.toml"),
-    "twice": ("np = 1\nnum-proc = 1", "Received: 'np' and 'num-proc' in job.toml, which are one"),
+    "twice": ("np = 1\nnum-proc = 1", "Received: 'np' and 'num-proc' in job.toml, which are the same option"),
     "string for a number": (
         "restarts = '2'",
         "restarts must be a whole number. Received: restarts = '2' (str) in job.toml. Write restarts = 2.",
