@@ -142,7 +142,7 @@ def _wait_for_line(server: Running, text: str) -> None:
     ("arguments", "said"),
     [
         (["--enable_batching=perhaps"], "not a valid boolean"),
-        (["--monitoring_config_file=none"], "must be a MonitoringConfig"),
+        (["--monitoring_config_file=none"], "must hold a MonitoringConfig"),
         (["--grpc_channel_arguments=one"], "NAME=VALUE"),
     ],
 )

@@ -30,6 +30,7 @@ def test_linear_warmup_is_a_line_and_then_constant():
     step = np.arange(12)
     expected = np.where(step < 8, 0.1 + (0.8 - 0.1) * step / 8, 0.8)
     np.testing.assert_allclose(rates(schedules.LinearWarmup(0.8, 8, 0.1), 12), expected, rtol=1e-6)
+    np.testing.assert_allclose(rates(schedules.LinearWarmup(0.9, 8), 3), [0.1, 0.2, 0.3], rtol=1e-6)  # from one step up
 
 
 def test_linear_warmup_hands_over_to_a_schedule_that_begins_at_its_step_0():
