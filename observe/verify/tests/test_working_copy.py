@@ -78,7 +78,11 @@ def test_files_are_copied_where_the_kernel_cannot(
 @pytest.mark.parametrize(
     ("bound", "value", "message"),
     [
-        ("_MOST_BYTES", 1 << 20, "of at most 0.00 GiB. Received: .* with 0.00 GiB, of which large has .* into another directory"),
+        (
+            "_MOST_BYTES",
+            1 << 20,
+            "of at most 0.00 GiB. Received: .* with 0.00 GiB, of which large has .* into another directory",
+        ),
         ("_MOST_ENTRIES", 5, "which has more than 5 files and directories. Run it in a directory"),
         ("disk_usage", 3 << 20, "half of the space that is free.*with --keep DIR"),
     ],
