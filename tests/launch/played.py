@@ -12,14 +12,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.event_lines import parse_events
 from keras_ddl.launch import control, outcome, restarts, supervisor
 from keras_ddl.launch import job as job_module
 from keras_ddl.launch.control import Address, Channel, Kind
@@ -27,7 +26,6 @@ from keras_ddl.launch.job import JobResult
 from keras_ddl.launch.output import Screen
 from keras_ddl.launch.restarts import RestartLoop
 from keras_ddl.launch.watchers import Watchers
-from keras_ddl.monitoring.events import EventLog
 from launch.screens import Recorder
 
 LIMIT_SECONDS = 120
@@ -187,6 +185,19 @@ def stubborn(*ranks: int) -> Event:
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
+class NotedEvents:
+    """A watcher of a job that keeps its events, as the lines of --events say them."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.events.append(json.loads(json.dumps({"event": name, **fields})))
+
+    def figures(self, rank: int, figures: Mapping[str, Any]) -> None:
+        pass
+
+
 @dataclass
 class Played:
     """How a job ended, and what its launcher has said and ordered."""
@@ -213,7 +224,7 @@ class Stage:
     """Plays jobs whose launcher has little patience: what it waits for here does not come."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.log, self._patch = folder / "events.jsonl", patch
+        self._patch = patch
         for module, name in (
             (supervisor, "_GRACE_SECONDS"),
             (supervisor, "_MPIRUN_SECONDS"),
@@ -240,9 +251,9 @@ class Stage:
 
         self._patch.setattr(supervisor, "MpirunProcess", start)
         out, err = Recorder(), Recorder()
-        self.log.unlink(missing_ok=True)
-        watchers = Watchers([EventLog(self.log, print)])
+        noted = NotedEvents()
+        watchers = Watchers([noted])
         result = RestartLoop(made, Screen(out, err), watchers=watchers, **(loop or {})).run(SIGNALS)
         assert not left, f"no attempt for {left}"
         text = err.data.decode() + result.failure_text
-        return Played(result, out.data.decode(), text, parse_events(self.log), plays)
+        return Played(result, out.data.decode(), text, noted.events, plays)

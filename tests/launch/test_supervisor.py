@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.event_lines import read_events
 from keras_ddl.launch import regrouping, supervisor
 from keras_ddl.launch.control import Kind
 from keras_ddl.launch.outcome import RESTART_STATUS
@@ -228,7 +227,6 @@ def test_restarts_go_on_until_an_attempt_succeeds(stage: Stage, tmp_path: Path) 
     assert [each["restart"] for each in played.of("start")] == [0, 1, 2]
     restarts = [(each["restart"], each["reason"]) for each in played.of("restart")]
     assert restarts == [(1, "rank 1: killed by SIGKILL"), (2, "rank 1: killed by SIGKILL")]
-    read_events(stage.log)  # as the page says
     welcomes = [play.ranks[1].told(Kind.WELCOME)[0] for play in played.plays]
     assert [each["environment"]["KERAS_DDL_RESTART"] for each in welcomes] == ["0", "1", "2"]
     assert len({each["kept"] for each in welcomes}) == 1 and len({each["job"] for each in welcomes}) == 3
