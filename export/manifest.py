@@ -62,6 +62,7 @@ class Manifest:
 
     @property
     def sample(self) -> Path | None:
+        """The stored rows, if there are any."""
         return self.path / SAMPLE if self.record["sample"] else None
 
 

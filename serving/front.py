@@ -73,6 +73,7 @@ class Front:
             pass
 
     def status(self, spec: Any, record: Record) -> list[Version]:
+        """Returns the versions that a ModelSpec selects. Raises: RequestError: there are none."""
         record.model = spec.name
         return self.models.status(spec.name, *_version_of(spec))
 

@@ -259,5 +259,6 @@ def answer_here(path: str) -> Ask:
 
 
 def refuse_other_names(rows: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raises: ValueError: the sample's names differ from those of the inputs."""
     if set(rows) != set(inputs):
         raise ValueError(f"the sample holds {sorted(rows)}, the graph takes {sorted(inputs)}")

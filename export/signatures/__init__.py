@@ -298,4 +298,5 @@ def _servable(outputs: Mapping[str, Any], float32: bool) -> dict[str, Any]:
 
 
 def describe(tensor: Any) -> list[Any]:
+    """Returns [dtype, shape]."""
     return [tensor.dtype.name, tensor.shape.as_list() if tensor.shape.rank is not None else None]

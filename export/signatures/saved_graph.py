@@ -106,6 +106,7 @@ class SavedGraph:
         self._sweep()
 
     def write(self) -> None:
+        """Writes saved_model.pb, and updates its fingerprint."""
         self.file.write_bytes(self.proto.SerializeToString(deterministic=True))
         fingerprint.follow_graph(self.file.parent, self._meta)
 

@@ -195,4 +195,5 @@ def _gpus() -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Runs ddlrun and exits, as keras-ddl does."""
     run_and_exit(command, "ddlrun", argv)

@@ -141,6 +141,7 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**kwargs)
 
     def variables_of_state(self) -> list[Any]:
+        """Returns the model's, then the optimizer's."""
         return list({id(each): each for each in [*self.model.variables, *self.optimizer.variables]}.values())
 
     def broadcast_variables(self, root: int) -> None:

@@ -83,6 +83,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.write_commit()  # without checking for other hosts, which no longer matter
 
     def commit(self) -> None:
+        """Commits now: `state.commit()`. COLLECTIVE."""
         self.state.commit()
 
     def _commit_if_due(self) -> None:

@@ -89,10 +89,12 @@ class OneSearch:
         return result
 
     def search_space_summary(self, *args: Any, **kwargs: Any) -> Any:
+        """As the tuner's own, on rank 0."""
         with _silence():
             return super().search_space_summary(*args, **kwargs)  # type: ignore[misc]
 
     def results_summary(self, *args: Any, **kwargs: Any) -> Any:
+        """As the tuner's own, on rank 0."""
         with _silence():
             return super().results_summary(*args, **kwargs)  # type: ignore[misc]
 

@@ -74,10 +74,12 @@ class Checkpoint:
 
     @property
     def weights(self) -> str:
+        """Prefix of the bundle of weights."""
         return str(self.path / "weights")
 
     @property
     def optimizer(self) -> str:
+        """Prefix of the bundle of the optimizer's state."""
         return str(self.path / "optimizer")
 
 

@@ -57,6 +57,7 @@ class BackgroundWriter:
         return False
 
     def abandon(self) -> None:
+        """Waits until the work is done, and ignores whether it failed."""
         with contextlib.suppress(KerasDdlError):
             self.wait()
 

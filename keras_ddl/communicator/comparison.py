@@ -13,6 +13,7 @@ from keras_ddl.errors import RankMismatchError
 
 
 def digest(content: bytes) -> bytes:
+    """Returns the SHA-256 of `content`, 32 bytes."""
     return hashlib.sha256(content).digest()
 
 

@@ -194,10 +194,12 @@ class Communicator:
         self._close(self._why_closed)
 
     def describe(self) -> str:
+        """See `keras_ddl.communicator.describe`."""
         return self.native().describe()
 
     @_of_all_ranks(0)
     def barrier(self, name: str | None = None) -> None:
+        """See `keras_ddl.barrier`."""
         native = self.native()
         native.barrier(self._name("barrier", name))
 
@@ -221,12 +223,14 @@ class Communicator:
 
     @_of_all_ranks(1)
     def all_gather_object(self, obj: Any, name: str | None = None) -> list[Any]:
+        """See `keras_ddl.all_gather_object`."""
         return self._gather(obj, self._name("all_gather_object", name))
 
     @_of_all_ranks(2)
     def all_reduce_array(
         self, array: ArrayLike, op: str = "sum", name: str | None = None, *, out: np.ndarray | None = None
     ) -> np.ndarray:
+        """See `keras_ddl.communicator.all_reduce_array`."""
         array = self._reducible("all_reduce_array", array, op, out)
         return self.native().all_reduce(array, op, self._name("all_reduce_array", name), out=out)
 

@@ -40,6 +40,7 @@ class Started:
             self._all.discard(each)
 
     def is_done(self) -> bool:
+        """Whether it has ended, successfully or not."""
         return self.wait(0)
 
     def wait(self, seconds: float | None = None) -> bool:

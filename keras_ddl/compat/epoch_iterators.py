@@ -26,6 +26,7 @@ def inputs_of(adapter: Any) -> Any:
 
 
 def batches_of_epoch(iterator: Any) -> int | None:
+    """Returns how many batches an epoch has; None while that is not known."""
     batches: int | None = iterator._num_batches
     return batches
 

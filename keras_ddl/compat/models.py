@@ -122,6 +122,7 @@ def replace_inner_variable(variable: Any, value: Any) -> None:
 
 
 def forget_functions(model: Any) -> None:
+    """Makes a model build the functions of its steps again, as `compile` does."""
     model.train_function = model.test_function = model.predict_function = None
 
 
@@ -167,6 +168,7 @@ def named_optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
+    """Returns all optimizers of a model (`named_optimizers_of`)."""
     return list(named_optimizers_of(model).values())
 
 

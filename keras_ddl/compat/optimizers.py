@@ -34,6 +34,7 @@ def learning_rate_source(optimizer: Any) -> Any:
 
 
 def learning_rate_variable(optimizer: Any) -> Any:
+    """Returns the variable that holds an optimizer's rate; None if that follows a schedule or a function."""
     source = learning_rate_source(optimizer)
     return source if isinstance(source, keras.Variable) else None
 

@@ -82,6 +82,7 @@ class Dim:
 
     @property
     def number(self) -> int | None:
+        """The integer, if it is known now."""
         return None if self.unknowns else self.factor
 
     @property
@@ -186,6 +187,7 @@ def dim(value: Dim | int) -> Dim:
 
 
 def product(dims: Iterable[Dim | int]) -> Dim:
+    """Returns the product of `dims`; 1 for none."""
     return functools.reduce(lambda a, b: a * b, map(dim, dims), ONE)
 
 

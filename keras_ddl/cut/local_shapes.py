@@ -36,6 +36,7 @@ class LocalShapes:
         self._integers: dict[Hashable, tf.Tensor] = {}
 
     def rows_of(self, placement: Sharded) -> Dim:
+        """Returns the extent of one block, in units."""
         return functools.reduce(operator.add, (self.rows_of_batches[each] for each in placement.rows))
 
     def local_rows(self, placement: Sharded) -> Scalar:

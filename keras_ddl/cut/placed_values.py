@@ -80,6 +80,7 @@ class PlacedValues(LocalShapes):
     # ---- what is known of a value
 
     def dims(self, value: Value) -> Dims:
+        """Returns the extents of the global tensor. Raises: Uncertain: its rank is unknown."""
         return self.extents.dims(value)
 
     def is_placed(self, value: Value) -> bool:
@@ -227,12 +228,15 @@ class PlacedValues(LocalShapes):
         return self._redistributed[key]
 
     def replicated(self, value: Value) -> tf.Tensor:
+        """Returns the global tensor. Raises: Pending."""
         return self.redistributed(value, REPLICATED)
 
     def sharded(self, value: Value, placement: Sharded) -> tf.Tensor:
+        """Returns this rank's shard of `value`. Raises: Pending."""
         return self.redistributed(value, placement)
 
     def flat_shard(self, value: Value) -> tf.Tensor:
+        """Returns this rank's flat shard of `value`. Raises: Pending."""
         return self.redistributed(value, FLAT_SHARD)
 
     def partial(self, value: Value) -> tf.Tensor:
@@ -255,6 +259,7 @@ class PlacedValues(LocalShapes):
         return [self.redistributed(each, placement) for each in values]
 
     def all_replicated(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        """Returns the global tensors. Raises: Pending, as `all_redistributed` does."""
         return self.all_redistributed(values, REPLICATED)
 
     def _redistribute(self, value: Value, placement: Placement) -> tf.Tensor:

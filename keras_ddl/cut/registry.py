@@ -33,6 +33,7 @@ def rule(*types: str, of_replicated: bool = False) -> Callable[[Rule], Rule]:
 
 
 def rule_of(operation_type: str, of_replicated: bool = False) -> Rule | None:
+    """Returns the rule for a type of operation, or None."""
     return _rules.get((operation_type, of_replicated))
 
 

@@ -40,9 +40,11 @@ class PerRankDataset(UnaryUnchangedStructureDataset):
         setattr(self, MARK, BatchRows())
 
     def map(self, *args: Any, **kwargs: Any) -> PerRankDataset:
+        """As tf.data.Dataset.map, of the rank's own batches."""
         return PerRankDataset(self._own.map(*args, **kwargs), self._agreed)
 
     def prefetch(self, *args: Any, **kwargs: Any) -> PerRankDataset:
+        """As tf.data.Dataset.prefetch, of the rank's own batches."""
         return PerRankDataset(self._own.prefetch(*args, **kwargs), self._agreed)
 
 

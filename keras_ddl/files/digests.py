@@ -19,6 +19,7 @@ def digest(path: Path) -> str:
 
 
 def digest_bytes(content: bytes) -> str:
+    """Returns the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -25,6 +25,7 @@ def set_reduction(optimizer: Any, reduction: Reduction) -> None:
 
 
 def reduction_of(optimizer: Any) -> Any:
+    """Returns the reduction that `set_reduction` has attached to an optimizer, else None."""
     return getattr(optimizer, "__dict__", {}).get(_ATTRIBUTE)
 
 

@@ -37,6 +37,7 @@ class Acceptor:
 
     @property
     def fds(self) -> list[int]:
+        """The descriptors to poll for reading; none after `close`."""
         listening = [] if self._listener.fileno() < 0 else [self._listener.fileno()]
         return [*listening, *self._pending]
 

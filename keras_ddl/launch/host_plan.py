@@ -38,6 +38,7 @@ class HostPlan:
         return tuple(Host(*each) for each in self._slots.items())
 
     def host_of(self, rank: int) -> str | None:
+        """Returns the host of a process that lives; None: it does not."""
         return self._host_of.get(rank)
 
     def local_places(self, ranks: Sequence[int]) -> tuple[list[int], int]:

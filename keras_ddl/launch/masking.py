@@ -33,4 +33,5 @@ def hidden(words: Sequence[str]) -> list[str]:
 
 
 def shown(command: Sequence[str]) -> str:
+    """Returns a command line as a shell reads it, with `hidden` words."""
     return shlex.join(hidden(command))

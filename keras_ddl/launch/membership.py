@@ -87,6 +87,7 @@ class Membership:
         return bool(self._asking)
 
     def has_ended_well(self, rank: int) -> bool:
+        """Whether the program of a rank has ended by itself, with status 0."""
         return rank in self._ended_well
 
     def is_awaited(self, rank: int) -> bool:

@@ -94,6 +94,7 @@ class RankOutcome:
 
     @property
     def error(self) -> str:
+        """`full_error`, shortened."""
         return _shorten(self.full_error, _SUMMARY_CHARACTERS)
 
     @property

@@ -61,6 +61,7 @@ class RankLink:
         return True
 
     def send(self, kind: Kind, payload: bytes | dict[str, Any] = b"") -> None:
+        """Sends a frame, if the rank is connected."""
         if self.channel is not None:
             self.channel.send(kind, payload)
 

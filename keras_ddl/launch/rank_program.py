@@ -75,6 +75,7 @@ class RankProgram:
         return self._process.pid
 
     def poll(self) -> int | None:
+        """Returns the exit status (negative for a signal), None while it runs."""
         return self._process.poll()
 
     def signal(self, signum: int) -> None:

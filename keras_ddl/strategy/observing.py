@@ -45,6 +45,7 @@ def observe(observer: Observer) -> None:
 
 
 def observer() -> Observer | None:
+    """Returns the observer of this process, or None."""
     return _observers[0] if _observers else None
 
 

@@ -58,6 +58,7 @@ _running: Setting[tuple[TrainerCall, ...]] = Setting("trainer_calls", ())
 
 
 def running() -> tuple[TrainerCall, ...]:
+    """Returns the calls that run on this thread, the innermost last."""
     return _running.get()
 
 
@@ -67,4 +68,5 @@ def followers() -> list[Follower]:
 
 
 def innermost() -> TrainerCall | None:
+    """Returns the innermost call that runs on this thread, or None."""
     return next(reversed(_running.get()), None)

@@ -39,6 +39,7 @@ class Row:
 
 
 def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
+    """Bytes/s of one rank's buffer: nbytes / seconds (algbw)."""
     return nbytes / seconds
 
 

@@ -20,6 +20,7 @@ _SCRIPTS = ("tables.js", "drawing.js", "moving.js")
 
 
 def write(target: Path, ranks: Sequence[RankSteps], title: str) -> None:
+    """Writes the page atomically. Raises: OSError: it cannot be written."""
     text = html(ranks, summarize(ranks), title)
     write_whole(target, lambda part: Path(part).write_text(text, encoding="utf-8"), synced=False)
 

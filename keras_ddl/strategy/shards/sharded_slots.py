@@ -138,6 +138,7 @@ class ShardedVariable(UninitializedVariable):
 
     @property
     def chunk(self) -> Any:
+        """This rank's entries, a tf.Variable."""
         return self.share.chunk
 
     def begin_anew(self, value: tf.Tensor | FirstValue, job: Job) -> None:

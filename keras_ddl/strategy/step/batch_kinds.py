@@ -46,6 +46,7 @@ class BatchKinds:
         return bool(self._kinds)
 
     def clear(self) -> None:
+        """Forgets all kinds, and what was traced for them."""
         self._kinds.clear()
 
     def only_trace(self) -> BatchKind | None:

@@ -263,6 +263,7 @@ class CutStep:
         self._used += variables
 
     def used_variables(self) -> list[tf.Variable]:
+        """Returns the variables that its traces use, in an order that is the same on all ranks."""
         return list(self._used)
 
     def program_of(self, concrete: ConcreteFunction) -> cut.Program:

@@ -56,9 +56,11 @@ class TracedStep:
         return hashlib.sha256(self.digest_of_reads() + self.digest_of_trace()).digest()
 
     def digest_of_reads(self) -> bytes:
+        """As `digest`, of what it reads."""
         return hashlib.sha256(b"".join(each.digest for each in self._reads)).digest()
 
     def digest_of_trace(self) -> bytes:
+        """As `digest`, of what was traced."""
         return hashlib.sha256(cut.trace_digest(self._program) + self._returned.encode()).digest()
 
     def explain(self, scope: str) -> RankMismatchError:
