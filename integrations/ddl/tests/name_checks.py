@@ -19,8 +19,9 @@ import tensorflow.compat.v1 as tf
 import ddl
 import keras_ddl
 from harness.name_tables import BETTER, DDL, REFUSED, WORKS, row
+from harness.refusing import refuses
 from keras_ddl.ddl.options import parse
-from keras_ddl.errors import ConfigError, RankMismatchError
+from keras_ddl.errors import RankMismatchError
 
 RANK, SIZE = ddl.rank(), ddl.size()
 MEAN = (SIZE + 1) / 2  # of rank + 1
@@ -31,16 +32,6 @@ def graph():
     """A graph, and a session in it."""
     with tf.Graph().as_default(), tf.Session() as session:
         yield session
-
-
-def refuses(call, *words, error=ConfigError):
-    """`call` raises, and the message has what is to be read in it."""
-    try:
-        call()
-    except error as caught:
-        assert all(word in str(caught) for word in words), caught
-    else:
-        raise AssertionError(f"no {error.__name__}")
 
 
 def stepped(optimizer=None, gradients=None):

@@ -9,21 +9,12 @@ import tensorflow as tf
 
 import keras_ddl.horovod as hvd
 from harness.name_tables import BETTER, WORKS, row
-from keras_ddl.errors import ConfigError
+from harness.refusing import refuses
 from keras_ddl.horovod import elastic
 from keras_ddl.horovod import keras as hvd_keras
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
-
-
-def refuses(call, *words, error=ConfigError):
-    try:
-        call()
-    except error as caught:
-        assert all(word in str(caught) for word in words), caught
-    else:
-        raise AssertionError(f"no {error.__name__}")
 
 
 def own_model():

@@ -4,6 +4,7 @@ docs/horovod-names.md of the part is made of these (tests/harness/name_tables.py
 optimizers, tapes, layers and Keras.
 """
 
+import functools
 import inspect
 import json
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import keras_ddl.horovod as hvd
+from harness import refusing
 from harness.name_tables import BETTER, HOROVOD, REFUSED, WORKS, row
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.horovod import compression
@@ -25,14 +27,7 @@ def assert_same(actual, expected):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
 
 
-def refuses(call, *words, error=ValueError):
-    """`call` raises, and the message has what is to be read in it."""
-    try:
-        call()
-    except error as caught:
-        assert all(word in str(caught) for word in words), caught
-    else:
-        raise AssertionError(f"no {error.__name__}")
+refuses = functools.partial(refusing.refuses, error=ValueError)
 
 
 def ours(name):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_ddl.horovod as hvd
 from harness.name_tables import BETTER, REFUSED, WORKS, row
-from keras_ddl.errors import ConfigError
+from harness.refusing import refuses
 from keras_ddl.horovod import keras as hvd_keras
 
 hvd.init()
@@ -24,15 +24,6 @@ TOTAL = MEAN * SIZE
 
 def assert_same(actual, expected, rtol=1e-6):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=rtol, atol=1e-7)
-
-
-def refuses(call, *words, error=ConfigError):
-    try:
-        call()
-    except error as caught:
-        assert all(word in str(caught) for word in words), caught
-    else:
-        raise AssertionError(f"no {error.__name__}")
 
 
 def mine():
