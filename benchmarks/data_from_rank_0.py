@@ -1,4 +1,4 @@
-"""What Strategy(reader="rank0") costs: milliseconds per batch, and per MB of it, beside batches that every rank reads.
+"""Measures the cost of Strategy(reader="rank0"): ms per batch, and per MB, beside batches that every rank reads.
 
     keras-ddl run -np 2 python benchmarks/data_from_rank_0.py
 

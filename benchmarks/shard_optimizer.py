@@ -1,4 +1,4 @@
-"""What sharding="optimizer" and sharding="weights" save: resident memory of a rank, and the time of a step, with Adam.
+"""Measures what sharding="optimizer" and "weights" save: memory of a rank, and the time of a step, with Adam.
 
     python benchmarks/shard_optimizer.py                    # the MLP of 101 MB, 2 ranks
     python benchmarks/shard_optimizer.py --ranks 4 --network cnn

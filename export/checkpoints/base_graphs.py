@@ -78,9 +78,8 @@ class BaseGraphs:
 
         Raises: ExportError: a directory cannot be written.
         """
-        if self._publish is None or self._publisher is not None:
+        if self._publish is None or self._publisher is not None or self._dir is None:  # Publish refuses None itself
             return
-        assert self._dir is not None
         versions: dict[str | None, Path] = {None: self._publish.dir}
         if not self._how.is_single:
             versions = {name: self._publish.dir / name for name in self._how.parts if name is not None}

@@ -82,5 +82,11 @@ def test_publishing_needs_room_for_a_version_and_a_directory(tmp_path):
 def test_what_is_exported_is_said_beside_one_checkpoint_that_writes_the_graph(tmp_path):
     model = compiled([keras.Input((3,)), keras.layers.Dense(1)])
     for beside in ([], [callbacks.Checkpoint(tmp_path, export_base=False)]):
-        with pytest.raises(ConfigError, match="ExportBase needs exactly one callbacks.Checkpoint in fit"):
-            model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, callbacks.ExportBase()])
+        for one in (callbacks.ExportBase(), callbacks.Publish(tmp_path / "served")):
+            with pytest.raises(
+                ConfigError, match=f"{type(one).__name__} needs exactly one callbacks.Checkpoint in fit"
+            ):
+                model.fit(X, X[:, :1], verbose=0, callbacks=[*beside, one])
+    two = [callbacks.Checkpoint(tmp_path), callbacks.ExportBase(), callbacks.ExportBase()]
+    with pytest.raises(ConfigError, match="fit takes one ExportBase. Received: 2 of them"):
+        model.fit(X, X[:, :1], verbose=0, callbacks=two)

@@ -97,7 +97,7 @@ def test_resume_names_an_optimizer_that_the_model_does_not_have(tmp_path):
 
 
 class Net(keras.Model):
-    """Has no variables and no known inputs before its first batch; keeps its layers in a list."""
+    """Builds its variables in the first batch, and keeps its layers in a list."""
 
     def __init__(self, units):
         super().__init__()

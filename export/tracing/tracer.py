@@ -30,7 +30,7 @@ _NO_SAMPLE = "the model fails on generated rows ({}), so an export cannot compar
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What is known of a model that this process cannot run alone, because each rank has parts of its weights.
+    """Describes a model that this process cannot run alone, because each rank has parts of its weights.
 
     Its base graph is traced and written as ever, without the weights, which no base graph keeps. What needs them, the
     outputs for the sample, the ranks compute together from the live model (export/checkpoints/answers_of_ranks.py).

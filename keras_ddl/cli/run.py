@@ -249,7 +249,7 @@ def command(
         max_ranks=most,
         verbose=verbose,
     )
-    wanted = None if discovery is not None and least is not None else most if discovery is not None else job.num_ranks
+    wanted = job.num_ranks if discovery is None else most if least is None else None  # None: what the hosts take
     placement = Placement(wanted, job.hosts, discovery, least, most)
     attempts = {"limit": restarts, "placement": placement, "hosts_seconds": hosts_timeout}
     if tf_config_module.of_rank(job.environment.get(tf_config_module.NAME, ""), 0, job.num_ranks) is None:

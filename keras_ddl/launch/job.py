@@ -208,7 +208,7 @@ def make(
         num_ranks = places if num_ranks is None or places is None else min(num_ranks, places)
     if num_ranks is None:
         raise ConfigError(
-            "np: the number of ranks must be given. Received: neither -np nor --hosts, and no number of tasks of "
+            "np: the number of ranks must be given. Received: neither a number nor --hosts, and no number of tasks of "
             "Slurm (SLURM_NTASKS). Try -np 2."
         )
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:

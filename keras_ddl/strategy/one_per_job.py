@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ _made: list[StrategyInterface] = []
 _alive: weakref.WeakSet[StrategyInterface] = weakref.WeakSet()
 # Arguments that do not tell one Strategy from another.
 _NOT_SETTINGS = ("seed",)
+_SETTINGS = {each.name for each in dataclasses.fields(Settings)}
 
 
 def remember(strategy: StrategyInterface) -> None:
@@ -40,7 +42,7 @@ def existing(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     settings = {
         name: value
         for name, value in arguments.items()
-        if name not in _NOT_SETTINGS and (value is not None or name in Settings.__dataclass_fields__)
+        if name not in _NOT_SETTINGS and (value is not None or name in _SETTINGS)
     }
     place = communicator.topology()
     for each in reversed(_made):

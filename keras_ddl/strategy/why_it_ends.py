@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keras_ddl.errors import RankLostError, name_of_rank
+from keras_ddl.launch.outcome import DO_NOT_GO_ON
 from keras_ddl.strategy import trainer_calls
 from keras_ddl.strategy.interface import strategy_of
 
@@ -20,14 +21,13 @@ OWN_COLLECTIVE = (
 
 def with_reason(error: Exception, reason: str) -> Exception:
     """Returns `error`, which says who was lost, with why the others do not go on."""
-    if _DO_NOT not in str(error):
+    if DO_NOT_GO_ON not in str(error):
         lost = ", ".join(map(name_of_rank, ranks)) if (ranks := getattr(error, "ranks", ())) else "the lost rank"
         rest = "--restarts starts the job again from its last checkpoint."
-        error.args = (f"{_DO_NOT} without {lost}. {reason} {rest} ({error})",)
+        error.args = (f"{DO_NOT_GO_ON} without {lost}. {reason} {rest} ({error})",)
     return error
 
 
-_DO_NOT = "The other ranks do not continue"
 PREDICTIONS = (
     "predict can continue without a lost rank only if all ranks have all predictions. Received: "
     "Strategy(gather_predictions='rank0'), and rank 0 was lost."

@@ -1,4 +1,4 @@
-"""What Horovod's collectives do beyond those of keras_ddl, against NumPy. Run by test_horovod.py.
+"""Compares what Horovod's collectives add to those of keras_ddl with NumPy. Run by test_horovod.py.
 
 tests/ops proves the collectives themselves, and the checks of names that each of Horovod's calls the right one.
 """
