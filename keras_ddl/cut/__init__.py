@@ -6,24 +6,24 @@ outputs = build_step(program, local_inputs, ...)                        # in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from keras_ddl.communicator.stack_position import user_line
-from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 from keras_ddl.cut import own_statistics, rules  # noqa: F401  (rules registers)
 from keras_ddl.cut.after_commit import AfterCommit
 from keras_ddl.cut.builder import Builder
+from keras_ddl.cut.captured import uses
 from keras_ddl.cut.collectives import Collectives, StepCollectives
 from keras_ddl.cut.extents import Extents
 from keras_ddl.cut.first_rank import OF_RESOURCES
 from keras_ddl.cut.mirrors import Mirror, Mirrors
 from keras_ddl.cut.model_axis import LocalPart, MeshLayout, Slices, cut_along_model
 from keras_ddl.cut.placements import FLAT_SHARD, PARTIAL, REPLICATED, Batch, Placement, Sharded
-from keras_ddl.cut.program import BRANCHES, LOOPS, Program, Return, Value
+from keras_ddl.cut.program import Program, Value
 from keras_ddl.cut.report import Report, line_of
 from keras_ddl.cut.rules.own_statistics import OwnStatistics
 from keras_ddl.cut.same_trace import Part, has_no_result, trace_digest, trace_parts
+from keras_ddl.cut.side_effects import draws_in_kernels, not_repeatable
 from keras_ddl.cut.snapshots import Snapshots
 from keras_ddl.cut.without_batch import writes_without_batch
 from keras_ddl.cut.work import FEW_ROWS, work_of
@@ -155,68 +155,3 @@ def build_step(
         return outputs
     local = [builder.local(value) if builder.placement(value) == Sharded(0) else None for value in program.outputs]
     return [replicated if shard is None else shard for shard, replicated in zip(local, outputs)]
-
-
-def uses(program: Program, value: Value) -> dict[tf.Operation, bool]:
-    """Returns the operations that read a captured value, and whether each is in a branch or a loop. An operation that
-    hands it on in a way that is not known is one itself.
-    """
-    found: dict[tf.Operation, bool] = {}
-    for node in program.readers(value):
-        if node.type == "Identity":
-            found |= uses(program, node.outputs[0])
-        elif not isinstance(node, Return):
-            places = [place for place, each in enumerate(node.inputs) if each is value]
-            found |= dict(each for place in places for each in _uses(node.operation, place, is_inside=False))
-    return found
-
-
-def _uses(operation: tf.Operation, index: int, is_inside: bool) -> Iterator[tuple[tf.Operation, bool]]:
-    if operation.type == "Identity":
-        yield from _readers(operation.outputs[0], is_inside)
-        return
-    place = index - 1 if operation.type in BRANCHES else index
-    graphs = tf_compat.graphs_of(operation)
-    is_known = operation.type in (*BRANCHES, *LOOPS, *tf_compat.CALLS) and place >= 0 and graphs
-    if not is_known or any(each.consumers() for each in operation.outputs if each.dtype == tf.resource):
-        yield operation, is_inside
-        return
-    for graph in graphs:
-        yield from _readers(graph.inputs[place], is_inside or operation.type not in tf_compat.CALLS)
-
-
-def _readers(tensor: tf.Tensor, is_inside: bool) -> Iterator[tuple[tf.Operation, bool]]:
-    for reader in tensor.consumers():
-        for index, each in enumerate(reader.inputs):
-            if each is tensor or each.name == tensor.name:
-                yield from _uses(reader, index, is_inside)
-
-
-# What they change is neither a variable nor in the batch; beginnings of their types.
-_ADVANCE = ("IteratorGetNext", "QueueDequeue", "QueueEnqueue", "LookupTableInsert", "LookupTableRemove",
-            "LookupTableImport")  # fmt: skip
-
-
-def draws_in_kernels(node: tf.compat.v1.NodeDef) -> bool:
-    """Whether an operation keeps the state of its random numbers in its kernel, which begins anew in another graph."""
-    return "seed2" in node.attr
-
-
-def not_repeatable(graph: tf.Graph) -> tuple[str, str] | None:
-    """Returns the type of an operation that would do something else when it runs again, and the program's line; None:
-    there is no such operation.
-    """
-    definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    kind = next((each.op for each in nodes if draws_in_kernels(each) or each.op.startswith(_ADVANCE)), None)
-    if kind is None:
-        return None
-    made = next((each for each in _operations(graph) if each.type == kind), None)
-    return kind, (user_line(made.traceback) or "") if made is not None else ""
-
-
-def _operations(graph: tf.Graph) -> Iterator[tf.Operation]:
-    for each in graph.get_operations():
-        yield each
-        for inner in tf_compat.graphs_of(each):
-            yield from _operations(inner)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import create_op, tf
-from keras_ddl.cut import attributes
+from keras_ddl.cut import attributes, sums_in_order
 from keras_ddl.cut.attributes import AttrValue
 from keras_ddl.cut.contents import AbstractValue
 from keras_ddl.cut.dims import Dim, certain, if_certain
@@ -19,58 +18,11 @@ from keras_ddl.cut.local_shapes import no_dependencies
 from keras_ddl.cut.placed_values import PlacedValues
 from keras_ddl.cut.placements import REPLICATED, PlacedTensor, Replicated
 from keras_ddl.cut.program import Node, Program, Value
+from keras_ddl.cut.seeds import agreed_seeds
 from keras_ddl.cut.variable_ops import MARKED
 from keras_ddl.cut.writes import Writes
 
 _LARGE = 1024  # bytes of a constant that is not compared with others
-
-
-def is_addition(node: Node) -> bool:
-    """Whether an operation adds two tensors of numbers that are rounded."""
-    return node.type in ("Add", "AddV2") and _is_rounded(node)
-
-
-def is_of_many(node: Node) -> bool:
-    """Whether an operation adds up more than two tensors of numbers that are rounded."""
-    return node.type == "AddN" and len(node.inputs) > 2 and _is_rounded(node)
-
-
-def _is_rounded(node: Node) -> bool:
-    dtype = node.outputs[0].dtype
-    return bool(dtype.is_floating or dtype.is_complex)
-
-
-def added(tensors: list[tf.Tensor], name: str) -> list[tf.Operation]:
-    """Builds additions one after the other, in the order of the program; the last gives the sum.
-
-    TensorFlow's AddN begins with an operand whose memory nothing else uses at that moment, so its rounding depends on
-    which of its operands' other readers have run; and Grappler makes one of several additions. What ranks compute alike
-    has to be equal in every bit, so additions are marked as those that Grappler has seen.
-    """
-    graph, total = tf.compat.v1.get_default_graph(), tensors[0]
-    attrs = {"T": tf.compat.v1.AttrValue(type=total.dtype.as_datatype_enum), **MARKED}
-    made: list[tf.Operation] = []
-    for each in tensors[1:]:
-        made.append(create_op(graph, "AddV2", [total, each], [total.dtype], attrs=attrs, name=name))
-        total = made[-1].outputs[0]
-    return made
-
-
-def agreed_seeds(node: Node, seed: int) -> dict[str, AttrValue]:
-    """Returns seeds for an operation without any, made from `seed` and its place; {} if it has some, or needs none.
-
-    It is replicated, and draws alike where its seeds are equal. Without seeds TensorFlow takes them from the process's
-    entropy: every rank would draw other numbers.
-    """
-    known = node.definition.attr
-    if "seed" not in known or known["seed"].i or known["seed2"].i:
-        return {}
-    # Made from its place, because its name may differ between ranks.
-    digest = hashlib.sha256(f"{seed}/{node.position}".encode()).digest()
-    names = [each.name for each in node.operation.op_def.attr if each.name in ("seed", "seed2")]
-    halves = (digest[:4], digest[4:8])
-    numbers = [1 + (int.from_bytes(half, "little") & 0x3FFFFFFF) for half in halves]  # never 0, which means none
-    return {name: type(known["seed"])(i=number) for name, number in zip(names, numbers)}
 
 
 class _Made(NamedTuple):
@@ -192,7 +144,7 @@ class Context(PlacedValues):
             return list(made.outputs)
         operation = node.operation
         known = {**node.attributes_of_made, **agreed_seeds(node, self.seed), **attrs}
-        if is_addition(node):
+        if sums_in_order.is_addition(node):
             known.update(MARKED)
         device = attributes.device_of_made(node.device)
         graph = tf.compat.v1.get_default_graph()
@@ -200,8 +152,8 @@ class Context(PlacedValues):
         if self.everyone is None:  # what is built is to be cut again, which looks into functions
             tf_compat.lend_functions(operation, graph)
         with tf.device(device) if device is not None else contextlib.nullcontext():
-            if is_of_many(node):
-                operations = added(list(inputs), name)
+            if sums_in_order.is_of_many(node):
+                operations = sums_in_order.added(list(inputs), name)
             else:
                 results = [each.dtype for each in operation.outputs]
                 operations = [create_op(graph, operation.type, list(inputs), results, attrs=known, name=name)]

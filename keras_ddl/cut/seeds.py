@@ -1,0 +1,25 @@
+"""Seeds of stateful random operations.
+
+Such an operation is replicated, and draws alike where its seeds are equal. Without seeds TensorFlow
+takes them from the process's entropy: every rank would draw other numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from keras_ddl.cut.attributes import AttrValue
+from keras_ddl.cut.program import Node
+
+
+def agreed_seeds(node: Node, seed: int) -> dict[str, AttrValue]:
+    """Returns seeds for an operation without any, made from `seed` and its place; {} if it has some, or needs none."""
+    known = node.definition.attr
+    if "seed" not in known or known["seed"].i or known["seed2"].i:
+        return {}
+    # Made from its place, because its name may differ between ranks.
+    digest = hashlib.sha256(f"{seed}/{node.position}".encode()).digest()
+    names = [each.name for each in node.operation.op_def.attr if each.name in ("seed", "seed2")]
+    halves = (digest[:4], digest[4:8])
+    numbers = [1 + (int.from_bytes(half, "little") & 0x3FFFFFFF) for half in halves]  # never 0, which means none
+    return {name: type(known["seed"])(i=number) for name, number in zip(names, numbers)}
