@@ -6,13 +6,14 @@
 #   OUT=/tmp/out tools/gpu_check.sh                     # everything
 #   OUT=/tmp/out tools/gpu_check.sh build native        # some of the stages below
 #   GPU_CHECK_GTEST=/usr/src/googletest                 # GoogleTest's sources, where its package is not installed
+#   GPU_CHECK_DEVICE=cpu GPU_CHECK_SLOWNESS=5           # a rehearsal without a GPU, on a slow machine
 set -u
 cd "$(dirname "$0")/.."
 out=$(realpath "${OUT:-.}")
 build=${GPU_CHECK_BUILD:-$PWD/build/gpu_check}
 report=$out/gpu_check.txt
 python=${PYTHON:-python3}
-limit=${GPU_CHECK_SECONDS:-470} # of all stages together
+limit=$((470 * ${GPU_CHECK_SLOWNESS:-1})) # seconds of all stages together
 mkdir -p "$build"
 chosen=" $* "
 : > "$report"
@@ -20,7 +21,7 @@ exec > >(tee -a "$report") 2>&1
 
 # stage NAME SECONDS COMMAND...: runs it, with its output, and says how it ended.
 stage() {
-  local name=$1 seconds=$2 left=$((limit - SECONDS))
+  local name=$1 seconds=$(($2 * ${GPU_CHECK_SLOWNESS:-1})) left=$((limit - SECONDS))
   shift 2
   if [[ "$chosen" != "  " && "$chosen" != *" $name "* ]]; then return; fi
   ((seconds < left)) || seconds=$left
@@ -111,13 +112,11 @@ stand_ins() {
 }
 
 # In the ranks: nothing of the host's own packages of keras_ddl.
-export PYTHONPATH=$build/site:$PWD/tests PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# build/gpu_check_packages/: what `keras-ddl run` imports and the machine may lack (click), as links or copies.
+export PYTHONPATH=$build/site:$PWD/tests:$PWD/build/gpu_check_packages PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 checks() { "$python" tools/gpu_check/checks.py "$@"; }
 ddl_run() { "$python" -m keras_ddl.cli run "$@"; }
 
-# Without a GPU, the scripts of the ranks are rehearsed on CPUs.
-device=${GPU_CHECK_DEVICE:-cuda}
-export GPU_CHECK_DEVICE=$device
 part=integrations/torch/tests
 
 export -f environment build lay_out headers native stand_ins nccl_folder checks ddl_run

@@ -36,7 +36,7 @@ def of(rank: int, count: int, dtype: str) -> np.ndarray:
 
 
 def on_device(array: np.ndarray, dtype: str) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(WHERE).to(getattr(torch, dtype))
+    return torch.from_numpy(array.copy()).to(WHERE).to(getattr(torch, dtype))
 
 
 def same(found: torch.Tensor, expected: np.ndarray, what: object) -> None:

@@ -70,11 +70,11 @@ def in_rank(backend: str, kind: str) -> None:
 
 def torchrun(count: int, kind: str) -> str:
     """Runs NCCL's backend; gloo's in a rehearsal."""
-    backend = "nccl" if os.environ.get("GPU_CHECK_DEVICE") != "cpu" else "gloo"
+    backend = "nccl" if ranks.ON_GPU else "gloo"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}"}
     try:
-        done = subprocess.run([*command, __file__, "--rank", backend, kind], env=environment, timeout=40, check=False,
+        done = subprocess.run([*command, __file__, "--rank", backend, kind], env=environment, timeout=40 * ranks.SLOWNESS, check=False,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         print(f"-- {count} rank(s) of {backend}, {kind}: code {done.returncode}")
         return done.stdout.decode(errors="replace")

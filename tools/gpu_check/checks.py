@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import ranks
-import torch
 
 
 class _Raises:
@@ -42,6 +41,8 @@ def run(path: Path, skipped: set[str]) -> None:
     if importlib.util.find_spec("pytest") is None:
         sys.modules["pytest"] = types.ModuleType("pytest")
         sys.modules["pytest"].raises = _Raises  # type: ignore[attr-defined]
+    import torch
+
     from harness.rank_program import SkipCheck
 
     torch.set_default_device(ranks.device())

@@ -8,11 +8,12 @@ import sys
 import time
 
 import ranks
-import torch
-import torch.distributed as dist
 
 
 def in_rank() -> None:
+    import torch
+    import torch.distributed as dist
+
     import keras_ddl.errors
     import keras_ddl.torch  # noqa: F401  (registers the backend)
 

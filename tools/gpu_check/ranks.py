@@ -7,15 +7,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-HERE = Path(__file__).parent
+ON_GPU = os.environ.get("GPU_CHECK_DEVICE", "cuda") != "cpu"  # not in a rehearsal without one
+SLOWNESS = float(os.environ.get("GPU_CHECK_SLOWNESS", "1"))
 
 
 def device() -> torch.device:
-    """Returns the device of the check: all ranks share the first GPU. "cpu": a rehearsal without one."""
-    if os.environ.get("GPU_CHECK_DEVICE", "cuda") == "cpu":
+    """Returns this rank's device. Ranks share GPUs where there are too few."""
+    import torch
+
+    if not ON_GPU:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
@@ -31,7 +36,7 @@ def launch(count: int, program: Path | str, *arguments: str, seconds: float = 60
             env=os.environ | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=seconds,
+            timeout=seconds * SLOWNESS,
             check=False,
         )
         code, output = done.returncode, done.stdout
@@ -43,5 +48,7 @@ def launch(count: int, program: Path | str, *arguments: str, seconds: float = 60
 
 
 def synchronize(where: torch.device) -> None:
+    import torch
+
     if where.type == "cuda":
         torch.cuda.synchronize(where)

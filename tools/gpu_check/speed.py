@@ -62,8 +62,7 @@ def in_rank(own: str, peer: str) -> None:
 
 
 def main() -> int:
-    cuda = ranks.device().type == "cuda"
-    for count, own, peer in ((2, "staged", "gloo"), (1, "nccl", "nccl" if cuda else "gloo")):
+    for count, own, peer in ((2, "staged", "gloo"), (1, "nccl", "nccl" if ranks.ON_GPU else "gloo")):
         code, text = ranks.launch(count, __file__, "--rank", own, peer, seconds=45, KERAS_DDL_DEVICE=own)
         rows = [json.loads(line.split("ROW ")[1]) for line in text.splitlines() if "ROW " in line]
         print(f"{'bytes':>12} {'ddl ' + own:>14} {peer:>14} {'times faster':>14} {'copies alone':>14}")
