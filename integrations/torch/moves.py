@@ -174,7 +174,7 @@ def _fill(engine: Engine, call: str, results: Tensors, theirs: Sequence[int], un
         )
     if results and results[0].is_cuda:
         received_bytes = sum(each.numel() * each.element_size() for each in results)
-        rows = torch.tensor(np.asarray(started.in_place(received_bytes)), dtype=torch.uint8)
+        rows = torch.tensor(np.asarray(started.in_place(received_bytes)), dtype=torch.uint8, device="cpu")
         for each, piece in zip(results, rows.split([each.numel() * each.element_size() for each in results])):
             each.copy_(piece.view(each.dtype).view(each.shape))
         return

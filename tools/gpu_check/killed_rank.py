@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -38,8 +39,7 @@ def in_rank() -> None:
 def main() -> int:
     code, text = ranks.launch(2, __file__, "--rank", seconds=30)
     print(text[-5000:])
-    times = {line.split()[0]: float(line.split("at ")[1].split()[0]) for line in text.splitlines()
-             if line.startswith(("KILLED", "RAISED"))}
+    times = {name: float(at) for name, at in re.findall(r"(KILLED|RAISED) at ([\d.]+)", text)}
     if set(times) != {"KILLED", "RAISED"}:
         return 1
     seconds = times["RAISED"] - times["KILLED"]

@@ -23,7 +23,9 @@ def device() -> torch.device:
     if not ON_GPU:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
+    where = torch.device("cuda", torch.cuda.current_device())
+    torch.zeros(1, device=where)  # else PyTorch takes LOCAL_RANK for the number of a device (init_device_mesh)
+    return where
 
 
 def launch(count: int, program: Path | str, *arguments: str, seconds: float = 60, **variables: str) -> tuple[int, str]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26, 1 << 28)
 
 
-def seconds_of(function, where: torch.device, limit: float = 1.5) -> float:
+def seconds_of(function, where: torch.device, limit: float = 0.7) -> float:
     """Returns the median of some calls."""
     times: list[float] = []
     end = time.monotonic() + limit
