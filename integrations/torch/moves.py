@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 import torch
 from keras_ddl.communicator import requests
 from keras_ddl.communicator.native_library import Place

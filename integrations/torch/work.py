@@ -150,7 +150,6 @@ class DdlWork(Work):
             # Last, so that a KeyboardInterrupt before leads to a retry; others read this without the lock.
             self._started = None
 
-
     def _wait_for_copies(self) -> None:
         """Waits for copies to the results, which this thread's stream makes and the caller's may read."""
         for tensor in self._tensors[:1]:

@@ -46,8 +46,10 @@ def same(found: torch.Tensor, expected: np.ndarray, what: object) -> None:
     array = host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy()
     if not np.array_equal(array.astype(np.float64), expected.astype(np.float64)):
         wrong = np.flatnonzero(array.reshape(-1) != expected.reshape(-1))
-        raise AssertionError(f"rank {RANK}: {what}: {wrong.size} wrong, first at {wrong[:5]}, "
-                             f"{array.reshape(-1)[wrong[:5]]} instead of {expected.reshape(-1)[wrong[:5]]}")
+        raise AssertionError(
+            f"rank {RANK}: {what}: {wrong.size} wrong, first at {wrong[:5]}, "
+            f"{array.reshape(-1)[wrong[:5]]} instead of {expected.reshape(-1)[wrong[:5]]}"
+        )
 
 
 def busy() -> None:
@@ -105,6 +107,8 @@ if WHERE.type == "cuda":
             work.wait()
             same(tensor, np.full(tensor.numel(), sum(range(SIZE)) + SIZE * i), ("on a stream", i))
 counts = dist.group.WORLD._engine.comm.native().count()
-print(f"rank {RANK} of {SIZE} on {WHERE}: {count_of_checks} results equal NumPy's, {time.monotonic() - begun:.1f} s; "
-      f"staged {counts['staged']}, by NCCL {counts['by_device']}")
+print(
+    f"rank {RANK} of {SIZE} on {WHERE}: {count_of_checks} results equal NumPy's, {time.monotonic() - begun:.1f} s; "
+    f"staged {counts['staged']}, by NCCL {counts['by_device']}"
+)
 dist.destroy_process_group()

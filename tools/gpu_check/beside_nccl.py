@@ -74,8 +74,14 @@ def torchrun(count: int, kind: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}"}
     try:
-        done = subprocess.run([*command, __file__, "--rank", backend, kind], env=environment, timeout=40 * ranks.SLOWNESS, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            [*command, __file__, "--rank", backend, kind],
+            env=environment,
+            timeout=40 * ranks.SLOWNESS,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         print(f"-- {count} rank(s) of {backend}, {kind}: code {done.returncode}")
         return done.stdout.decode(errors="replace")
     except subprocess.TimeoutExpired as late:
@@ -100,8 +106,10 @@ def main() -> int:
             difference = max((abs(a - b) for a, b in zip(ours, peer)), default=float("nan"))
             good = len(ours) == len(peer) == STEPS and difference < 1e-9
             wrong += not good
-            print(f"{'passed' if good else 'FAILED'}: {kind} on {count} rank(s) of ddl, largest difference of a loss to "
-                  f"one rank of the peer: {difference:.3g}")
+            print(
+                f"{'passed' if good else 'FAILED'}: {kind} on {count} rank(s) of ddl, largest difference of a loss to "
+                f"one rank of the peer: {difference:.3g}"
+            )
     refusal = torchrun(2, "ddp")
     lines = [line for line in refusal.splitlines() if "uplicate" in line or "LOSSES" in line]
     print("two ranks of the peer on one GPU:", *(lines[:2] or [refusal[-500:]]))

@@ -82,7 +82,7 @@ def main() -> int:
         if code == 0:
             break
         failed.append(begun[-1] if begun else "(before the first check)")
-        print(f"FAILED {failed[-1]}:\n{text[text.rfind('BEGIN'):][-6000:]}", flush=True)
+        print(f"FAILED {failed[-1]}:\n{text[text.rfind('BEGIN') :][-6000:]}", flush=True)
         if not begun:
             break
     print(f"{len(done) - len(but) - len(failed)} checks ran without a failure; failed: {failed}")

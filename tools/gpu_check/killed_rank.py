@@ -16,7 +16,7 @@ def in_rank() -> None:
     import torch.distributed as dist
 
     import keras_ddl.errors
-    import keras_ddl.torch  # noqa: F401  (registers the backend)
+    import keras_ddl.torch
 
     where = ranks.device()
     dist.init_process_group("ddl")

@@ -44,8 +44,11 @@ def launch(count: int, program: Path | str, *arguments: str, seconds: float = 60
         code, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
         code, output = 124, late.stdout or b""
-    print(f"-- {count} rank(s) of {Path(program).name} {' '.join(arguments)} {variables}: code {code}, "
-          f"{time.monotonic() - started:.1f} s", flush=True)
+    print(
+        f"-- {count} rank(s) of {Path(program).name} {' '.join(arguments)} {variables}: code {code}, "
+        f"{time.monotonic() - started:.1f} s",
+        flush=True,
+    )
     return code, output.decode(errors="replace")
 
 

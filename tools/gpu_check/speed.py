@@ -52,7 +52,12 @@ def in_rank(own: str, peer: str) -> None:
             print(f"{peer}: {error}")
             theirs = float("nan")
         host = torch.empty(size // 4, pin_memory=where.type == "cuda")
-        copies = seconds_of(lambda t=tensor, h=host: (h.copy_(t, non_blocking=True), t.copy_(h, non_blocking=True)), where)
+
+        def copy(tensor=tensor, host=host):
+            host.copy_(tensor, non_blocking=True)
+            tensor.copy_(host, non_blocking=True)
+
+        copies = seconds_of(copy, where)
         if dist.get_rank() == 0:
             print("ROW " + json.dumps([size, ours, theirs, copies]), flush=True)
     counts = dist.group.WORLD._engine.comm.native().count()
@@ -67,7 +72,8 @@ def main() -> int:
         rows = [json.loads(line.split("ROW ")[1]) for line in text.splitlines() if "ROW " in line]
         print(f"{'bytes':>12} {'ddl ' + own:>14} {peer:>14} {'times faster':>14} {'copies alone':>14}")
         for size, ours, theirs, copies in rows:
-            print(f"{size:12} {1e6 * ours:11.0f} us {1e6 * theirs:11.0f} us {theirs / ours:14.2f} {1e6 * copies:11.0f} us")
+            times = [f"{1e6 * each:11.0f} us" for each in (ours, theirs, copies)]
+            print(f"{size:12} {times[0]} {times[1]} {theirs / ours:14.2f} {times[2]}")
         print(*(line for line in text.splitlines() if "staged" in line and "beside" in line))
         if code or not rows:
             print(text[-3000:])
