@@ -58,7 +58,8 @@ class Device {
 class Current {
  public:
   explicit Current(const Device& device) : device_(device) {
-    entered_ = device.context() != nullptr && device.Check(device.cuda().CtxPushCurrent(device.context()), "its context");
+    entered_ =
+        device.context() != nullptr && device.Check(device.cuda().CtxPushCurrent(device.context()), "its context");
   }
   ~Current() {
     CudaContext ignored = nullptr;
@@ -153,17 +154,15 @@ bool Device::WaitFor(CudaStream stream, CudaEvent after) {
   return after == nullptr || Check(cuda_.StreamWaitEvent(stream, after, 0), "cuStreamWaitEvent");
 }
 
-bool Device::Copy(bool to_host, CudaEvent after, const ddl_device_copy* copies, uint32_t num_copies,
-                  CudaEvent* event) {
+bool Device::Copy(bool to_host, CudaEvent after, const ddl_device_copy* copies, uint32_t num_copies, CudaEvent* event) {
   const std::lock_guard<std::mutex> lock(copying_[to_host ? 0 : 1]);
   const CudaStream stream = streams_[to_host ? 0 : 1];
   if (!WaitFor(stream, after)) return false;
   for (uint32_t i = 0; i < num_copies; ++i) {
     const ddl_device_copy& copy = copies[i];
-    const int result = to_host ? cuda_.MemcpyDtoHAsync(copy.to, reinterpret_cast<CudaPointer>(copy.from), copy.bytes,
-                                                       stream)
-                               : cuda_.MemcpyHtoDAsync(reinterpret_cast<CudaPointer>(copy.to), copy.from, copy.bytes,
-                                                       stream);
+    const int result =
+        to_host ? cuda_.MemcpyDtoHAsync(copy.to, reinterpret_cast<CudaPointer>(copy.from), copy.bytes, stream)
+                : cuda_.MemcpyHtoDAsync(reinterpret_cast<CudaPointer>(copy.to), copy.from, copy.bytes, stream);
     if (!Check(result, to_host ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync")) return false;
   }
   *event = Record(stream);

@@ -22,7 +22,7 @@ struct Library {
 
 struct LoadedCuda : Library {
   LoadedCuda() : Library("libcuda.so.1") {
-#define DDL_FIND(name, symbol, ...) Find(symbol, &functions.name);
+#define DDL_FIND(name, symbol, ...) Find(#symbol, &functions.name);
     DDL_CUDA_FUNCTIONS(DDL_FIND)
 #undef DDL_FIND
   }
@@ -31,7 +31,7 @@ struct LoadedCuda : Library {
 
 struct LoadedNccl : Library {
   LoadedNccl() : Library("libnccl.so.2") {
-#define DDL_FIND(result, name, symbol, ...) Find(symbol, &functions.name);
+#define DDL_FIND(result, name, symbol, ...) Find(#symbol, &functions.name);
     DDL_NCCL_FUNCTIONS(DDL_FIND)
 #undef DDL_FIND
   }

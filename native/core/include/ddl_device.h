@@ -20,7 +20,8 @@ typedef struct ddl_device_copy {
 
 // One collective of the device's library; its memory lies on the device. Several buffers are reduced together.
 typedef struct ddl_device_collective {
-  uint32_t kind;  // ddl_kind: DDL_ALL_REDUCE, DDL_BROADCAST; DDL_REDUCE_SCATTER, DDL_ALL_GATHER: `count` is a rank's share
+  uint32_t
+      kind;  // ddl_kind: DDL_ALL_REDUCE, DDL_BROADCAST; DDL_REDUCE_SCATTER, DDL_ALL_GATHER: `count` is a rank's share
   uint32_t dtype;  // ddl_dtype
   uint32_t op;     // ddl_op: not DDL_ADASUM
   int32_t root;

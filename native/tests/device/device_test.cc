@@ -62,13 +62,27 @@ struct Case {
     for (size_t i = 0; i < counts[buffer]; ++i) {
       const bool two = random.Below(2) == 1;
       switch (dtype) {
-        case DDL_FLOAT32: Put(bytes, i, two ? 2.0f : 1.0f); break;
-        case DDL_FLOAT64: Put(bytes, i, two ? 2.0 : 1.0); break;
-        case DDL_FLOAT16: Put(bytes, i, static_cast<uint16_t>(two ? 0x4000 : 0x3c00)); break;
-        case DDL_BFLOAT16: Put(bytes, i, static_cast<uint16_t>(two ? 0x4000 : 0x3f80)); break;
-        case DDL_INT32: Put(bytes, i, two ? 2 : 1); break;
-        case DDL_INT64: Put(bytes, i, int64_t{two ? 2 : 1}); break;
-        default: Put(bytes, i, static_cast<uint8_t>(two ? 2 : 1)); break;
+        case DDL_FLOAT32:
+          Put(bytes, i, two ? 2.0f : 1.0f);
+          break;
+        case DDL_FLOAT64:
+          Put(bytes, i, two ? 2.0 : 1.0);
+          break;
+        case DDL_FLOAT16:
+          Put(bytes, i, static_cast<uint16_t>(two ? 0x4000 : 0x3c00));
+          break;
+        case DDL_BFLOAT16:
+          Put(bytes, i, static_cast<uint16_t>(two ? 0x4000 : 0x3f80));
+          break;
+        case DDL_INT32:
+          Put(bytes, i, two ? 2 : 1);
+          break;
+        case DDL_INT64:
+          Put(bytes, i, int64_t{two ? 2 : 1});
+          break;
+        default:
+          Put(bytes, i, static_cast<uint8_t>(two ? 2 : 1));
+          break;
       }
     }
     return bytes;
@@ -408,8 +422,7 @@ TEST_F(DeviceTest, OneRankMayHaveItsDataOnTheHost) {
   RunOnDevices({0, 0}, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
     Case c;
     const Result expected = OnHost(comm, c, rank, "sum");
-    const Result received =
-        rank == 0 ? OnDevice(comm, gpu, c, rank, "sum").Finish() : OnHost(comm, c, rank, "sum");
+    const Result received = rank == 0 ? OnDevice(comm, gpu, c, rank, "sum").Finish() : OnHost(comm, c, rank, "sum");
     ASSERT_EQ(received.outcome.code, DDL_OK) << received.outcome.message;
     EXPECT_TRUE(received.bytes == expected.bytes);
   });
@@ -427,7 +440,8 @@ TEST_F(DeviceTest, RefusesWhatLiesElsewhere) {
     ASSERT_EQ(AddDevice(comm, DeviceOf(rank), DDL_DEVICE_STAGED).code, DDL_OK);
     const Outcome elsewhere = sum({DDL_CUDA, DeviceOf(rank) + 1});
     EXPECT_EQ(elsewhere.code, DDL_INVALID_ARGUMENT);
-    EXPECT_TRUE(Contains(elsewhere.message, "Received: cuda:" + std::to_string(DeviceOf(rank) + 1))) << elsewhere.message;
+    EXPECT_TRUE(Contains(elsewhere.message, "Received: cuda:" + std::to_string(DeviceOf(rank) + 1)))
+        << elsewhere.message;
     EXPECT_EQ(AddDevice(comm, DeviceOf(rank), DDL_DEVICE_STAGED).code, DDL_FAILED_PRECONDITION);
   });
 }
@@ -455,9 +469,8 @@ TEST_F(DeviceTest, RanksMustAgreeOnTheMode) {
 // Whatever fails on one rank's device fails the collective on all ranks, and soon.
 TEST_F(DeviceTest, AFailureOfADeviceFailsTheCollectiveOnAllRanks) {
   SKIP_WITHOUT_STAND_IN();
-  for (const char* const function :
-       {"cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2",
-        "cuEventQuery"}) {
+  for (const char* const function : {"cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2",
+                                     "cuMemcpyHtoDAsync_v2", "cuEventQuery"}) {
     RunOnDevices({0, 0}, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
       Case c;
       const Bytes in = c.Input(rank, 0);

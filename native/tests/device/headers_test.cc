@@ -10,10 +10,10 @@
 
 namespace {
 
-// The same size and kind: an enum and an int, a pointer and a pointer. A CUuuid and a CUdeviceptr are passed alike, too.
+// The same size and kind: an enum and an int, a pointer and a pointer. A CUuuid and a CUdeviceptr are passed alike,
+// too.
 template <typename Ours, typename Theirs>
-constexpr bool kAlike = sizeof(Ours) == sizeof(Theirs) &&
-                        std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
+constexpr bool kAlike = sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs> &&
                         std::is_class_v<Ours> == std::is_class_v<Theirs>;
 
 template <typename Ours, typename Theirs>
@@ -29,46 +29,14 @@ struct Compared<OurResult (*)(Ours...), TheirResult (*)(Theirs...)> {
   }();
 };
 
-#define COMPARE(table, name, function) \
-  static_assert(Compared<decltype(ddl_cuda::table::name), decltype(&function)>::alike, #function)
-
-COMPARE(CudaFunctions, Init, cuInit);
-COMPARE(CudaFunctions, DriverGetVersion, cuDriverGetVersion);
-COMPARE(CudaFunctions, DeviceGet, cuDeviceGet);
-COMPARE(CudaFunctions, DeviceGetCount, cuDeviceGetCount);
-COMPARE(CudaFunctions, DeviceGetName, cuDeviceGetName);
-COMPARE(CudaFunctions, DeviceGetUuid, cuDeviceGetUuid);
-COMPARE(CudaFunctions, PrimaryCtxRetain, cuDevicePrimaryCtxRetain);
-COMPARE(CudaFunctions, PrimaryCtxRelease, cuDevicePrimaryCtxRelease);
-COMPARE(CudaFunctions, CtxPushCurrent, cuCtxPushCurrent);
-COMPARE(CudaFunctions, CtxPopCurrent, cuCtxPopCurrent);
-COMPARE(CudaFunctions, StreamCreate, cuStreamCreate);
-COMPARE(CudaFunctions, StreamDestroy, cuStreamDestroy);
-COMPARE(CudaFunctions, StreamWaitEvent, cuStreamWaitEvent);
-COMPARE(CudaFunctions, EventCreate, cuEventCreate);
-COMPARE(CudaFunctions, EventDestroy, cuEventDestroy);
-COMPARE(CudaFunctions, EventRecord, cuEventRecord);
-COMPARE(CudaFunctions, EventQuery, cuEventQuery);
-COMPARE(CudaFunctions, MemcpyDtoHAsync, cuMemcpyDtoHAsync);
-COMPARE(CudaFunctions, MemcpyHtoDAsync, cuMemcpyHtoDAsync);
-COMPARE(CudaFunctions, MemHostRegister, cuMemHostRegister);
-COMPARE(CudaFunctions, MemHostUnregister, cuMemHostUnregister);
-COMPARE(CudaFunctions, GetErrorString, cuGetErrorString);
-COMPARE(NcclFunctions, GetVersion, ncclGetVersion);
-COMPARE(NcclFunctions, GetUniqueId, ncclGetUniqueId);
-COMPARE(NcclFunctions, CommInitRankConfig, ncclCommInitRankConfig);
-COMPARE(NcclFunctions, CommGetAsyncError, ncclCommGetAsyncError);
-COMPARE(NcclFunctions, CommFinalize, ncclCommFinalize);
-COMPARE(NcclFunctions, CommDestroy, ncclCommDestroy);
-COMPARE(NcclFunctions, CommAbort, ncclCommAbort);
-COMPARE(NcclFunctions, GroupStart, ncclGroupStart);
-COMPARE(NcclFunctions, GroupEnd, ncclGroupEnd);
-COMPARE(NcclFunctions, AllReduce, ncclAllReduce);
-COMPARE(NcclFunctions, Broadcast, ncclBroadcast);
-COMPARE(NcclFunctions, ReduceScatter, ncclReduceScatter);
-COMPARE(NcclFunctions, AllGather, ncclAllGather);
-COMPARE(NcclFunctions, GetErrorString, ncclGetErrorString);
-COMPARE(NcclFunctions, GetLastError, ncclGetLastError);
+#define DDL_COMPARE(name, symbol, ...) \
+  static_assert(Compared<decltype(ddl_cuda::CudaFunctions::name), decltype(&symbol)>::alike, #symbol);
+DDL_CUDA_FUNCTIONS(DDL_COMPARE)
+#undef DDL_COMPARE
+#define DDL_COMPARE(result, name, symbol, ...) \
+  static_assert(Compared<decltype(ddl_cuda::NcclFunctions::name), decltype(&symbol)>::alike, #symbol);
+DDL_NCCL_FUNCTIONS(DDL_COMPARE)
+#undef DDL_COMPARE
 
 static_assert(ddl_cuda::kCudaNotReady == CUDA_ERROR_NOT_READY);
 static_assert(ddl_cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);

@@ -63,8 +63,8 @@ int Enter(const char* function, bool needs_context = true) {
   return needs_context && contexts.empty() ? kInvalidContext : kSuccess;
 }
 
-#define RETURN_IF_FAILED(expression)                            \
-  do {                                                          \
+#define RETURN_IF_FAILED(expression)                                 \
+  do {                                                               \
     if (const int failed = (expression); failed != 0) return failed; \
   } while (false)
 

@@ -256,8 +256,9 @@ DDL_EXPORT int ncclReduceScatter(const void* in, void* out, size_t count, int ty
 }
 DDL_EXPORT int ncclBroadcast(const void* in, void* out, size_t count, int type, int root, ncclComm* comm,
                              void* stream) {
-  return Begin("ncclBroadcast", comm, stream,
-               {DDL_BROADCAST, static_cast<const char*>(in), static_cast<char*>(out), count, Dtype(type), DDL_SUM, root});
+  return Begin(
+      "ncclBroadcast", comm, stream,
+      {DDL_BROADCAST, static_cast<const char*>(in), static_cast<char*>(out), count, Dtype(type), DDL_SUM, root});
 }
 DDL_EXPORT int ncclAllGather(const void* in, void* out, size_t count, int type, ncclComm* comm, void* stream) {
   return Begin("ncclAllGather", comm, stream,

@@ -102,8 +102,7 @@ Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, 
     const bool first = ddl_rank(comm) == 0;
     Status made;
     if (first) made = device->As(table.make_id(table.self, library.id.data()), "making the id of the group");
-    DDL_RETURN_IF_ERROR(
-        Gather(comm, name, library.id.data(), first && made.ok() ? library.id.size() : 0, &bytes));
+    DDL_RETURN_IF_ERROR(Gather(comm, name, library.id.data(), first && made.ok() ? library.id.size() : 0, &bytes));
     if (bytes.size() != library.id.size()) {
       return made.ok() ? Status(DDL_INTERNAL, "rank 0 could not make the id of the group of devices") : made;
     }
@@ -119,7 +118,8 @@ Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, 
 
 int ddl_add_device(ddl_comm* comm, const ddl_device* device, uint32_t mode, const char* name, char* error,
                    size_t error_bytes) {
-  const Status status = ddl::GuardedStatus([&] { return AddDevice(comm, std::make_shared<Device>(*device), mode, name); });
+  const Status status =
+      ddl::GuardedStatus([&] { return AddDevice(comm, std::make_shared<Device>(*device), mode, name); });
   if (!status.ok()) std::snprintf(error, error_bytes, "%s", status.message().c_str());
   return status.code();
 }

@@ -84,7 +84,7 @@ class Engine {
   Coordinated coordinated_;
   std::unique_ptr<Planned> planned_;
   std::atomic<Planned*> running_planned_{nullptr};  // the same, once it runs
-  std::shared_ptr<Device> device_;  // atomic
+  std::shared_ptr<Device> device_;                  // atomic
   std::string description_;
   uint32_t forks_at_creation_ = 0;
 };

@@ -151,7 +151,7 @@ Status Executor::RunByLibrary(const Request& request, const Decision& decision) 
   } else if (a.kind == DDL_REDUCE_SCATTER) {
     buffers[0].count /= static_cast<uint64_t>(transport_.size);
   }
-  const ddl_device_collective collective{a.kind, a.dtype, a.op, a.root, static_cast<uint32_t>(buffers.size()),
+  const ddl_device_collective collective{a.kind,        a.dtype, a.op, a.root, static_cast<uint32_t>(buffers.size()),
                                          buffers.data()};
   Device& device = request.staging->device();
   const Status status = device.Run(collective, request.staging->ready(), waiter_);

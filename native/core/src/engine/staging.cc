@@ -76,7 +76,11 @@ Status Staging::Reserve(const Request& request, int rank) {
     if (buffer.location.kind != DDL_HOST) {
       const bool reads = a.kind != DDL_BROADCAST || a.root == rank;
       if (reads && bytes > 0) in.push_back({buffer.in, at, bytes});
-      buffer = {at, buffer.out == nullptr ? nullptr : a.kind == DDL_REDUCE_SCATTER ? at + inputs : at, buffer.count,
+      buffer = {at,
+                buffer.out == nullptr          ? nullptr
+                : a.kind == DDL_REDUCE_SCATTER ? at + inputs
+                                               : at,
+                buffer.count,
                 {}};
     }
     at += Aligned(bytes);
@@ -104,8 +108,7 @@ Status Staging::Run(const Request& request, int rank, Waiter& waiter,
   for (size_t i = 0; i < request.buffers.size(); ++i) {
     const ddl_buffer& to = request.buffers[i];
     if (to.location.kind == DDL_HOST || to.out == nullptr) continue;
-    const uint64_t count =
-        a.kind == DDL_REDUCE_SCATTER ? OwnCount(a, rank, request.size) : to.count;
+    const uint64_t count = a.kind == DDL_REDUCE_SCATTER ? OwnCount(a, rank, request.size) : to.count;
     if (count > 0) out_.push_back({on_host_.buffers[i].out, to.out, count * element});
   }
   const Status copied = CopyOut(out_, waiter);
