@@ -132,9 +132,11 @@ import sys, keras_ddl.torch
 print(\"keras_ddl.torch is imported without\", \"TensorFlow\" if \"tensorflow\" not in sys.modules else \"?\")"'
 run numpy 60 'ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py'
 run numpy_nccl_of_one 40 'KERAS_DDL_DEVICE=nccl ddl_run -np 1 "$python" tools/gpu_check/against_numpy.py'
+run numpy_nccl_of_two 40 'NCCL_MULTI_RANK_GPU_ENABLE=1 KERAS_DDL_DEVICE=nccl ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py ||
+  { echo "this version of NCCL takes one rank per GPU, or it failed"; exit 1; }'
 run collectives 80 "checks -np 2 $part/collective_checks.py"
 run training 80 "checks -np 2 $part/training_checks.py check_the_timeline_shows_reductions_beside_the_backward_pass"
-run beside_nccl 60 '"$python" tools/gpu_check/beside_nccl.py'
+run beside_nccl 90 '"$python" tools/gpu_check/beside_nccl.py'
 run killed_rank 40 '"$python" tools/gpu_check/killed_rank.py'
 run speed 90 '"$python" tools/gpu_check/speed.py'
 run contract 60 "checks -np 2 $part/contract_checks.py"

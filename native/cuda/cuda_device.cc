@@ -1,5 +1,6 @@
 // A device of CUDA behind the table of ddl_device.h. Three streams: copies to the host, copies from it, and NCCL's.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -100,6 +101,9 @@ bool Device::Open(int ordinal, ddl_device* out) {
   out->location = {DDL_CUDA, ordinal};
   int version = 0;
   if (nccl_ != nullptr) nccl_->GetVersion(&version);
+  // Later versions of NCCL take several ranks on one device if its user asks for that; earlier ones fail to connect.
+  const char* const shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  out->library_shares = shares != nullptr && std::strcmp(shares, "1") == 0 ? 1 : 0;
   std::snprintf(out->name, sizeof out->name, "cuda:%d (%.40s, CUDA %d.%d%s%s)", ordinal, name, driver / 1000,
                 driver % 1000 / 10, nccl_ != nullptr ? ", NCCL " : "",
                 nccl_ != nullptr ? std::to_string(version).c_str() : "");

@@ -34,8 +34,9 @@ typedef struct ddl_device_collective {
 typedef struct ddl_device {
   uint32_t abi_version;
   ddl_location location;
-  uint8_t uuid[16];  // of the device, the same in every process
-  char name[96];     // for people: the device, and the version of its library of collectives
+  uint8_t uuid[16];         // of the device, the same in every process
+  uint32_t library_shares;  // 1: its library takes several ranks on one device
+  char name[96];            // for people: the device, and the version of its library of collectives
   void* self;
 
   // Memory of the host that the device reads and writes at full speed, from a pool. `release` gives it back.

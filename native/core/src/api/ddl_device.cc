@@ -26,6 +26,7 @@ struct DeviceRecord {
   uint32_t kind;
   uint32_t mode;
   uint32_t has_library;
+  uint32_t shares;
 };
 
 // The bytes of every rank, one after another; `bytes` may differ between ranks.
@@ -61,13 +62,15 @@ Status Gather(ddl_comm* comm, const char* name, const void* data, size_t bytes, 
 bool CanConnect(const std::vector<DeviceRecord>& records, std::string* why) {
   std::vector<int> without;
   std::set<std::array<uint8_t, 16>> uuids;
+  bool all_share = true;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     if (records[rank].has_library == 0) without.push_back(static_cast<int>(rank));
     uuids.insert(records[rank].uuid);
+    all_share = all_share && records[rank].shares != 0;
   }
   if (!without.empty()) {
     *why = "rank(s) " + ddl::FormatRanks(without) + " have no library of collectives for their device (NCCL)";
-  } else if (uuids.size() < records.size()) {
+  } else if (uuids.size() < records.size() && !all_share) {
     *why = std::to_string(records.size()) + " ranks have " + std::to_string(uuids.size()) +
            " device(s), and the library needs one for each rank";
   }
@@ -80,7 +83,7 @@ Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, 
   if (comm->engine->device() != nullptr) {
     return {DDL_FAILED_PRECONDITION, "the communicator has a device already"};
   }
-  DeviceRecord own{{}, table.location.kind, mode, table.connect != nullptr ? 1u : 0u};
+  DeviceRecord own{{}, table.location.kind, mode, table.connect != nullptr ? 1u : 0u, table.library_shares};
   std::memcpy(own.uuid.data(), table.uuid, own.uuid.size());
   std::vector<char> bytes;
   DDL_RETURN_IF_ERROR(Gather(comm, name, &own, sizeof own, &bytes));
