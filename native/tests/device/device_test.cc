@@ -37,7 +37,7 @@ struct Case {
   ddl_op op = DDL_SUM;
   std::vector<size_t> counts = {1009};
   bool in_place = false;
-  bool library = false;  // numbers whose sums are exact in every order
+  bool library = false;  // its sums are exact in every order
   int root = 0;
   uint32_t flags = 0;
   uint32_t compression = 0;
@@ -57,33 +57,11 @@ struct Case {
     const uint64_t seed = static_cast<uint64_t>(rank) * 100 + buffer;
     Bytes bytes = RandomElements(dtype, counts[buffer], seed);
     if (!library) return bytes;
-    // Ones and twos, in the bits of each dtype.
+    // Ones and zeros.
+    ddl::FillNeutral(dtype, DDL_PRODUCT, bytes.data(), counts[buffer]);
     Random random(seed);
     for (size_t i = 0; i < counts[buffer]; ++i) {
-      const bool two = random.Below(2) == 1;
-      switch (dtype) {
-        case DDL_FLOAT32:
-          Put(bytes, i, two ? 2.0f : 1.0f);
-          break;
-        case DDL_FLOAT64:
-          Put(bytes, i, two ? 2.0 : 1.0);
-          break;
-        case DDL_FLOAT16:
-          Put(bytes, i, static_cast<uint16_t>(two ? 0x4000 : 0x3c00));
-          break;
-        case DDL_BFLOAT16:
-          Put(bytes, i, static_cast<uint16_t>(two ? 0x4000 : 0x3f80));
-          break;
-        case DDL_INT32:
-          Put(bytes, i, two ? 2 : 1);
-          break;
-        case DDL_INT64:
-          Put(bytes, i, int64_t{two ? 2 : 1});
-          break;
-        default:
-          Put(bytes, i, static_cast<uint8_t>(two ? 2 : 1));
-          break;
-      }
+      if (random.Below(2) == 1) std::memset(bytes.data() + i * element(), 0, element());
     }
     return bytes;
   }
