@@ -30,7 +30,6 @@ constexpr unsigned kHostRegisterPortable = 1;
   F(Init, cuInit, unsigned)                                                              \
   F(DriverGetVersion, cuDriverGetVersion, int*)                                          \
   F(DeviceGet, cuDeviceGet, CudaDevice*, int)                                            \
-  F(DeviceGetCount, cuDeviceGetCount, int*)                                              \
   F(DeviceGetName, cuDeviceGetName, char*, int, CudaDevice)                              \
   F(DeviceGetUuid, cuDeviceGetUuid_v2, CudaUuid*, CudaDevice)                            \
   F(PrimaryCtxRetain, cuDevicePrimaryCtxRetain, CudaContext*, CudaDevice)                \
