@@ -103,7 +103,7 @@ struct Chain {
   std::atomic<int> code{-1};
 
   void Next() {
-    buffer = {&value, &value, 1};
+    buffer = {&value, &value, 1, {}};
     ddl_request request{};
     request.kind = DDL_ALL_REDUCE;
     request.dtype = DDL_FLOAT32;

@@ -1,6 +1,7 @@
 // Requests whose buffers lie on devices. The oracle is the same request on the host's memory. With the stand-ins each
 // rank has a device of its own; with the real libraries all ranks share the first.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -501,6 +502,30 @@ TEST_F(DeviceTest, ADeviceThatDoesNotFinishRunsIntoTheDeadline) {
         (void)rank;
       },
       options);
+}
+
+TEST_F(DeviceTest, MemoryOfAFailedRequestIsNotUsedAgainWhileItsCopyRuns) {
+  SKIP_WITHOUT_STAND_IN();
+  RunOnDevices({0, 0}, DDL_DEVICE_STAGED, [&](ddl_comm* comm, Gpu& gpu, int rank) {
+    for (int round = 0; round < 24; ++round) {
+      ASSERT_EQ(Call(DDL_BARRIER, "before").Run(comm).code, DDL_OK);
+      Stall(true);
+      void* const data = gpu.Allocate(4036);
+      Call mismatch(DDL_ALL_REDUCE, "mismatch");
+      mismatch.Op(rank == 0 ? DDL_SUM : DDL_MAX).On(gpu.location(), gpu.stream()).Buffer(data, data, 1009);
+      EXPECT_EQ(mismatch.Run(comm).code, DDL_FAILED_PRECONDITION);
+      Case move;
+      move.kind = DDL_BROADCAST;
+      if (rank == 0) {
+        ASSERT_EQ(OnHost(comm, move, rank, "move").outcome.code, DDL_OK);
+        continue;
+      }
+      OnDevice moved(comm, gpu, move, rank, "move");
+      usleep(20'000);
+      Stall(false);
+      EXPECT_TRUE(moved.Finish().bytes == move.Input(0, 0));
+    }
+  });
 }
 
 TEST_F(DeviceTest, ARankThatLeavesEndsAStagedCollective) {

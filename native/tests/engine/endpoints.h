@@ -64,7 +64,7 @@ class OwnSum {
     request_->announcement.kind = DDL_ALL_REDUCE;
     request_->announcement.count = count;
     request_->announcement.name = name;
-    request_->buffers = {{data_.data(), data_.data(), count}};
+    request_->buffers = {{data_.data(), data_.data(), count, {}}};
     request_->user = this;
     request_->done = [](void* user, int code, const char* message) {
       auto& self = *static_cast<OwnSum*>(user);
