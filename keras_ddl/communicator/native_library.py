@@ -24,13 +24,16 @@ _SHIMS = {"Open MPI": "libkeras_ddl_mpi_openmpi.so", "MPICH": "libkeras_ddl_mpi_
 _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
+class Location(Structure):
+    _fields_ = (("kind", c_uint32), ("id", c_int32))
+
+
 class Buffer(Structure):
     _fields_ = (
         ("input", c_void_p),
         ("output", c_void_p),
         ("count", c_uint64),
-        ("device_kind", c_uint32),
-        ("device_id", c_int32),
+        ("location", Location),
     )
 
 

@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
     def buffer(self) -> Buffer:
         place = (0, 0) if self.device is None else (_CUDA, self.device)
-        return Buffer(self.source, self.result, self.elements, *place)
+        return Buffer(self.source, self.result, self.elements, place)
 
 
 class _Waited(NamedTuple):

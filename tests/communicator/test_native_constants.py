@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from keras_ddl import errors
-from keras_ddl.communicator import native_library, requests
+from keras_ddl.communicator import binding, native_library, requests
 from keras_ddl.communicator.dtypes import DTYPES
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -49,6 +49,8 @@ def test_requests_are_numbered_as_in_the_contract():
     assert ops | {"avg": ops["mean"]} == requests.OPS
     compressions = {name.removeprefix("compression_"): number for name, number in numbers("ddl_compression").items()}
     assert {str(name).lower(): number for name, number in requests.COMPRESSIONS.items()} == compressions
+    assert numbers("ddl_device_kind") == {"host": 0, "cuda": requests._CUDA}
+    assert list(numbers("ddl_device_mode").values()) == list(binding._DEVICE_MODES.values())
     flags = matches(CONTRACT, r"#define DDL_(FLAG_\w+) (\d+)u")
     assert len(flags) == 6
     assert {name: getattr(requests, name) for name, _ in flags} == {name: int(bits) for name, bits in flags}
@@ -66,7 +68,7 @@ def test_codes_and_version_are_those_of_the_contract():
     assert int(version) == native_library.ABI_VERSION
 
 
-@pytest.mark.parametrize("name", ["Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options"])
+@pytest.mark.parametrize("name", ["Location", "Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options"])
 def test_structs_have_the_fields_of_the_contract(name):
     struct = f"ddl_{name.lower()}"
     (body,) = matches(CONTRACT, rf"typedef struct {struct} \{{(.*?)\}} {struct};")
