@@ -68,7 +68,9 @@ def test_codes_and_version_are_those_of_the_contract():
     assert int(version) == native_library.ABI_VERSION
 
 
-@pytest.mark.parametrize("name", ["Location", "Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options"])
+@pytest.mark.parametrize(
+    "name", ["Location", "Buffer", "Request", "Place", "Counters", "Traced", "Transport", "Options"]
+)
 def test_structs_have_the_fields_of_the_contract(name):
     struct = f"ddl_{name.lower()}"
     (body,) = matches(CONTRACT, rf"typedef struct {struct} \{{(.*?)\}} {struct};")
