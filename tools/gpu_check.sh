@@ -114,7 +114,7 @@ stand_ins() {
 
 # In the ranks: nothing of the host's own packages of keras_ddl.
 # build/gpu_check_packages/: what `keras-ddl run` imports and the machine may lack (click), as links or copies.
-export PYTHONPATH=$build/site:$PWD/tests:$PWD/build/gpu_check_packages PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PYTHONPATH=$build/site:$PWD/tests:$PWD/build/gpu_check_packages PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 checks() { "$python" tools/gpu_check/checks.py "$@"; }
 ddl_run() { "$python" -m keras_ddl.cli run "$@"; }
 
@@ -131,6 +131,10 @@ run native 90 native
 run import 30 '"$python" -c "
 import sys, keras_ddl.torch
 print(\"keras_ddl.torch is imported without\", \"TensorFlow\" if \"tensorflow\" not in sys.modules else \"?\")"'
+run steps_alone 25 '"$python" tools/gpu_check/first_steps.py'
+run steps_alone_cuda_last 25 '"$python" tools/gpu_check/first_steps.py cuda-last'
+run steps_of_one 25 'ddl_run -np 1 "$python" tools/gpu_check/first_steps.py'
+run steps_of_two 25 'ddl_run -np 2 "$python" tools/gpu_check/first_steps.py'
 run numpy 60 'ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py'
 run numpy_nccl_of_one 40 'KERAS_DDL_DEVICE=nccl ddl_run -np 1 "$python" tools/gpu_check/against_numpy.py'
 run numpy_nccl_of_two 40 'NCCL_MULTI_RANK_GPU_ENABLE=1 KERAS_DDL_DEVICE=nccl ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py ||
