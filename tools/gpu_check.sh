@@ -135,6 +135,8 @@ run steps_alone 25 '"$python" tools/gpu_check/first_steps.py'
 run steps_alone_cuda_last 25 '"$python" tools/gpu_check/first_steps.py cuda-last'
 run steps_of_one 25 'ddl_run -np 1 "$python" tools/gpu_check/first_steps.py'
 run steps_of_two 25 'ddl_run -np 2 "$python" tools/gpu_check/first_steps.py'
+run steps_own_malloc 25 'ddl_run -np 1 env -u GLIBC_TUNABLES "$python" tools/gpu_check/first_steps.py'
+run steps_own_imports 25 'ddl_run -np 1 env PYTHONPATH="$PYTHONPATH" "$python" tools/gpu_check/first_steps.py'
 run numpy 60 'ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py'
 run numpy_nccl_of_one 40 'KERAS_DDL_DEVICE=nccl ddl_run -np 1 "$python" tools/gpu_check/against_numpy.py'
 run numpy_nccl_of_two 40 'NCCL_MULTI_RANK_GPU_ENABLE=1 KERAS_DDL_DEVICE=nccl ddl_run -np 2 "$python" tools/gpu_check/against_numpy.py ||

@@ -67,6 +67,7 @@ def in_rank(own: str, peer: str) -> None:
 
 
 def main() -> int:
+    wrong = 0
     for count, own, peer in ((2, "staged", "gloo"), (1, "nccl", "nccl" if ranks.ON_GPU else "gloo")):
         code, text = ranks.launch(count, __file__, "--rank", own, peer, seconds=45, KERAS_DDL_DEVICE=own)
         rows = [json.loads(line.split("ROW ")[1]) for line in text.splitlines() if "ROW " in line]
@@ -76,8 +77,9 @@ def main() -> int:
             print(f"{size:12} {times[0]} {times[1]} {theirs / ours:14.2f} {times[2]}")
         print(*(line for line in text.splitlines() if "staged" in line and "beside" in line))
         if code or not rows:
+            wrong += 1
             print(text[-3000:])
-    return 0
+    return wrong
 
 
 if __name__ == "__main__":
