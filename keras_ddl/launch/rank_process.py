@@ -257,7 +257,7 @@ class RankProcess:
         self._channel.mark_authenticated()
         self._welcome = welcome
         folder = job_folder.on_this_host(welcome["job"])
-        self._run_dir = job_folder.make(folder, folder / f"rank-{self.rank}", is_new=True)
+        self._run_dir = job_folder.make_for_rank(folder, self.rank)
         self._mark = f"KERAS_DDL_RUN_DIR={self._run_dir}\0"  # with the end of the variable: rank-1 is not rank-10
         if (joined := config.get("HOST_RANK")) is not None:  # the last rank before may just have removed it
             job_folder.make(Path(joined[2]))

@@ -86,7 +86,7 @@ NOTING = SLOW.replace("here('up')", "Path(f'up-{ME}').write_text(str(os.getpid()
 def test_rank_0_is_killed_with_what_has_started_it(hosts: str, agent: str, tmp_path: Path) -> None:
     """At once: what has started the ranks of its host, its wrapper, and itself. On one host that ends the job."""
     command = arguments(tmp_path, 2, {}, NOTING)
-    command = command if hosts == "several" else ["run", "-np", "4", *command[3:]]
+    command = command if hosts == "several" else ["run", "-np", "2:4", *command[5:]]
     started = Started(command, tmp_path, env={"KERAS_DDL_SSH": agent})
     note = tmp_path / "up-0"
     started.wait_for(*(tmp_path / f"up-{rank}" for rank in range(4)))
@@ -106,11 +106,11 @@ def test_rank_0_is_killed_with_what_has_started_it(hosts: str, agent: str, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hosts", [["-np", "4"], ["--hosts", "h0:2,h1:2"]], ids=["one", "several"])
+@pytest.mark.parametrize("hosts", [["-np", "2:4"], ["--hosts", "h0:2,h1:2", "-np", "2:"]], ids=["one", "several"])
 def test_the_wrapper_of_a_rank_is_killed_and_the_others_go_on(hosts: list[str], agent: str, tmp_path: Path) -> None:
     slow = SLOW.replace("os.kill(os.getpid(),", "os.kill(os.getppid() if how == 'wrapper' else os.getpid(),")
     command = arguments(tmp_path, 2, {3: [10, "wrapper"]}, slow)
-    ended = run(["run", *hosts, *command[3:]], tmp_path, env={"KERAS_DDL_SSH": agent})
+    ended = run(["run", *hosts, *command[5:]], tmp_path, env={"KERAS_DDL_SSH": agent})
     assert left(ended) == [[each, each, TOTAL, [4, 3]] for each in range(3)], ended
     assert "keras-ddl: rank 3 was lost (lost without a report); 3 continue." in ended.err, ended
 
