@@ -67,11 +67,12 @@ def call_of_trainer(method: str, model: Any, call: Callable[[], Any], callbacks:
 
 def _is_of_newcomer(error: BaseException, model: Any) -> TypeGuard[Exception]:
     """Whether this rank has come as a newcomer, and has an error of its own, in a callback, say."""
+    if not isinstance(error, Exception):  # SystemExit: this rank was asked to leave, and is in no job any more
+        return False
     strategy = strategy_of(model)
     if strategy is None or strategy.survival is None or not strategy.survival.is_on_trial:
         return False
-    is_own = not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
-    return isinstance(error, Exception) and is_own
+    return not hasattr(error, "failed_rank") and not isinstance(error, RankLostError)
 
 
 @dataclass
