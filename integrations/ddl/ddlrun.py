@@ -186,7 +186,9 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpus() -> int:
-    devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    from keras_ddl.launch import gpus
+
+    devices = gpus.device_files()
     if not devices:
         raise ConfigError(
             "ddlrun starts one rank per GPU. Received: a host without GPUs. Set the number with -accelerators."

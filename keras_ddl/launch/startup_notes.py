@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import re
 import select
@@ -45,7 +44,6 @@ _NOTE = re.compile(
     % (_head(b"IW"), _SAID, _head(b"IWE"), _SAID_AS_ERROR, _PREFACE, _CPU)
 )
 _GPU = re.compile(rb"cudart_stub|failed call to cuInit")  # of interest where TensorFlow should use one
-_BUILD_INFO = "python/platform/build_info.py"
 _CUDA = ("/usr/local/cuda", "/dev/nvidiactl")
 _INFO = re.compile(_head(b"I"))
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -134,14 +132,10 @@ def without(text: bytes) -> bytes:
 @functools.cache
 def _is_for_gpus() -> bool:
     """Whether TensorFlow should find GPUs: built for CUDA, which is installed. True if unknown. Imports nothing."""
-    build = ""
-    with contextlib.suppress(OSError, ValueError):  # another layout of files; a module without a spec
-        spec = importlib.util.find_spec("tensorflow")
-        for folder in (spec and spec.submodule_search_locations) or ():
-            build = Path(folder, _BUILD_INFO).read_text()
-    if "'is_cuda_build', False" in build:
-        return False
-    return not build or not packages.missing(["nvidia"]) or any(Path(each).exists() for each in _CUDA)
+    is_for_cuda = packages.is_for_cuda()
+    if not is_for_cuda:
+        return is_for_cuda is None
+    return not packages.missing(["nvidia"]) or any(Path(each).exists() for each in _CUDA)
 
 
 class StartupNotes:

@@ -7,6 +7,7 @@ works with, and without a second TensorFlow or MPI, which would overwrite the fi
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shlex
@@ -63,22 +64,34 @@ def pip_install(*names: str) -> str:
     return f"{pip('install')} {' '.join(_quoted(each) for each in dict.fromkeys(wanted))}"
 
 
-def install_tensorflow() -> str:
+def install_tensorflow(*, for_gpus: bool = False) -> str:
     """Returns the command that installs a TensorFlow that keras_ddl works with, in place of the one that is there.
 
-    Of several it keeps one, of a version that fits: the CUDA build where CUDA's packages are installed.
+    Of several it keeps one, of a version that fits: the CUDA build where CUDA's packages are installed. `for_gpus`: in
+    any case the CUDA build with CUDA's packages.
     """
     installed = [name for name in TENSORFLOWS if version(name)]
-    if installed in ([], ["tensorflow-cpu"]):
+    if for_gpus and installed in ([], ["tensorflow"]):
+        return pip_install("[tensorflow-gpu]")
+    if not for_gpus and installed in ([], ["tensorflow-cpu"]):
         return pip_install("[tensorflow-cpu]")
-    if installed == ["tensorflow"]:
+    if not for_gpus and installed == ["tensorflow"]:
         return pip_install("tensorflow")
     wanted = "[tensorflow-cpu]"
-    if _has_cuda():
+    if for_gpus or _has_cuda():
         wanted = "[tensorflow-gpu]"
     elif "tensorflow" in installed and "tensorflow-cpu" not in installed:
         wanted = "tensorflow"
     return f"{pip('uninstall')} -y {' '.join(installed)} && {pip_install(wanted)}"
+
+
+def is_for_cuda() -> bool | None:
+    """Whether the TensorFlow that is installed is a build for CUDA; None if that is unknown."""
+    with contextlib.suppress(OSError, ValueError):  # another layout of files; a module without a spec
+        spec = importlib.util.find_spec("tensorflow")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            return "'is_cuda_build', False" not in Path(folder, "python/platform/build_info.py").read_text()
+    return None
 
 
 def _has_cuda() -> bool:

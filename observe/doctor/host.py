@@ -1,4 +1,4 @@
-"""Checks one host without starting ranks: software, CPU, memory, shared memory, settings."""
+"""Checks one host without starting ranks: software, CPU, GPUs, memory, shared memory, settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from keras_ddl import config, packages
 from keras_ddl.doctor import checkpoint_directory
 from keras_ddl.errors import KerasDdlError
+from keras_ddl.launch import gpus
 from keras_ddl.launch.finding import Finding, Severity
 
 # TensorFlow switches oneDNN on by itself on CPUs with one of these (tsl/util/onednn_util).
@@ -36,6 +37,7 @@ def check(
         _software,
         _mpi,
         lambda: _cpu(environ, root),
+        lambda: _gpus(environ, root),
         lambda: _memory(root),
         lambda: _shared_memory(root),
         lambda: _huge_pages(environ, root),
@@ -100,6 +102,12 @@ def _cpu(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     elif environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
         remedy = "Leave TF_ENABLE_ONEDNN_OPTS unset, unless you need the digits of TensorFlow's own kernels."
         yield Finding(Severity.WARNING, "oneDNN", "switched off by TF_ENABLE_ONEDNN_OPTS=0", remedy)
+
+
+def _gpus(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    found = gpus.check_host(environ, root)
+    if found is not None:
+        yield found
 
 
 def _memory(root: Path) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import numpy as np
 from keras_ddl import communicator, config, packages
 from keras_ddl.communicator import mpi
 from keras_ddl.doctor import host
-from keras_ddl.launch import host_facts
+from keras_ddl.launch import gpus, host_facts
 from keras_ddl.launch.finding import Finding, Severity, merged
 
 _ROWS = 64
@@ -29,7 +29,11 @@ def everything(directory: str) -> tuple[list[Finding], int]:
     own = host.check(directory) if communicator.local_rank() == 0 else []
     of_hosts = communicator.all_gather_object([dataclasses.replace(each, host=name) for each in own], "doctor/host")
     findings = [each for of_host in of_hosts for each in of_host]
+    from keras_ddl.device import configure_tensorflow  # imports TensorFlow
+
+    device = configure_tensorflow(communicator.topology())  # before anything starts TensorFlow
     findings += compare(communicator.all_gather_object(facts(), "doctor/facts"))
+    findings += compare_gpus(communicator.all_gather_object((name, *gpu(device)), "doctor/gpus"))
     findings += transport()
     if communicator.size() > 1:
         findings += collectives()
@@ -53,6 +57,23 @@ def facts() -> dict[str, Any]:
         "cores": sorted(os.sched_getaffinity(0)),
         **clock(),
     }
+
+
+def gpu(device: str) -> tuple[str, str, Finding | None]:
+    """Returns the GPU that this rank computes on, what tells it from all others, and what TensorFlow lacks, if any.
+
+    Args:
+        device: what `configure_tensorflow` has returned.
+    """
+    names = gpus.names_in_tensorflow()
+    found = gpus.check_tensorflow(names)
+    if "GPU" not in device:
+        return "", "", found
+    import tensorflow as tf
+
+    own = tf.config.get_visible_devices("GPU")[int(device.rpartition(":")[2])]
+    number = int(own.name.rpartition(":")[2])
+    return f"GPU {number} ({names[number]})", gpus.identity_of(number), found
 
 
 def clock() -> dict[str, float]:
@@ -85,6 +106,21 @@ def compare(of_ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         elif len(cores) > 1 and any(len(one) == 1 for one in cores):
             remedy = "All threads of a rank share that core: use `keras-ddl run`, or mpirun --bind-to none."
             yield Finding(Severity.WARNING, "cores", "ranks are bound to one core each", remedy, where)
+
+
+def compare_gpus(of_ranks: list[tuple[str, str, str, Finding | None]]) -> Iterator[Finding]:
+    """Yields which rank computes on which GPU, and what is wrong with that. `of_ranks`: each rank's host and `gpu`."""
+    for where in dict.fromkeys(each for each, *_ in of_ranks):
+        here = {rank: each[1:] for rank, each in enumerate(of_ranks) if each[0] == where}
+        yield from dict.fromkeys(dataclasses.replace(found, host=where) for _, _, found in here.values() if found)
+        if not any(name for name, _, _ in here.values()):
+            continue
+        told = ", ".join(f"rank {rank}: {name or 'none'}" for rank, (name, _, _) in here.items())
+        if len({key for _, key, _ in here.values()}) == len(here):
+            yield Finding(Severity.OK, "GPUs of ranks", told, "", where)
+        else:
+            remedy = "Start one rank for each GPU: ranks that share one compute in turn and divide its memory."
+            yield Finding(Severity.WARNING, "GPUs of ranks", told, remedy, where)
 
 
 def collectives() -> Iterator[Finding]:

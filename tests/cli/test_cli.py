@@ -140,7 +140,7 @@ def test_cli_info_shows_the_installation(here: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     shown = keras_ddl("info")
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    for name in ("keras_ddl", "python", "keras", "mpi4py", "mpirun", "CPU", "/dev/shm", "KERAS_DDL_MODE"):
+    for name in ("keras_ddl", "python", "keras", "mpi4py", "mpirun", "CPU", "/dev/shm", "GPUs", "KERAS_DDL_MODE"):
         assert name in lines, shown
     assert "17.0 (environment)" in lines["KERAS_DDL_DEADLINE_SECONDS"]
     assert "INVALID" in lines["KERAS_DDL_STAGING_BYTES"] and "UNKNOWN" in lines["KERAS_DDL_DEDLINE"]
