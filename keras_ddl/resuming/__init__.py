@@ -78,8 +78,12 @@ def resume_from_latest(model: Any, dir: Path, epochs: int | None, *, in_parts: b
     ended = resumed.stopped_of is not None and resumed.stopped_of == epochs
     fits.begin_at(model, epochs if ended and epochs is not None else resumed.epoch)
     if is_first_rank():
-        inside = f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else ""
-        print(f"Checkpoint: resuming from step {resumed.step}, epoch {resumed.epoch + 1}{inside}")
+        where = f", epoch {resumed.epoch + 1}" + (f", batch {resumed.in_epoch + 1}" if resumed.in_epoch else "")
+        if ended:
+            where = f". A callback has ended this training, so fit(epochs={epochs}) trains nothing"
+        elif epochs is not None and resumed.epoch >= epochs:
+            where = f". All {epochs} epochs are done, so fit trains nothing"
+        print(f"Checkpoint: resuming from step {resumed.step}{where}")
     return resumed
 
 

@@ -34,6 +34,8 @@ def test_predict_answers_over_both_interfaces(server, tmp_path):
             np.testing.assert_array_equal(outputs["total"], X.sum(1))
         # Whole numbers in JSON are what the model takes; text stays text.
         shown = keras_ddl("predict", url, "-", "--version", 3, stdin='{"x": [[1, 2, 3]]}')
+        for rows in ('{"instances": [[1, 2, 3]]}', '{"instances": [{"x": [1, 2, 3]}]}'):
+            assert keras_ddl("predict", url, "-", "--version", 3, stdin=rows) == shown
         assert "y float" in shown and "[1, 3]\n[[3. 6. 9.]]" in shown, shown
         (tmp_path / "text.json").write_text('{"number": [7], "text": ["fünf 日"]}', encoding="utf-8")
         keras_ddl("predict", url, tmp_path / "text.json", "--signature", "pair", "-o", tmp_path / "text-out.json")
