@@ -37,7 +37,7 @@ class LossJudge:
         return problem
 
     def go_back(self) -> None:
-        """Restores the judge's state of before the last good window, to which training goes back."""
+        """Restores the judge's state from before the last good window, because training goes back there."""
         self._windows = 0
         self._lowest = self._first if self._before[0] is None else self._before[0]
         self._before = (self._before[0], self._before[0])

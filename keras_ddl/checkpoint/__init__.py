@@ -11,8 +11,8 @@
 
 A checkpoint is written under a hidden name, synced and renamed, so a writer killed at any moment leaves no partial
 checkpoint under its real name. Several ranks may write parts of its bundles; one process (rank 0) merges them and gives
-it its name. Any number may read. This file uses neither Keras nor TensorFlow: `model_state.save_checkpoint` and
-`restore_checkpoint` convert a model.
+the checkpoint its name. Any number of processes may read. This file uses neither Keras nor TensorFlow:
+`model_state.save_checkpoint` and `restore_checkpoint` convert a model.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def path_of(ckpt_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
-    """Returns the checkpoints of a directory in order of step, also damaged ones (see `Checkpoint.problem`).
+    """Returns the checkpoints of a directory in order of step, including damaged ones (see `Checkpoint.problem`).
 
-    Compares sizes only, not contents (`validate`). Does not list what killed writers left.
+    Checks sizes of files, not their contents (`validate` does). Does not list what killed writers left behind.
     Raises: CheckpointError: `ckpt_dir` does not exist or is a file.
     """
     root = _existing(ckpt_dir)
@@ -115,7 +115,7 @@ def latest(ckpt_dir: str | Path) -> Checkpoint:
 
 
 def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") -> Checkpoint:
-    """Returns the intact checkpoint with the best value of `metric`, the later one of equals.
+    """Returns the intact checkpoint with the best value of `metric`; of equal ones, the latest.
 
     Args:
         metric: a key of the saved metrics; default: the newest checkpoint's `monitor`.
@@ -261,7 +261,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
 
 
 def sweep_temporaries(ckpt_dir: str | Path) -> list[str]:
-    """Removes what killed writers left; call it on rank 0 when training begins. Returns the names removed."""
+    """Removes what killed writers left behind; call it on rank 0 when training begins. Returns the removed names."""
     return durable.sweep_temporaries(Path(ckpt_dir))
 
 
