@@ -109,7 +109,9 @@ class Checkpoint(keras.callbacks.Callback):
                 f"save_freq must be 'epoch' or a number of steps, 1 or more. Received: save_freq={save_freq!r}."
             )
         if save_minutes is not None and not (isinstance(save_minutes, numbers.Real) and save_minutes > 0):
-            raise ConfigError(f"save_minutes must be a number above 0, or None. Received: {save_minutes!r}.")
+            raise ConfigError(
+                f"save_minutes must be a number above 0, or None. Received: save_minutes={save_minutes!r}."
+            )
         keras_patches.install()  # a resume begins inside an epoch, also without a Strategy
         self.dir = Path(dir)
         self.monitor, self.mode = "val_loss" if monitor is None else monitor, mode
