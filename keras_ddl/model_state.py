@@ -126,7 +126,9 @@ def take(
 
     variables = weights_of(model)
     if not variables:
-        raise CheckpointError(f"A checkpoint needs a model with weights. Received: {model.name!r}, which has no weights.")
+        raise CheckpointError(
+            f"A checkpoint needs a model with weights. Received: {model.name!r}, which has no weights."
+        )
     built = _built_optimizers(model) if optimizer else {}
     slots = _slots_of(built)
     bases = [] if base is None else list(base) if isinstance(base, Sequence) else [base]

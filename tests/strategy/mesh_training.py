@@ -45,7 +45,7 @@ def die_in(owner, function, moment):
 
 
 MOMENTS = {
-    "write its part": (Snapshot, "write_bundles", "begin"),
+    "writes its part": (Snapshot, "write_bundles", "begin"),
     "has written its part": (Snapshot, "write_bundles", "end"),
     "merges": (_in_parts, "merge_bundles", "begin"),
     "has merged": (_in_parts, "merge_bundles", "end"),

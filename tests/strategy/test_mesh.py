@@ -56,7 +56,7 @@ def test_a_training_whose_ranks_are_killed_as_they_write_goes_on_from_the_last_c
     (tmp_path / "one").mkdir()
     expected = trained(tmp_path / "one", 1, 1, 4)
     for (data_ranks, model_ranks), rank, moment, step in (
-        ((2, 2), 1, "write its part", 2),
+        ((2, 2), 1, "writes its part", 2),
         ((1, 4), 3, "has written its part", 4),
         ((1, 2), 0, "merges", 6),
         ((2, 2), 0, "has merged", 8),
