@@ -58,7 +58,7 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        x: what it normalises. mean, variance: the operations that make its moments.
+        x: what it normalizes. mean, variance: the operations that make its moments.
         scope, backward: prefixes of the names of its operations, and of those of their gradients.
         layer: the handle of the layer's moving mean; None: not found yet.
         kinds: of values of which the shape does not tell. roles: of its operations.

@@ -51,7 +51,7 @@ class Strategy(tf.distribute.Strategy):
     Args:
         seed: sets all random seeds as keras.utils.set_random_seed does, every time that it is passed. Default: the
             seeds that the script has set, if all ranks have set the same ones, else rank 0's.
-        batch_statistics: which rows BatchNormalization normalises with in fit and `strategy.function`. "global": those
+        batch_statistics: which rows BatchNormalization normalizes with in fit and `strategy.function`. "global": those
             of the global batch, as in one process. "rank": each rank's own rows, without a collective, as in Horovod
             and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by rows. Layers with
             synchronized=True always use the global batch.
