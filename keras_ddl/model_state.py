@@ -225,7 +225,7 @@ def restore_checkpoint(
     from keras_ddl.ops.variables import in_groups  # an export reads checkpoints without them
 
     if seeds not in ("all", "none"):
-        raise CheckpointError(f"seeds must be 'all' or 'none'. Received: {seeds!r}.")
+        raise CheckpointError(f"seeds must be 'all' or 'none'. Received: seeds={seeds!r}.")
     checkpoint = ckpt.find(ckpt_dir, which, metric)
     ckpt.validate(checkpoint)
     state = checkpoint.state or {}

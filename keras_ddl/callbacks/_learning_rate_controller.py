@@ -138,7 +138,7 @@ class LearningRateController:
         if len(initial_rates) > 1:
             raise ConfigError(
                 "initial_lr must be the same in all learning-rate callbacks of one fit that set it. Received: "
-                f"{sorted(initial_rates)}."
+                f"{sorted(initial_rates)}. Set it in one of them only."
             )
         if self._restored:
             self._restored = False

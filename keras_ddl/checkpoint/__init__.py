@@ -127,7 +127,7 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
     if metric is None:
         metric = next((each.monitor for each in reversed(intact) if each.monitor), None) or "val_loss"
     if mode not in ("auto", "min", "max"):
-        raise CheckpointError(f"mode must be one of 'auto', 'min', 'max'. Received: {mode!r}.")
+        raise CheckpointError(f"mode must be 'auto', 'min' or 'max'. Received: mode={mode!r}.")
     candidates = [each for each in intact if _finite(each, metric)]
     if not candidates:
         known = sorted({name for each in intact for name in each.metrics or {}})
@@ -246,7 +246,7 @@ def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = N
     A checkpoint that is being exported (`durable.being_read`) stays until the next call.
     """
     if keep < 1:
-        raise CheckpointError(f"keep must be the number of checkpoints to keep, 1 or more. Received: {keep}.")
+        raise CheckpointError(f"keep must be the number of checkpoints to keep, 1 or more. Received: keep={keep!r}.")
     everything = list_checkpoints(ckpt_dir)
     intact = [each for each in everything if each.problem is None]
     stay = {each.step for each in intact[-keep:]}

@@ -115,7 +115,7 @@ def _load_ops() -> ModuleType:
     if not asynchronous() and config.get("TF_KERNELS") == "auto":
         stack_position.warn(
             f"keras_ddl was not tested with TensorFlow {tf.__version__} (tested: {_WORKS}): its ops use synchronous "
-            "kernels, and communication does not overlap with computation.",
+            "kernels, and communication does not overlap with computation. Install a tested version to avoid this.",
             RuntimeWarning,
         )
     try:

@@ -155,7 +155,7 @@ def check_same_arrays(arrays: Any, rank: int) -> None:
         return
     differing = [i for i, (one, theirs) in enumerate(zip(gathered[0], gathered[other])) if one != theirs]
     agreeing = [i for i, (_, _, rows_differ) in enumerate(gathered[0]) if rows_differ and i not in differing]
-    received = f"Received: other values on rank {other} than on rank 0 in array(s) {differing} of {len(looks)}"
+    received = f"Received: values on rank {other} that differ from rank 0's in array(s) {differing} of {len(looks)}"
     if not agreeing:
         raise RankMismatchError(f"{_RULE} {received} (rank {rank}). {_REMEDY}")
     if rank == 0:

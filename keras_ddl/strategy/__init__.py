@@ -278,7 +278,7 @@ class Strategy(tf.distribute.Strategy):
             return lambda chosen: self.function(chosen, batches=batches, reduce_retracing=reduce_retracing)
         if not callable(step):
             raise ConfigError(
-                f"Strategy.function takes a step to be called. Received: {type(step).__name__} (rank {self.rank})."
+                f"Strategy.function needs a callable step. Received: {type(step).__name__} (rank {self.rank})."
             )
         self._functions += 1
         return StepFunction(

@@ -120,7 +120,7 @@ class DriftCheck:
         if len({len(theirs) for theirs in gathered}) > 1:
             received = f"{[len(theirs) for theirs in gathered]} variables by rank"
         elif not differing:
-            received = "assignments of some ranks to variables of which each rank has a part"
+            received = "assignments on some ranks only, to variables of which each rank has a part"
         else:
             i, ranks = differing[0]
             of_ranks = [gathered[rank][i] for rank in ranks]
@@ -156,7 +156,7 @@ class DriftCheck:
             return ""
         at = np.unravel_index(where[0], mine.shape)
         index = f"[{', '.join(map(str, at))}] " if at else ""
-        return f"{len(where)} of {mine.size} elements, the first {index}{mine[at]!s} for {theirs[at]!s}"
+        return f"{len(where)} of {mine.size} elements, the first {index}{mine[at]!s} instead of {theirs[at]!s}"
 
     def _owner(self, variable: Any) -> str:
         layer = models.layer_with(self._model, variable)

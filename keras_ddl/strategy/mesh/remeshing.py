@@ -90,8 +90,8 @@ def say(before: Layout | None, lost: Sequence[int], after: Layout | None) -> Non
     if before is not None and after is not None and communicator.rank() == 0:
         names = ", ".join(f"rank {rank} ({before.position(rank)})" for rank in lost)
         print(
-            f"keras_ddl: of the mesh {before.data_size} x {before.model_size}, {names} was lost; {after.data_size} x "
-            f"{after.model_size} continue.",
+            f"keras_ddl: the mesh {before.data_size} x {before.model_size} has lost {names}; a mesh of "
+            f"{after.data_size} x {after.model_size} continues.",
             file=sys.stderr,
             flush=True,
         )
