@@ -1,7 +1,7 @@
 """Plans which values of a step become flat shards: those on their way to a variable that is kept in flat shards.
 
-They are scattered, or sliced, as soon as something needs more of them than a part of a sum. Nothing depends on it but
-bytes and time: a flat shard can always be gathered again.
+These values are scattered or sliced as soon as something needs more than a part of a sum. The plan only affects bytes
+and time, because a flat shard can always be gathered again.
 """
 
 from __future__ import annotations

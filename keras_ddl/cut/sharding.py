@@ -1,4 +1,4 @@
-"""Builds what is computed from variables in flat shards (flat_shards.py).
+"""Builds operations on variables in flat shards (flat_shards.py).
 
 Entrywise operations are built of chunks, and reductions of chunks give parts. A weight that is assigned a shard is not
 written at once: what follows in the step reads the new shard, and the weight is gathered when something needs all of
@@ -26,7 +26,7 @@ from keras_ddl.cut.variable_ops import ASSIGN, ASSIGN_ADD, ASSIGNS, READ, SCATTE
 
 
 class NewWeight(NamedTuple):
-    """The flat shard that a weight was assigned, from which it will be gathered."""
+    """The flat shard that was assigned to a weight, from which the weight will be gathered."""
 
     value: Value
     handle: tf.Tensor

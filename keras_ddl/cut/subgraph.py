@@ -45,7 +45,7 @@ class ShardLists(Exception):
 
 
 class NoCollectives(Collectives):
-    """Collectives of a loop: there are none, as those of two rounds would have one name."""
+    """Stands for collectives in a loop, which cannot have any, because those of two rounds would share a name."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -70,8 +70,9 @@ class NoCollectives(Collectives):
 class SubgraphBuilder(Builder):
     """Builds a graph inside the one that `parent` builds.
 
-    Values of the parent that are lent to it can be redistributed outside: sums always are, so that they travel with the
-    step's; shards are gathered outside of loops, and inside of branches, which may not run.
+    Values of the parent that are lent to it can be redistributed outside. Sums always are, so that they are sent
+    together with the step's sums; shards are gathered outside of loops but inside of branches, because a branch may not
+    run.
 
     Args:
         node: the operation that has the graph; `label`: which of its graphs.

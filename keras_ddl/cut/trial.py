@@ -1,12 +1,12 @@
 """Tries a layout without building the step: what its collectives would cost, and which variables go together.
 
-Along the model axis all that is not computed from sharded variables is replicated, and costs nothing. So only the
+Along the model axis everything that is not computed from sharded variables is replicated and costs nothing. So only
 operations that shards and parts reach are built, by the specs and rules of the cut itself, in a graph that never runs;
-of everything else the shapes suffice. So a trial takes as long as there are such operations, whatever the size of the
-step.
+for everything else shapes suffice. The time of a trial depends on the number of these operations, not on the size of
+the step.
 
-A variable that is read or assigned by slices in a trial, though it is replicated, goes together with those that are
-cut: its slices cost nothing, and its gradient arrives in slices. `TriedLayout.joins` names them.
+A replicated variable that a trial reads or assigns by slices goes together with the cut ones: its slices cost nothing,
+and its gradient arrives in slices. `TriedLayout.joins` names such variables.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TooManyBytes(ValueError):
 
 @dataclass
 class TriedLayout:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
         bytes: of its collectives, those of gathers times GATHER_WEIGHT. Open extents count as FEW_ROWS.

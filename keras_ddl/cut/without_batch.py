@@ -1,9 +1,9 @@
-"""Runs what a step does without its batch, when the data ends.
+"""Runs the part of a step that does not need its batch, when the data ends.
 
-TensorFlow runs an operation as soon as its inputs are there. Where the data ends in the middle of a step (a dataset
-whose length is not known: its iterator raises OutOfRangeError), one process has by then run everything that does not
-depend on the batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same
-explicitly, because what a cut step writes waits for all of it.
+TensorFlow runs an operation as soon as its inputs are there. If the data ends in the middle of a step (the iterator of
+a dataset of unknown length raises OutOfRangeError), one process has by then run everything that does not depend on the
+batch: an optimizer has counted an iteration, layers have drawn their seeds. Ranks do the same explicitly, because the
+writes of a cut step wait for everything else in it.
 """
 
 from __future__ import annotations

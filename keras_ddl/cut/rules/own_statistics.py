@@ -1,4 +1,4 @@
-"""Builds BatchNormalization with each rank's own statistics, as own_statistics.py analysed it, from a rank's rows."""
+"""Builds BatchNormalization from a rank's rows with the rank's own statistics, as analyzed by own_statistics.py."""
 
 from __future__ import annotations
 
