@@ -95,7 +95,7 @@ def save_checkpoint(
             with, and a record of whether graph and live model have equal outputs. A list, if several parts are
             exported.
         extra: JSON values to be returned by `restore_checkpoint`.
-    Returns: the checkpoint written.
+    Returns: the written checkpoint.
     Raises: CheckpointError: the model is not built, the directory is not writable, or the disk is full. No partial
         checkpoint is left.
     Cost: one write and one read (SHA-256) of the state; with `base`, two forward passes of the sample.

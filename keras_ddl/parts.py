@@ -1,7 +1,7 @@
 """Reads what optional parts add to the core, which imports none of them.
 
 A part is a folder of the repository (export/, serving/, those in integrations/ and observe/), installed as a package of
-keras_ddl. Where its folder is deleted, everything else works as before. Its part.toml says what it adds:
+keras_ddl. If its folder is deleted, everything else works as before. Its part.toml says what it adds:
 
     public = true                        # keras_ddl.NAME works without an import of its own
     [commands.serve]                     # the command `keras-ddl serve`

@@ -2,8 +2,8 @@
 
 `scale_factor` and `scale_learning_rate` are the rules by size. The classes are ordinary
 `keras.optimizers.schedules.LearningRateSchedule`s: give one to an optimizer as its learning rate. They need no
-    callback, are serialized with the model, and compute the same rate on every rank because they depend only on the
-    optimizer's step.
+callback, are serialized with the model, and compute the same rate on every rank because they depend only on the
+optimizer's step.
 
 Sources: Goyal et al. 2017 (arXiv 1706.02677: linear scaling, gradual warm-up), Krizhevsky 2014 (arXiv 1404.5997:
 square-root scaling), Vaswani et al. 2017 (arXiv 1706.03762: inverse-square-root decay), Luong, Brevdo and Zhao 2017

@@ -36,7 +36,7 @@ class LearningRateSchedule(LearningRateFactor):
         multiplier: a number; or a function of the epoch (0-based; a fraction when `staircase` is False) with equal
             results on all ranks; or a schedule object, which returns rates instead of multiples.
         start_epoch: first epoch (0-based).
-        end_epoch: the epoch before which it ends; None: never.
+        end_epoch: the epoch after its last one; None: it does not end.
         staircase: True: once per epoch; False: before every step, with epoch = epoch + batch / steps per epoch.
             Default: False for schedule objects.
         initial_lr: the rate that suits one process; default: the optimizer's.

@@ -20,10 +20,10 @@ class LearningRateWarmup(LearningRateFactor):
     ranks. With a `scaling`, k = scale_factor(scaling, size), the rate goes from that of one process to k times that:
     initial_lr * (1 + (k - 1) * t / T); from step T on the rate is initial_lr * k.
 
-    It is a factor: LearningRateSchedule's multipliers apply on top, and if another callback (ReduceLROnPlateau) lowers
-    the rate, it stays lower by that factor. The rate is written before a step while it changes and never afterwards, so
-    callbacks that set it themselves can take over from epoch `warmup_epochs` on. With compile(steps_per_execution=n) it
-    changes every n steps. Adds "learning_rate" to the logs of each epoch.
+    The warm-up is a factor: LearningRateSchedule's multipliers apply on top, and if another callback
+    (ReduceLROnPlateau) lowers the rate, it stays lower by that factor. The rate is written before a step while it
+    changes and never afterwards, so callbacks that set it themselves can take over from epoch `warmup_epochs` on. With
+    compile(steps_per_execution=n) it changes every n steps. Adds "learning_rate" to the logs of each epoch.
 
     Args:
         initial_lr: the rate that suits one process; default: the optimizer's.

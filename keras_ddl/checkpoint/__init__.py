@@ -110,7 +110,7 @@ def list_checkpoints(ckpt_dir: str | Path) -> list[Checkpoint]:
 
 
 def latest(ckpt_dir: str | Path) -> Checkpoint:
-    """Returns the checkpoint of the highest step. Raises: CheckpointError: there is none, or it is damaged."""
+    """Returns the checkpoint with the highest step. Raises: CheckpointError: there is none, or it is damaged."""
     return _intact(_some(ckpt_dir)[-1])
 
 
@@ -120,7 +120,8 @@ def best(ckpt_dir: str | Path, metric: str | None = None, mode: str = "auto") ->
     Args:
         metric: a key of the saved metrics; default: the newest checkpoint's `monitor`.
         mode: 'min', 'max', or 'auto': as saved for this metric, else by its exact name (`resolve_mode`).
-    Raises: CheckpointError: no checkpoint, none has a finite value of `metric`, or 'auto' does not know the name.
+    Raises: CheckpointError: there is no checkpoint, none has a finite value of `metric`, or 'auto' does not know the
+        name.
     """
     everything = _some(ckpt_dir)
     intact = [each for each in everything if each.problem is None] or [_intact(everything[-1])]
@@ -147,7 +148,8 @@ def find(
 ) -> Checkpoint:
     """Returns a checkpoint. `which`: 'latest', 'best' (see `best`) or a step.
 
-    Raises: CheckpointError: no such checkpoint, or it is damaged (by sizes; `validate` reads the contents).
+    Raises: CheckpointError: there is no such checkpoint, or sizes show that it is damaged (`validate` reads the
+        contents).
     """
     if which == "latest":
         return latest(ckpt_dir)
@@ -180,7 +182,7 @@ def resolve_mode(metric: str, mode: str = "auto") -> str:
 
 
 def validate(checkpoint: Checkpoint) -> None:
-    """Reads every file of a checkpoint and compares it with its SHA-256. Cost: one read, some 1 GB/s.
+    """Reads every file of a checkpoint and compares it with its SHA-256. Cost: one read, at about 1 GB/s.
 
     Raises: CheckpointError: a file is missing, truncated or altered.
     """
@@ -202,11 +204,11 @@ def write(
     extra: Mapping[str, Any] | None = None,
     staged: Path | None = None,
 ) -> Checkpoint:
-    """Writes one checkpoint atomically and durably; one of the same step is replaced.
+    """Writes one checkpoint atomically and durably; a checkpoint of the same step is replaced.
 
     Args:
         fill: writes files into the directory that it is called with; returns further entries of state.json.
-        staged: a directory of `durable.make_staging(ckpt_dir)`, into which others have written their parts.
+        staged: a directory of `durable.make_staging(ckpt_dir)`, into which other ranks have written their parts.
         extra: JSON values of the caller, returned by `restore_checkpoint` (`Checkpoint.extra`).
     Raises: CheckpointError: the directory cannot be created or written, or the disk is full; nothing is left behind.
     """
@@ -238,7 +240,7 @@ def write(
 
 
 def prune(ckpt_dir: str | Path, keep: int, keep_best: tuple[str, str] | None = None) -> list[int]:
-    """Removes all but the newest `keep` intact checkpoints and the best one. Returns the steps removed.
+    """Removes all but the newest `keep` intact checkpoints and the best one. Returns the removed steps.
 
     Args:
         keep: at least 1. Damaged checkpoints older than the newest intact one are removed too.

@@ -33,8 +33,9 @@ def from_files(
 
     Args:
         pattern: a glob pattern, or paths and patterns; the same files on all ranks.
-        reader: from a path (string tensor) to the rows of that file, as a tf.data.Dataset whose elements are rows, or
-            as tensors whose first dimension counts rows. It is traced: read NumPy files with tf.numpy_function.
+        reader: a function from a path (string tensor) to the rows of that file, as a tf.data.Dataset whose elements are
+            rows, or as tensors whose first dimension counts rows. It is traced: read NumPy files with
+            tf.numpy_function.
         batch_size: rows of all ranks together.
         shuffle: read the rank's files in another order in each epoch.
         shuffle_rows: size of the buffer in memory in which rows are shuffled, anew in each epoch; 0: rows are not

@@ -9,8 +9,8 @@ runs the calls does not matter.
 None means all ranks. A function that was traced with a communicator fails once the communicator is closed.
 
 Failures raise keras_ddl.errors on every rank, immediately in eager mode; a tf.function raises TensorFlow's errors,
-which `translate_errors()` converts to ours. Gradients are those of the sum of all ranks' losses. With one rank all
-collectives return their input.
+which `translate_errors()` converts to keras_ddl's. Gradients are those of the sum of all ranks' losses. With one rank
+all collectives return their input.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def all_reduce(
         comm: the ranks that take part; None for all.
         compression: None, "bfloat16" or "float16", the dtype of the data between hosts, equal on all ranks; see
             `all_reduce_n`. Dense float32, op "sum" or "mean" only.
-    Returns: shape [...]; for IndexedSlices the rows of all ranks, op "sum" only, or "mean" for floats (then divided by
+    Returns: shape [...]; for IndexedSlices the rows of all ranks, with op "sum", or for floats "mean" (divided by
         size).
     Raises:
         ConfigError: an unknown op or dtype. NotInitializedError: before `keras_ddl.init()`.

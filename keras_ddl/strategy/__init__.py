@@ -56,19 +56,19 @@ class Strategy(tf.distribute.Strategy):
             and PyTorch's DDP; the moving statistics are the mean over ranks, weighted by rows. Layers with
             synchronized=True always use the global batch.
         sharding: None: every rank has all variables. "optimizer": each rank keeps and updates its share of the
-            optimizer's variables for large weights (ZeRO stage 1). As many bytes travel as without, and the number of
-            ranks divides the memory and time of the update. "weights": each rank also keeps only its share of large
-            weights made in the scope, which a step gathers before it uses them, and then frees (ZeRO stage 3). 1.5
-            times as many bytes travel. For Keras's entrywise optimizers, in fit and `function`; rank 0's setting is
-            used. See `whole_optimizer` and `whole_model`.
+            optimizer's variables for large weights (ZeRO stage 1). Ranks send as many bytes as without, and memory and
+            time of the update are divided by the number of ranks. "weights": each rank also keeps only its share of
+            large weights made in the scope, which a step gathers before it uses them, and then frees (ZeRO stage 3).
+            Ranks send 1.5 times as many bytes. For Keras's entrywise optimizers, in fit and `function`; rank 0's
+            setting is used. See `whole_optimizer` and `whole_model`.
         layout: cuts variables over model ranks; the results stay those of one process (docs/mesh.md). A
             keras.distribution.LayoutMap over a mesh of the job's ranks (`keras_ddl.device_mesh`) says which variables
-            are cut along which axis. A number of model ranks, a divisor of the number of ranks, chooses a layout when
-            the first step is traced, and prints it; until then each rank has all weights.
+            are cut along which axis. Given a number of model ranks, a divisor of the number of ranks, keras_ddl chooses
+            a layout when the first step is traced, and prints it; until then each rank has all weights.
         data_layout: beside a LayoutMap: for each axis of the data the axis of the mesh that cuts it, or None.
             ("batch", "model") gives each model rank its part of the positions of sequences [batch, positions, ...].
-        compression: "bfloat16" or "float16": gradients of weights travel between hosts rounded to that dtype, for slow
-            networks. Inside a host they travel, and everywhere they are added, as float32. Rounding errors are added
+        compression: "bfloat16" or "float16": gradients of weights are rounded to that dtype between hosts, for slow
+            networks. Inside a host they stay float32, and they are always added as float32. Rounding errors are added
             to the next step's gradients (docs/strategy.md). Everything else stays exact. Must be equal on all ranks.
         reader: which ranks read the data of fit, evaluate, predict and `experimental_distribute_dataset`. "all": every
             rank, so the data must be the same on all ranks. "rank0": rank 0 reads ahead of the steps and sends each
@@ -264,8 +264,8 @@ class Strategy(tf.distribute.Strategy):
                 shape. True: extents that change are left open in the trace, for batches of ever new sizes.
         Returns: a function of the same arguments, COLLECTIVE over all ranks. Its results are complete and equal on all
             ranks. Its method `explain()` lists the collectives of a step.
-        Raises: ConfigError: an argument that does not exist. RankMismatchError, on every rank, when the step is called:
-            a digest shows that ranks were given different batches.
+        Raises: ConfigError: `step` is not callable, or `batches` is invalid. RankMismatchError, on every rank, when the
+            step is called: a digest shows that ranks were given different batches.
         Cost: operands of operations without a rule are gathered, and every rank computes these operations in full
             (docs/cut.md).
         """

@@ -71,7 +71,7 @@ def send_along_batch(slots: Iterable[ShardedVariable], data: Communicator) -> No
     """Sends slices from the ranks of the first data position to those of the others. COLLECTIVE.
 
     `data`: communicator of the ranks that differ from this one only along the batch axis. Cost: a broadcast of each
-        slice.
+    slice.
     """
     for slot in slots:
         if isinstance(slot, LaidOutVariable):
