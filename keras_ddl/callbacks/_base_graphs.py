@@ -42,7 +42,7 @@ class BaseGraphs:
         """Writes the graphs after a batch."""
 
     def answer(self, model: Any) -> None:
-        """Finds out what the served models answer, where no rank has all of their weights."""
+        """Computes the served models' outputs if no rank has all of their weights."""
 
     def here(self, model: Any) -> list[Any]:
         """Returns the graphs written so far, on rank 0. Not collective."""

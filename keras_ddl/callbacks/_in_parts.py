@@ -94,14 +94,14 @@ class InParts:
         return model_state.take_parts(model, keys) if self.is_on else Snapshot({})
 
     def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which rank 0 can read what is not written in parts. COLLECTIVE when it begins."""
+        """Returns a context in which rank 0 can read variables that are not written in parts. COLLECTIVE on entry."""
         slots = gathered_slots.slots_of(model)
         if self.is_on:
             slots = [each for each in slots if model_state.slot_in_parts(each) is None]
         return gathered_slots.gathered(slots, on_rank=0)
 
     def make_place(self, model: Any) -> Place:
-        """On rank 0: returns where the parts of a checkpoint are to be written. Raises: CheckpointError."""
+        """On rank 0: returns where to write the parts of a checkpoint. Raises: CheckpointError."""
         try:
             return Place(durable.make_staging(self._dir).name, model_state.keys_in_parts(model))
         except OSError as error:

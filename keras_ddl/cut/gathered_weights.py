@@ -48,7 +48,7 @@ class GatheredWeights:
     """The temporarily gathered weights of one graph.
 
     Args:
-        apply_rules: builds an operation of operands of which none is in flat shards.
+        apply_rules: builds an operation whose operands are not in flat shards.
     """
 
     def __init__(self, context: Context, apply_rules: Callable[[Node], PlacedOutputs]) -> None:

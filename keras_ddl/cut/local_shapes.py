@@ -115,7 +115,7 @@ class LocalShapes:
         return self._once((dtype, "scalar", number.ref()), lambda: tf.cast(number, dtype))
 
     def times(self, a: Scalar, b: Scalar) -> Scalar:
-        """Returns a product; no operation where one factor is 1."""
+        """Returns a product, without an operation if one factor is 1."""
         if isinstance(a, int) and (a == 1 or isinstance(b, int)):
             return b if a == 1 else a * b
         if isinstance(b, int) and b == 1:

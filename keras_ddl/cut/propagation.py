@@ -178,7 +178,7 @@ def _make(b: Context, node: Node, spec: OpSpec, operands: LocalOperands) -> list
 
 
 def _local_shape(b: Context, value: Value, labels: ShapeOf, label: str, placement: Sharded) -> tf.Tensor:
-    """Returns the extents of this rank's shard, where the global tensor's are certain."""
+    """Returns the extents of this rank's shard, if those of the global tensor are certain."""
     entries = b.extents.numbers(value)
     if label not in labels.labels:
         return b.replicated(value)

@@ -22,7 +22,7 @@ _PURPOSES = {
 
 @dataclass
 class Entry:
-    """Collectives with one reason. `bytes`: None where the extents are not known before the step runs."""
+    """Collectives with one reason. `bytes`: None if extents are not known before the step runs."""
 
     kind: str  # "gather", the op of a reduction, "mirror", or FROM_RANK_0
     bytes: int | None
@@ -161,7 +161,7 @@ class Report:
             self.replicated_operations.append(node.operation)
 
     def add(self, other: Report) -> None:
-        """Adds what was built in a branch or a loop's body."""
+        """Adds the report of a branch or a loop's body."""
         self.entries += other.entries
         for name, of_batch in other.kept.items():
             self.kept[name] = self.kept.get(name, False) or of_batch

@@ -38,7 +38,7 @@ class Requests:
         self._count = 0
 
     def add(self, kind: str, value: Value, tensor: tf.Tensor, reader: Node | None) -> None:
-        """Requests the sum of a value of which every rank has a part, or the like.
+        """Requests the sum of a value of which every rank has a part, or another collective (`kind`).
 
         kind: the op of a reduction; REDUCE_SCATTER: this rank's flat shard of a sum of parts; ALL_GATHER: the global
             tensor, of flat shards.

@@ -30,11 +30,11 @@ from keras_ddl.cut.variable_ops import READ
 
 
 class CollectiveInLoop(Exception):
-    """A loop's body would need a collective."""
+    """Raised when a loop's body would need a collective."""
 
 
 class ShardLists(Exception):
-    """Lists that a loop carries have to be sharded, because the loop's body puts shards into them.
+    """Raised when lists that a loop carries must be sharded, because the loop's body puts shards into them.
 
     Attributes: lists: each with the placement that it should have.
     """
@@ -225,7 +225,7 @@ class SubgraphBuilder(Builder):
     # ---- what is known of its outputs in the graph around it
 
     def abstract_outside(self, value: Value) -> AbstractValue:
-        """Returns what is known of a value outside of this graph."""
+        """Returns what is known about a value outside of this graph."""
         known = self.abstract(value)
         dims = None if known.dims is None else tuple(map(self._visible, known.dims))
         content = None if known.content is None else known.content.mapped(self._visible)

@@ -35,7 +35,7 @@ GATHER_WEIGHT = 4  # of a gathered byte: activations that are cut and then neede
 
 
 class TooManyBytes(ValueError):
-    """A trial ended early, because the layout moves more than it may."""
+    """Raised when a trial ends early, because the layout moves more than it may."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class TriedLayout:
     Attributes:
         bytes: of its collectives, those of gathers times GATHER_WEIGHT. Open extents count as FEW_ROWS.
         bytes_of_joins: those of them that are for assigning slices to `joins`.
-        joins: variables, by handle, that are not cut and of which slices are used: the axis of the slices.
+        joins: by handle, uncut variables whose slices are used, with the axis of the slices.
         sharded: operations that have sharded operands.
     """
 
@@ -252,7 +252,7 @@ class _Trial(Builder):
         self._join(value.node.inputs[0], placement)
 
     def _join(self, handle: Value, placement: Sharded) -> bool:
-        """Joins a variable of which a rank has, or needs, its slice. False: it is no slice of one axis."""
+        """Joins a variable of which a rank has or needs a slice. Returns False if it is not a slice along one axis."""
         shape = variable_shape(handle.source().tensor)
         if shape is None or shape.rank is None or placement.axis >= shape.rank:
             return False

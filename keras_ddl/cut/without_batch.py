@@ -34,7 +34,7 @@ def writes_without_batch(
     chunk_of: given an outer tensor, returns the handle of this rank's chunk of a variable in flat shards, else None.
     has_mirror: whether what this rank has of a variable, given its handle, has a mirror, which only the end of a step
         writes.
-    earlier, everyone: as of `build_step`, where the step was cut along the model axis.
+    earlier, everyone: as in `build_step`, if the step was cut along the model axis.
     Raises: ConfigError: it would write what has a mirror.
     """
     program = Program(graph)

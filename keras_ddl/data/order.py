@@ -230,7 +230,7 @@ def _counts(gathered: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def header_bytes(components: int = 1) -> int:
-    """Returns the bytes that each rank sends in `exchange_step_header`, with the rows of so many components."""
+    """Returns the bytes that each rank sends in `exchange_step_header`, given the number of components with rows."""
     return int(tf.int64.size) * (components + 1 + (_NOTES * (1 + _WORDS) if check_is_on() else 0))
 
 

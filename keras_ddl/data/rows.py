@@ -22,7 +22,7 @@ class BatchRows:
         others: which flattened components have another number of rows than the batch (from zipped datasets), grouped by
             number. may_differ: only a batch that was read can tell whether there are any (`unlike_rows`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
-        spec: the element_spec of the global batches, where each rank reads all of them.
+        spec: the element_spec of the global batches, if each rank reads all of them.
     """
 
     total: int | None = None

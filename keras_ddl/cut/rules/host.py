@@ -15,7 +15,7 @@ from keras_ddl.cut.registry import rule
 
 
 def _effect(b: Context, node: Node) -> PlacedOutputs:
-    """Only rank 0 prints and writes; what it writes is replicated."""
+    """Only rank 0 prints and writes; operands are replicated."""
     inputs = b.all_replicated(node.inputs)
     if b.everyone is None or b.everyone.rank == 0:
         b.make(node, inputs)
@@ -23,7 +23,7 @@ def _effect(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _function(b: Context, node: Node) -> PlacedOutputs:
-    """Rank 0's results go to all: the program's function is called once, and may do what it likes."""
+    """All ranks get rank 0's results: the program's function is called once, and may do anything."""
     if b.everyone is None:
         return b.make_replicated(node)
     first_rank.check_sendable(
@@ -38,7 +38,7 @@ def _function(b: Context, node: Node) -> PlacedOutputs:
 
 
 def _read(b: Context, node: Node) -> PlacedOutputs:
-    """All ranks read, so that their data goes on and ends alike, and rank 0's results go to all."""
+    """All ranks read, so that their data advances and ends alike, and all get rank 0's results."""
     if b.everyone is None:
         return b.make_replicated(node)
     kind = "All ranks use what rank 0 reads from an iterator or a queue in a step"

@@ -370,7 +370,7 @@ class CutStep:
         return cut.Batch(1, int(rank == 0), min(rank, 1))
 
     def batch_of_chunks(self, total: Any) -> cut.Batch:
-        """Returns a batch of which each rank has the rows that `data.chunk` says."""
+        """Returns a batch of which each rank has the rows that `data.chunk` assigns to it."""
         ranks = self._row_ranks
         first, end = chunk(total, ranks[0], self.size)[0], chunk(total, ranks[-1], self.size)[1]
         return cut.Batch(total, end - first, first)
