@@ -336,7 +336,7 @@ _ENTRIES = {"format", "step", "epoch", "metrics", "monitor", "mode", "saved_at",
 def _read(path: Path, step: int) -> Checkpoint:
     try:
         if (strange := foreign.strange_entry(path)) is not None:
-            return Checkpoint(path, step, problem=f"it holds {strange}, which keras_ddl does not read")
+            return Checkpoint(path, step, problem=f"{strange}, which keras_ddl does not read")
         state = foreign.read_json(path, STATE)
     except FileNotFoundError:
         return Checkpoint(path, step, problem=f"{STATE} is missing")
