@@ -84,7 +84,7 @@ def test_restore_without_optimizer_and_with_own_seed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
     model_state.restore_checkpoint(other, tmp_path, optimizer=False)
     assert seed.numpy().tolist() == next(each for each in model.variables if model_state.is_seed(each)).numpy().tolist()
-    with pytest.raises(CheckpointError, match="'all' or 'none'. Received: 'some'"):
+    with pytest.raises(CheckpointError, match="'all' or 'none'. Received: seeds='some'"):
         model_state.restore_checkpoint(other, tmp_path, seeds="some")
 
 
