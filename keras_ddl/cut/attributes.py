@@ -1,7 +1,7 @@
-"""Attributes that an operation has though its type does not declare them, and its device.
+"""Attributes of an operation that its type does not declare, and its device.
 
-An operation carries them itself, or the function that it calls does. One table decides each; what it does not know may
-mean anything, so such an operation is built as it is: replicated, with all its attributes.
+Either the operation or the function that it calls carries such an attribute. One table decides about each. An unknown
+attribute may mean anything, so an operation with one is built unchanged: replicated, with all its attributes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
 
 class Fate(Enum):
-    """What becomes of an attribute."""
+    """What happens to an attribute."""
 
     DROPPED = "it does not change values, and a rank's graph has no use for it"
     COPIED = "the operation in a rank's graph also carries it"
@@ -60,7 +60,7 @@ _declared: dict[str, frozenset[str]] = {}  # by type of operation
 
 
 def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
-    """Returns in words why an operation is built as it is, replicated; None if it may be cut.
+    """Returns, for a message, why an operation is built unchanged and replicated; None if it may be cut.
 
     definition: the operation's NodeDef.
     """
@@ -85,7 +85,7 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
 
 
 def of_made(definition: NodeDef) -> dict[str, AttrValue]:
-    """Returns the attributes with which a rank builds an operation, of those in its NodeDef."""
+    """Returns those attributes of an operation's NodeDef with which a rank builds it."""
     return {name: value for name, value in definition.attr.items() if FATES.get(name) is not Fate.DROPPED}
 
 
@@ -100,8 +100,8 @@ def device_within(outer: str, device: str) -> str:
 def device_of_made(device: str) -> str | None:
     """Returns where a rank builds an operation; None: on the device of the step.
 
-    A CPU is a rank's as well as one process's. Which of its accelerators one process takes does not matter to a rank,
-    which has one.
+    A rank has CPUs as one process does. Which accelerator one process would use does not matter to a rank, because a
+    rank has only one.
     """
     result = tf.DeviceSpec.from_string(device) if device else None
     return f"/device:CPU:{result.device_index or 0}" if result is not None and result.device_type == "CPU" else None
