@@ -64,7 +64,7 @@ MISTAKES = {
     "missing program": (["run", "-np", "2", "--", "no-such-program"], "'no-such-program', which is not in PATH"),
     "wrong mode": (["run", "-np", "4", "--mode", "x:3x1", "--", "true"], "must equal the number of ranks (4)"),
     "wrong hosts": (["run", "--hosts", "h0:x", "--", "true"], "hosts must be host:ranks"),
-    "too many ranks": (["run", "-np", "5", "--hosts", "h0:2,h1:2", "--", "true"], "number of places on the hosts (4)"),
+    "too many ranks": (["run", "-np", "5", "--hosts", "h0:2,h1:2", "--", "true"], "number of slots on the hosts (4)"),
     "wrong timeout": (["run", "-np", "2", "--timeout", "-1", "--", "true"], "timeout must be a number of seconds"),
     "unset env": (["run", "-np", "2", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env must be NAME=VALUE"),
     "unknown command": (["walk"], "No such command 'walk'"),

@@ -138,7 +138,7 @@ MISTAKES = {
     "program": ("command = 2", "command must be a string, or a list of strings. Received: command = 2"),
     "quotes": (
         'command = "python \'x"',
-        'must be words that a shell can read. Received: command = "python \'x" in job.toml, No closing quotation',
+        'must be a command line in shell syntax. Received: command = "python \'x" in job.toml, No closing quotation',
     ),
     "variables": ("env = 2", "env must be a table. Received: env = 2"),
     "variable": ("[env]\nA = 1", 'Received: A = 1 in [env] of job.toml. Write A = "1"'),

@@ -149,11 +149,11 @@ def test_no_commit_of_a_stranger_is_unpickled(kind: str, tmp_path: Path, monkeyp
             give_away(commit_of_a_stranger(rank), mine.directory)
         case "all by another user":
             give_away(commit_of_a_stranger(rank), configured)
-    with pytest.raises(ConfigError, match="must belong to its user alone"):
+    with pytest.raises(ConfigError, match="only a job's user may have access"):
         commits.newest(mine)
     assert not (tmp_path / "made").exists()
     if kind == "all by another user":
-        with pytest.raises(ConfigError, match="must belong to its user alone"):
+        with pytest.raises(ConfigError, match="only a job's user may have access"):
             mine.write(1, "one")
 
 
