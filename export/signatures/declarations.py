@@ -1,4 +1,4 @@
-"""Parses and checks the `signatures=` of a user, in training or at an export: outputs, encoded images, functions."""
+"""Parses and checks a user's `signatures=` in training or at an export: outputs, encoded images, functions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read(signatures: Mapping[str, Any] | None, *, functions: bool, taken: Iterab
 def outputs_of(signature: str, value: Any) -> dict[str, str]:
     """Returns {public name: output or layer}. `value`: a name, a list of names, or such a mapping.
 
-    Raises: ExportError: it is none of these.
+    Raises: ExportError: `value` is none of these.
     """
     if isinstance(value, str):
         return {value: value}

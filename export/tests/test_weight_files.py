@@ -123,9 +123,7 @@ def test_what_is_not_in_the_file_is_told_and_how_to_save_it(tmp_path: Path) -> N
     ):
         exported(tmp_path, Path(file))
     alone = tf.train.Checkpoint(Net=model.head).save(str(tmp_path / "alone"))
-    with pytest.raises(
-        ExportError, match=r"never in the file .the trained ones of them would be, if it held the model's"
-    ):
+    with pytest.raises(ExportError, match=r"never in the file .an optimizer in the file, compiled or with momenta,"):
         exported(tmp_path, Path(alone))
 
 

@@ -85,7 +85,7 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _users(paths: list[str]) -> int | None:
-    """Returns the index in `paths` (innermost first) of a file of the user, else of the outermost code without a file."""
+    """Returns the index in `paths` (innermost first) of the user's own file, else of the outermost code without one."""
     own = (index for index, path in enumerate(paths) if not _is_library(path))
     without_file = (index for index in reversed(range(len(paths))) if paths[index] == "<string>")
     return next(own, next(without_file, None))
