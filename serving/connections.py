@@ -128,7 +128,7 @@ def _peers_at(port: int) -> dict[_Address, None]:
 
 
 def _open_connections() -> Iterator[tuple[_Address, _Address, socket.socket]]:
-    """Yields own address, peer's address and a socket for each TCP connection of this process; then closes the socket."""
+    """Yields (own address, peer's address, socket) of each TCP connection of this process, then closes the socket."""
     for descriptor in _descriptors():
         try:
             copy = os.dup(descriptor)

@@ -35,7 +35,7 @@ class Flight:
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, size: int) -> None:
-        """Sets the number of bytes that the request uses now. Raises: RequestError: UNAVAILABLE: the limit is reached."""
+        """Sets the bytes that the request uses now. Raises: RequestError: UNAVAILABLE: the limit is reached."""
         self.moved_at = time.monotonic()
         self.size = 0 if size <= _SMALL_BYTES else size
         self._flights._count(self)

@@ -63,7 +63,7 @@ class Version:
 
     @property
     def is_coming(self) -> bool:
-        """Whether the version will answer later, because it is being loaded or was interrupted. A broken version will not."""
+        """Whether the version will answer later: it is being loaded, or was interrupted. A broken version will not."""
         return self.state in (State.START, State.LOADING, State.AVAILABLE)
 
     def failed(self, state: State, error: str, wait: float) -> None:
@@ -225,7 +225,7 @@ class ModelManager:
         return None
 
     def _check_labels(self, config: ModelConfig) -> None:
-        """Checks, as TensorFlow Serving does, that labels move only to available versions. A new model may have any labels."""
+        """Checks, as TensorFlow Serving does, that labels move only to available versions. A new model may have any."""
         known = self._versions.get(config.name)
         if not known or self._allow_any_labels:
             return

@@ -55,7 +55,7 @@ def warm_up(handlers: Handlers, path: Path) -> int:
 
 
 def main(connection: socket.socket, path: Path, name: str, version: int, options: Options) -> None:
-    """Loads the version, reports the result, and answers requests until the server closes the connection. Never returns."""
+    """Loads the version, reports that, and answers requests until the server closes the connection. Never returns."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         servable = Servable(

@@ -236,8 +236,8 @@ def _storable(name: str, array: Any) -> Any:
 
 def _none_there(where: str, why: str) -> ServingError:
     return ServingError(
-        f"keras-ddl predict needs a running model server. Received: no answer from {where} ({why}). Start one, for example "
-        "`keras-ddl serve saved_model`, and give the address that it prints."
+        f"keras-ddl predict needs a running model server. Received: no answer from {where} ({why}). Start one, for "
+        "example `keras-ddl serve saved_model`, and give the address that it prints."
     )
 
 

@@ -30,7 +30,7 @@ class LoadError(Exception):
 
 
 class LoadInterrupted(Exception):
-    """The process that was loading a version ended without an error, for example because it was killed. Another may succeed."""
+    """The process that was loading a version ended without an error, as after a kill. Another may succeed."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -154,7 +154,8 @@ def _tensor_name(signature: Signature, kind: str, alias: str) -> str:
     if info.WhichOneof("encoding") != "name":
         raise RequestError(
             Code.UNIMPLEMENTED,
-            f"The inputs and outputs of a served signature must be dense tensors. Received: {kind} {alias!r} of signature {signature.name!r}, "
-            f"which is {info.WhichOneof('encoding')}. Export a signature over its dense components.",
+            f"The inputs and outputs of a served signature must be dense tensors. Received: {kind} {alias!r} of "
+            f"signature {signature.name!r}, which is {info.WhichOneof('encoding')}. Export a signature over its dense "
+            "components.",
         )
     return info.name

@@ -69,7 +69,7 @@ def too_large(limit: int) -> RequestError:
     """Returns the error for a body that is larger than the limit."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
-        f"The body of a request may have at most {limit} bytes, also when decompressed. Received: more. Send fewer rows, or "
-        "start the server with a larger --max-message-mb.",
+        f"The body of a request may have at most {limit} bytes, also when decompressed. Received: more. Send fewer "
+        "rows, or start the server with a larger --max-message-mb.",
         http_status=413,
     )

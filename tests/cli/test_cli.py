@@ -71,7 +71,7 @@ MISTAKES = {
     "export which": (["export", ".", "out", "--which", "first"], "--which must be 'latest', 'best'"),
     "export opset": (
         ["export", ".", "out", "--opset", "15"],
-        "opset must be 9 to 18, and is for ONNX. Received: 15 for saved",
+        "opset must be 9 to 18, and only ONNX takes it. Received: 15 for saved",
     ),
     "export check of a format": (["export", "--check", ".", "--format", "onnx"], "Give CHECKPOINTS and OUTPUT"),
 }

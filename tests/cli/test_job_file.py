@@ -218,7 +218,7 @@ def test_dry_run_by_mpirun_and_in_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     comments, _ = dry_run("train.py")
-    assert "  as the resource manager says (SLURM_JOB_NODELIST=n[1-2]): ranks 0 to 1\n" in comments
+    assert "  chosen by the resource manager (SLURM_JOB_NODELIST=n[1-2]): ranks 0 to 1\n" in comments
 
 
 @needs_part("--events")

@@ -64,7 +64,7 @@ def test_job_has_a_rank_for_each_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
     assert job.make(["p"], num_ranks=2).num_ranks == 2
     assert job.make(["p"], num_ranks=None, hosts="a:4").num_ranks == 4
     monkeypatch.delenv("SLURM_NTASKS")
-    with pytest.raises(ConfigError, match="no number of tasks of Slurm"):
+    with pytest.raises(ConfigError, match="SLURM_NTASKS is not set"):
         job.make(["p"], num_ranks=None)
 
 

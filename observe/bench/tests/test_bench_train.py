@@ -168,7 +168,7 @@ def test_bench_train_mistakes_are_told_before_anything_starts(
 def test_places_of_hosts_are_taken_host_by_host() -> None:
     assert rounds._part(None, 3) is None
     assert rounds._part("h0:2,h1:2", 3) == "h0:2,h1:1" and rounds._part("h0:2,h1", 2) == "h0:2"
-    with pytest.raises(ConfigError, match="places for all ranks"):
+    with pytest.raises(ConfigError, match="slots for all ranks"):
         rounds._part("h0:2,h1", 4)
 
 
