@@ -110,8 +110,8 @@ def _start_ranks(ctx: click.Context, num_ranks: int | None, hosts: str | None, m
     around = find_launcher()
     if around is not None:
         raise ConfigError(
-            "bench: -np and --hosts start ranks, but this process is a rank. Received: -np or --hosts in a process that "
-            f"{around.name} started as rank {around.rank}. Leave them out."
+            "bench: -np and --hosts start ranks, but this process is a rank. Received: -np or --hosts in a process "
+            f"that {around.name} started as rank {around.rank}. Leave them out."
         )
     words = [sys.executable, "-m", "keras_ddl.cli", "bench"]
     for param in ctx.command.params:

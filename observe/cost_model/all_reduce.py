@@ -50,7 +50,7 @@ class Stage:
 
 
 def ring_stage(cluster: Cluster, nbytes: float, first: int, stop: int) -> Stage:
-    """Returns the stage of rings through dimensions `first` to `stop` - 1, in which neighbours in the box are neighbours.
+    """Returns the stage of rings through dimensions `first` to `stop` - 1, which keep the order of the box.
 
     The dimensions before `first` are already reduced, so every unit of `first` has as many rings as ranks, each ring
     for its own part of the data. With G units in a ring, each unit sends 2 (G-1)/G N in 2 (G-1) steps: half to reduce,

@@ -158,7 +158,7 @@ class Recorder:
         )
 
     def _trace(self, step: str, replicated: dict[str, int], share: float, **more: Any) -> None:
-        """Notes the facts about a step. Of several traces, or models of one class, it keeps that with the largest share."""
+        """Notes the facts about a step. Of several traces, or models of a class, keeps that with the largest share."""
         known = self._traces.get(step)
         if known is None or known["replicated_share"] <= share:
             rest = {"random": {}, "collectives": 0, "bytes": 0, **more}

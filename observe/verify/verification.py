@@ -71,7 +71,7 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """DIFFERENT if ranks differ in any precision; EQUAL if they are equal in one and no result casts doubt on it."""
+        """DIFFERENT if ranks differ in any precision; EQUAL if they are equal in one and nothing casts doubt on it."""
         verdicts = [each.verdict for each in self.precisions]
         is_doubtful = any(each.is_doubtful for each in self.precisions)
         return DIFFERENT if DIFFERENT in verdicts else EQUAL if EQUAL in verdicts and not is_doubtful else UNKNOWN
@@ -229,8 +229,8 @@ def _why_nothing(one: Run) -> str:
     if one.failure:
         return f"one process trained no step: {one.failure}"
     return (
-        "the program ended without a training step of fit, train_on_batch or strategy.function; a function of its "
-        "own in strategy.run is not compared"
+        "the program ended without a training step of fit, train_on_batch or strategy.function; your own "
+        "function in strategy.run is not compared"
     )
 
 
