@@ -77,7 +77,7 @@ def test_layers_in_lists_are_found_by_what_the_optimizer_trains(tmp_path: Path, 
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path / "managed"), max_to_keep=2)
     manager.save()
     if optimizer == "sgd":  # nothing says that it was given the variables in the model's order
-        with pytest.raises(ExportError, match="without 14 variables.*optimizer, compiled or with momenta"):
+        with pytest.raises(ExportError, match="without 14 variables.*compiled or with momenta"):
             exported(tmp_path, tmp_path / "managed")
     else:
         assert_answers(tmp_path, tmp_path / "managed", loop)
