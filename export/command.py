@@ -103,8 +103,8 @@ def command(
     keras-ddl export logs/model-300 saved_model --outputs scores=logits:0
     keras-ddl export checkpoints onnx --format onnx
 
-    No code of yours is needed. The SavedModel holds no operation of keras_ddl, and its outputs are compared with
-    those that the model gave in training, in a process without keras_ddl.
+    Your code is not needed. The SavedModel has no operation of keras_ddl. A process without keras_ddl compares its
+    outputs with those of the model in training.
     """
     other = format != "saved_model"
     if (check is None) == (output is None) or (check is not None and other) or (sample and not check and not other):

@@ -90,7 +90,7 @@ class Flights:
         flight.ended()
 
     def await_message(self, flight: Flight) -> None:
-        """Marks a request as waiting for a gRPC message. If too many requests wait so, the oldest is dropped."""
+        """Marks a request as waiting for a gRPC message. If too many wait for one, the oldest is dropped."""
         self._unread[flight] = None
         if len(self._unread) > _MOST_UNREAD:
             self._drop(next(iter(self._unread)))

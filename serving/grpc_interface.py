@@ -92,7 +92,9 @@ class GrpcInterface:
             if flight is None or not flight.is_dropped:
                 raise
             task.uncancel()
-            record.error = RequestError(Code.RESOURCE_EXHAUSTED, "The request arrived too late: others waited.")
+            record.error = RequestError(
+                Code.RESOURCE_EXHAUSTED, "The request did not arrive in time and was dropped in favour of others."
+            )
         assert record.error is not None
         await context.abort(_CODES[int(record.error.code)], record.error.message)
         return None

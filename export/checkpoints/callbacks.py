@@ -33,7 +33,7 @@ class _BesideCheckpoint(keras.callbacks.Callback):
         saving = [each for each in self.others if isinstance(each, Checkpoint)]
         name = type(self).__name__
         if (count := sum(type(each) is type(self) for each in self.others)) > 1:
-            raise ConfigError(f"fit takes one {name}. Received: {count} of them. Pass one.")
+            raise ConfigError(f"fit takes only one {name}. Received: {count} of them. Pass one.")
         if len(saving) != 1 or not saving[0].export_base:
             received = (
                 f"{len(saving)} Checkpoint callbacks" if len(saving) != 1 else "a Checkpoint with export_base=False"

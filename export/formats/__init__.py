@@ -152,7 +152,7 @@ def _rows(path: Path, into: Path) -> tuple[Path, str]:
 
     signature = signatures_of(path).get("serving_default")
     if signature is None:
-        raise ExportError(f"Only the signature serving_default can be converted. Received: {path}, without it.")
+        raise ExportError(f"Only the signature serving_default can be converted. Received: {path}, which lacks it.")
     rows, kind = warmup_file.read(path / "assets.extra" / warmup_file.FILE), "stored"
     if rows is None:
         specs = {name: tf.TensorSpec(shape, dtype) for name, (dtype, shape) in signature["inputs"].items()}

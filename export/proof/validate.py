@@ -172,6 +172,6 @@ def validate_saved_model(
         listed = "; ".join(answer["problems"])
         raise ExportError(
             f"The SavedModel must give the trained model's outputs for the stored sample. Received: {listed}. Nothing "
-            "was published. Was the base graph written by another version of the model's code, or on another device?"
+            "was published. Check that the base graph comes from the same model code and device type."
         )
     return answer

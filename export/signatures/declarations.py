@@ -102,7 +102,7 @@ def check(declared: Declared, answers: Iterable[str], layers: Iterable[str]) -> 
             more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
             inside = f"; layers {others[:_MOST]}{more}" if others else ""
             raise ExportError(
-                f"A signature returns outputs of the model or of its layers. Received: {name!r} with {unknown}. "
+                f"A signature must name outputs of the model or of its layers. Received: {name!r} with {unknown}. "
                 f"There are outputs {sorted(answers)}{inside}."
             )
 

@@ -36,7 +36,7 @@ def read(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
     for key, dtype, shape in base["variables"]:
         if key in arrays and (arrays[key].dtype.name, list(arrays[key].shape)) != (dtype, shape):
             raise ExportError(
-                f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} with "
+                f"--weights (weights=) must be a file of the model that wrote the base graph. Received: {file} with "
                 f"{arrays[key].dtype.name}{list(arrays[key].shape)} for {bundle.name_of(key)!r}, which is "
                 f"{dtype}{shape} in the graph."
             )
@@ -94,7 +94,7 @@ def _from_h5(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]:
         import h5py
     except ImportError as error:
         raise DependencyError(
-            f"{file} is read with h5py. Received: {error}. Install it: {packages.pip_install('h5py')}"
+            f"Reading {file} needs h5py. Received: {error}. Install it: {packages.pip_install('h5py')}"
         ) from error
     import tensorflow as tf
 
@@ -153,7 +153,7 @@ def _from_objects(file: Path, base: Manifest, keys: list[str]) -> dict[str, Any]
 def _missing(file: Path, keys: list[str], why: str = "") -> ExportError:
     names = ", ".join(bundle.name_of(key) for key in keys[:5])
     return ExportError(
-        f"--weights (weights=) takes a file of the model whose base graph this is. Received: {file} without "
+        f"--weights (weights=) must be a file of the model that wrote the base graph. Received: {file} without "
         f"{len(keys)} variables of the graph ({names}){why}. Give another file, or a checkpoint of keras_ddl."
     )
 

@@ -81,7 +81,7 @@ def test_layers_in_lists_are_found_by_what_the_optimizer_trains(tmp_path: Path, 
             exported(tmp_path, tmp_path / "managed")
     else:
         assert_answers(tmp_path, tmp_path / "managed", loop)
-    with pytest.raises(ExportError, match="of tf.train.Checkpoint, which stores weights only.*--weights"):
+    with pytest.raises(ExportError, match="of tf.train.Checkpoint, which stores only weights.*--weights"):
         export.export_graph(tmp_path / "managed", tmp_path / "out")
 
 

@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
     "integer": ((int,), "a whole number", "2"),
     "integer range": ((int,), "a whole number", "2"),
     "float": ((int, float), "a number", "2.5"),
-    "ranks": ((int, str), "a whole number, or a range as '2:4'", "2"),
+    "ranks": ((int, str), "a whole number, or a range such as '2:4'", "2"),
 }
 _NUMBER = re.compile(r"-np?=?(\d+(?::\d*)?)")
 # Options of earlier versions.

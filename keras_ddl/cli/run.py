@@ -51,7 +51,7 @@ def environment_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--env",
         "env",
         multiple=True,
-        help="Variable for the program; NAME alone copies its value; use it for secrets.",
+        help="Variable for the program. NAME alone copies its value: use this for secrets.",
         metavar="NAME[=VALUE]",
     )
     return by_name(by_file(command))

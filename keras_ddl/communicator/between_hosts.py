@@ -45,7 +45,7 @@ _SWEEP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Door:
-    """Where a rank can be reached. `host`: equal for ranks that share memory."""
+    """The address of a rank. `host`: equal for ranks that share memory."""
 
     address: str
     port: int

@@ -23,7 +23,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def dumps(obj: Any) -> bytes:
-    """Returns `obj` pickled: functions and classes of a script, a notebook, lambdas and closures by value."""
+    """Returns `obj` pickled, with functions and classes of a script or notebook, lambdas and closures by value."""
     with io.BytesIO() as file:
         _Pickler(file, protocol=5).dump(obj)
         return file.getvalue()

@@ -92,7 +92,7 @@ class Record:
         self._is_paused = True
 
     def end_call(self, what: str, result: Any) -> None:
-        """A call has ended. Its result replaces all that was exchanged in it."""
+        """A call has ended. Its result replaces everything exchanged in it."""
         del self._entries[self._call_began :]
         self._bytes = sum(len(each.result) for each in self._entries)
         self._call_began, self._is_paused = None, False

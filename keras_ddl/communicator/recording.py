@@ -62,7 +62,7 @@ def keep(capacity: int) -> None:
 
 
 def keeps() -> bool:
-    """Whether collectives are kept in memory for a reader, of which there can be one."""
+    """Whether collectives are kept in memory, for one reader at most."""
     return _Running.keeps
 
 

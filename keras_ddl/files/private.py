@@ -63,7 +63,7 @@ def own_directory(path: Path, levels: int) -> None:
 def read_own(path: Path, levels: int) -> bytes:
     """Returns the content of a file that only this user may write to, in `levels` such directories.
 
-    Raises: ConfigError: the file or a directory is not such a one. OSError: the file cannot be read.
+    Raises: ConfigError: it is not a file, or others may write to it. OSError: the file cannot be read.
     """
     with _own_directory(path.parent, levels, may_make=False) as holder:
         try:
@@ -71,17 +71,17 @@ def read_own(path: Path, levels: int) -> bytes:
         except OSError as error:
             if stat.S_ISREG(os.stat(path.name, dir_fd=holder, follow_symlinks=False).st_mode):
                 raise
-            raise _refusal(path, "which is no file") from error
+            raise _refusal(path, "which is not a file") from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise _refusal(path, "which is no file with one name")
+            raise _refusal(path, "which has several names (hard links)")
         _require_own(status, path, _WRITE)
         return file.read()
 
 
 def is_own_peer(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a UNIX socket is this user's, as the kernel says."""
+    """Whether the process at the other end of a UNIX socket is this user's, according to the kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return bool(user == os.geteuid())
@@ -116,7 +116,7 @@ def _enter_own(
     try:
         descriptor = _enter(stack, holder, path.name)
     except NotADirectoryError:  # of a symbolic link, too
-        raise _refusal(path, "which is no directory") from None
+        raise _refusal(path, "which is not a directory") from None
     _require_own(os.fstat(descriptor), path, forbidden)
     return descriptor
 
@@ -133,11 +133,11 @@ def _require_that_nobody_renames(descriptor: int, path: Path) -> None:
     """Checks that only this user and root can rename or replace this user's entries of a directory."""
     status = os.fstat(descriptor)
     if status.st_uid not in _trusted_owners():
-        raise _refusal(path, f"a directory of user {status.st_uid}, who can rename what is in it")
+        raise _refusal(path, f"a directory of user {status.st_uid}, who can rename its entries")
     is_open = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid))
     if is_open and not status.st_mode & stat.S_ISVTX:
         mode = f"mode {stat.S_IMODE(status.st_mode):04o}, without the sticky bit"
-        raise _refusal(path, f"where others can rename what is in it ({mode})")
+        raise _refusal(path, f"where others can rename entries ({mode})")
 
 
 def _trusted_owners() -> set[int]:

@@ -25,7 +25,10 @@ _ACCEPTED_AT_ONCE = 32  # before ranks are heard again
 
 
 class Acceptor:
-    """Open until `close`. Never blocks: the owner polls `fds` for reading and calls `serve`; `tick` every second."""
+    """Accepts the ranks' connections until `close`.
+
+    Never blocks: the owner polls `fds` for reading and calls `serve`, and `tick` every second.
+    """
 
     def __init__(
         self, listener: socket.socket, token: str, num_ranks: int, lost_after: float = control.LOST_AFTER_SECONDS

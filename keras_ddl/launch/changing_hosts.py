@@ -55,14 +55,14 @@ class ChangingHosts:
         return set(hosts) != set(self._changed or self.plan.hosts)
 
     def notify(self, hosts: tuple[Host, ...]) -> None:
-        """Tells that the file now names `hosts`. Another thread may call this."""
+        """Notes that the file now names `hosts`. Another thread may call this."""
         self._changed = hosts
 
     def connected(self, rank: int) -> None:
         self._expected.pop(rank, None)
 
     def ended(self, outcome: RankOutcome) -> None:
-        """Takes the end of a process."""
+        """Handles the end of a process."""
         rank, host = outcome.rank, self.plan.host_of(outcome.rank)
         is_lost = outcome.is_lost and not outcome.gives_up
         self.plan.end(rank, is_lost=is_lost, has_reported=outcome.status is not None)

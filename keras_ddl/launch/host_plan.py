@@ -48,7 +48,7 @@ class HostPlan:
         return [self._local_rank_of[rank] for rank in ranks], self._slots[self._host_of[ranks[0]]]
 
     def change(self, hosts: Iterable[Host]) -> None:
-        """Tells that the file now names `hosts`."""
+        """Notes that the file now names `hosts`."""
         slots = {host.name: host.slots for host in hosts}
         # They keep their places. One that the file has left out in between is as good as new.
         order = [name for name in self._slots if name in slots] + [name for name in slots if name not in self._slots]
@@ -59,7 +59,7 @@ class HostPlan:
         self.takes_newcomers = True
 
     def end(self, rank: int, *, is_lost: bool, has_reported: bool) -> None:
-        """Takes the end of a process. `is_lost`: it was ended from outside. `has_reported`: its wrapper told how."""
+        """Handles the end of a process. `is_lost`: it was ended from outside. `has_reported`: its wrapper reported it."""
         name = self._host_of.pop(rank, None)
         self.spares.discard(rank)
         if name is None or not is_lost:
@@ -73,7 +73,7 @@ class HostPlan:
         return self._losses[name] >= MAX_LOSSES
 
     def lose_host(self, name: str) -> None:
-        """Tells that no process can be started on this host until the file has omitted it once."""
+        """Notes that no process can be started on this host until the file has omitted it once."""
         self._gone.add(name)
 
     def surplus(self, members: Iterable[int]) -> list[int]:

@@ -344,7 +344,7 @@ class JobResult:
         if self.ok:
             return vanished(self.outcomes)
         if self.asks_to_restart:
-            return f"keras-ddl: the ranks ended with status {RESTART_STATUS}, to be started again.\n{hint}"
+            return f"keras-ddl: the ranks ended with status {RESTART_STATUS} and ask to be started again.\n{hint}"
         if self.signal is not None:
             return hint
         if first is not None:

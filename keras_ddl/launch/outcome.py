@@ -152,7 +152,7 @@ class RankOutcome:
         if self.status == 0:
             return _MIDDLE
         if self.status == RESTART_STATUS:
-            return f"ended with exit status {RESTART_STATUS}, to be started again"
+            return f"ended with exit status {RESTART_STATUS}, which asks for a restart"
         if self.status < 0:
             return f"killed by {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"

@@ -99,7 +99,7 @@ class Regrouping:
         return not self._links[rank].over
 
     def goes_on_without(self, link: RankLink, *, is_stopping: bool) -> bool:
-        """Takes the end of a rank. Returns whether the job continues without it."""
+        """Handles the end of a rank. Returns whether the job continues without it."""
         rank = link.outcome.rank
         is_member = rank in self.membership.members
         self.membership.end(rank, is_lost=link.outcome.is_lost)

@@ -1,7 +1,7 @@
 """Filters TensorFlow's harmless import messages about the CPU, oneDNN and missing GPUs.
 
 These notes never explain a failure. TF_CPP_MIN_LOG_LEVEL does not hide all of them, because TensorFlow writes some
-before it reads that variable. They are taken from TensorFlow 2.16 to 2.21. With TF_CPP_MIN_LOG_LEVEL=0 they are shown
+before it reads that variable. The list is from TensorFlow 2.16 to 2.21. With TF_CPP_MIN_LOG_LEVEL=0 the notes are shown
 once per job.
 """
 

@@ -348,7 +348,7 @@ class Supervisor:
             self.count(link)
 
     def count(self, link: RankLink) -> None:
-        """Takes the end of a rank: tells the watchers, and decides whether the job continues."""
+        """Handles the end of a rank: tells the watchers, and decides whether the job continues."""
         link.counted = True
         self._watchers.rank_end(link.outcome)
         if self.changing is not None:

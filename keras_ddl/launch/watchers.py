@@ -65,7 +65,7 @@ class Watchers:
                 watcher.figures(outcome.rank, news["figures"])
 
     def rank_end(self, outcome: RankOutcome) -> None:
-        """Takes the end of a rank, if its program had started."""
+        """Handles the end of a rank, if its program had started."""
         if outcome.rank not in self._pids or not self._watchers:
             return
         status = outcome.status

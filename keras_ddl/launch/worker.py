@@ -60,7 +60,7 @@ def _pickled_value(value: Any, rank: int) -> bytes:
         return by_value.dumps(value)
     except Exception as error:
         raise LaunchError(
-            f"What fn returns must be picklable. Received: {type(value).__name__} on rank {rank}: "
+            f"The result of fn must be picklable. Received: {type(value).__name__} on rank {rank}: "
             f"{type(error).__name__}: {error}. Return plain values: numbers, NumPy arrays, history.history, weights."
         ) from error
 

@@ -126,7 +126,10 @@ MISTAKES = {
         "restarts = '2'",
         "restarts must be a whole number. Received: restarts = '2' (str) in job.toml. Write restarts = 2.",
     ),
-    "bool for a number": ("np = true", "np must be a whole number, or a range as '2:4'. Received: np = True (bool)"),
+    "bool for a number": (
+        "np = true",
+        "np must be a whole number, or a range such as '2:4'. Received: np = True (bool)",
+    ),
     "string for a flag": ("verbose = 'yes'", "verbose must be true or false. Received: verbose = 'yes' (str)"),
     "number for a string": ("hosts = 2", "hosts must be a string. Received: hosts = 2 (int)"),
     "list with a number": ("mpi-arg = ['a', 2]", "mpi-arg must be a string, or a list of these. Received: mpi-arg = 2"),

@@ -102,7 +102,7 @@ def test_sigusr1_is_passed_on_and_ranks_that_end_with_75_are_started_again(stage
     assert played.status == 0
     assert "restart 1 of 1, with 2 ranks (the ranks ended with status 75)" in played.err
     again = stage.play([gets(signal.SIGTERM), *saved[2:]], grace=30.0)
-    assert again.status == RESTART_STATUS and "the ranks ended with status 75, to be started again" in again.err
+    assert again.status == RESTART_STATUS and "the ranks ended with status 75 and ask to be started again" in again.err
 
 
 def test_job_that_takes_too_long_is_ended(stage: Stage) -> None:

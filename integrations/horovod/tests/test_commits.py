@@ -51,7 +51,7 @@ def test_torn_commit_is_passed_over(tmp_path: Path, tear) -> None:
 
 def test_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("a file")
-    with pytest.raises(ConfigError, match="rank-0, which is no directory"):
+    with pytest.raises(ConfigError, match="rank-0, which is not a directory"):
         commits.Commits(tmp_path).write(1, "one")
 
 
