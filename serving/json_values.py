@@ -80,7 +80,7 @@ def signature_of(request: Mapping[str, Any], signatures: Signatures) -> str:
     name = name or DEFAULT_SIGNATURE
     if name not in signatures:
         raise invalid(
-            f'Serving signature name: "{name[:100]}" not found in signature def. The signatures are {sorted(signatures)}.'
+            f'Serving signature name: "{name[:100]}" not found in signature def. There are {sorted(signatures)}.'
         )
     return name
 

@@ -136,7 +136,7 @@ def _find_graph(prefix: Path, wanted: str | None) -> Path:
     if bundle.GRAPH in bundle.entries(str(prefix)):
         raise ExportError(
             f"A Saver's checkpoint must have a graph beside it. Received: {prefix}, of tf.train.Checkpoint, which "
-            "stores weights only. Give the directory that holds the base graph of its model as CHECKPOINTS, and this "
+            "stores only weights. Give the directory that holds the base graph of its model as CHECKPOINTS, and this "
             "checkpoint with --weights."
         )
     raise ExportError(

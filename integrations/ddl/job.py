@@ -27,7 +27,7 @@ class _State:
 
 
 def init(options: str = "") -> None:
-    """Does as `ddl.init`, without changing TensorFlow and Keras."""
+    """Works like `ddl.init`, without changing TensorFlow and Keras."""
     parsed = parse(options)
     group = group_elements(os.environ)
     if is_alone():

@@ -94,7 +94,7 @@ def PartialDistributedOptimizer(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     **arguments: Any,
 ) -> keras.optimizers.Optimizer:
-    """Does as `DistributedOptimizer`, except that the weights of `local_layers` stay local to each rank.
+    """Works like `DistributedOptimizer`, except that the weights of `local_layers` stay local to each rank.
 
     Args:
         local_layers: a layer or several, which may be built later.

@@ -47,7 +47,7 @@ class ProcessSet:
 
     @property
     def comm(self) -> Communicator:
-        """The communicator of its collectives. Raises: ConfigError: the set is not registered, or has not this rank."""
+        """The communicator of its collectives. Raises: ConfigError: the set is not registered, or lacks this rank."""
         return communicator_of(self)
 
     def included(self) -> bool:
@@ -143,7 +143,7 @@ def registered(process_set: Any) -> ProcessSet:
 
 
 def communicator_of(process_set: Any) -> Communicator:
-    """Returns the communicator of a set. Raises: ConfigError: the set is not registered, or has not this rank."""
+    """Returns the communicator of a set. Raises: ConfigError: the set is not registered, or lacks this rank."""
     ranks = registered(process_set)._registered()
     if process_set.process_set_id == 0:
         return communicator.communicator_of(None)

@@ -209,7 +209,7 @@ class GradientReduction:
         return tensor
 
     def _plan(self, tensors: Sequence[tf.Tensor], variables: Sequence[Any], comm: Communicator) -> list[list[int]]:
-        """Returns the positions of the gradients in each bucket; the last layers first, in the order of backward."""
+        """Returns the positions of the gradients in each bucket, in the order of the backward pass."""
         positions = list(range(len(tensors)))
         if isinstance(self.groups, int):
             count = min(self.groups, len(positions)) or 1

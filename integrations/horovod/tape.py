@@ -137,7 +137,7 @@ def PartialDistributedGradientTape(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """Does as `DistributedGradientTape`, except that `local_layers` stay local: see `PartialDistributedOptimizer`."""
+    """Works like `DistributedGradientTape`, but `local_layers` stay local: see `PartialDistributedOptimizer`."""
     local = layers_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,

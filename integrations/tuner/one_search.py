@@ -89,12 +89,12 @@ class OneSearch:
         return result
 
     def search_space_summary(self, *args: Any, **kwargs: Any) -> Any:
-        """Does as the tuner's own method, on rank 0 only."""
+        """Works like the tuner's own method, on rank 0 only."""
         with _silence():
             return super().search_space_summary(*args, **kwargs)  # type: ignore[misc]
 
     def results_summary(self, *args: Any, **kwargs: Any) -> Any:
-        """Does as the tuner's own method, on rank 0 only."""
+        """Works like the tuner's own method, on rank 0 only."""
         with _silence():
             return super().results_summary(*args, **kwargs)  # type: ignore[misc]
 

@@ -352,7 +352,7 @@ def close_all(why: str) -> None:
 
 
 def forget_all(why: str) -> None:
-    """Does as `close_all` in a forked child, without touching memory that the parent uses."""
+    """Works like `close_all` in a forked child, without touching memory that the parent uses."""
     global _lock
     _lock = threading.Lock()
     for comm in _open.values():

@@ -19,7 +19,7 @@ class _Running:
 
 
 def start(path: str | os.PathLike[str], rank: int) -> Path:
-    """Does as keras_ddl.timeline.start, for rank `rank`."""
+    """Works like keras_ddl.timeline.start, for rank `rank`."""
     own = path_of_rank(path, rank)
     message = native_timeline.start(str(own), rank, f"rank {rank} ({socket.gethostname()})")
     if message:

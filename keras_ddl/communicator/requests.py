@@ -126,7 +126,7 @@ class Requests:
         return Started(work, request, keep, self._note, lambda: self._closed)
 
     def submit(self, request: Request, keep: Any) -> list[bytes] | None:
-        """Does as `run`, but always in the communication thread."""
+        """Works like `run`, but always in the communication thread."""
         self._refuse_in_handler(request)
         blocking = FLAG_BLOCKING if threading.current_thread() is threading.main_thread() else 0
         request.flags = request.flags & ~FLAG_BLOCKING | blocking  # prepared requests come from any thread

@@ -143,7 +143,7 @@ def regroup() -> Topology:
 
 
 def regroup_with(admits: Sequence[int] | None = None) -> Topology:
-    """Does as `regroup`, but the ranks that meet may include newcomers. COLLECTIVE.
+    """Works like `regroup`, but the ranks that meet may include newcomers. COLLECTIVE.
 
     admits: newcomers that this rank names, perhaps none; None: there must be no newcomers.
     """

@@ -201,7 +201,7 @@ def being_read(path: Path) -> Iterator[None]:
 
 
 def remove_unless_read(path: Path) -> bool:
-    """Does as `remove`, unless a process of this host reads the directory (`being_read`). Returns whether it did.
+    """Works like `remove`, unless a process of this host reads the directory (`being_read`). Returns whether it did.
 
     Raises: OSError: `path` is not a directory, or cannot be read or removed.
     """

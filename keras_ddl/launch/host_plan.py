@@ -59,7 +59,7 @@ class HostPlan:
         self.takes_newcomers = True
 
     def end(self, rank: int, *, is_lost: bool, has_reported: bool) -> None:
-        """Handles the end of a process. `is_lost`: it was ended from outside. `has_reported`: its wrapper reported it."""
+        """Handles the end of a process. `is_lost`: ended from outside. `has_reported`: its wrapper reported how."""
         name = self._host_of.pop(rank, None)
         self.spares.discard(rank)
         if name is None or not is_lost:

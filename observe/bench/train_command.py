@@ -1,4 +1,4 @@
-"""keras-ddl bench train: measures how training scales. bench_training/ does the work."""
+"""keras-ddl bench train: measures how training scales. The folder training/ does the work."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def check(directory: Path, root: Path) -> Iterator[Finding]:
         yield from _kind(where, mount)
     free = shutil.disk_usage(where).free
     if free < _GIB:
-        remedy = "A checkpoint with Adam takes three times the weights' bytes, and the previous one stays until then."
+        remedy = "A checkpoint with Adam takes three times the weights' bytes, and two of them exist for a while."
         yield Finding(Severity.WARNING, "directory", f"{where} has {free / _GIB:.2f} GiB free", remedy)
     yield from _probe(where)
 
@@ -94,7 +94,7 @@ def _probe(where: Path) -> Iterator[Finding]:
         remedy = "Do not store anything there."
         yield Finding(Severity.ERROR, "directory", f"{where} returns other bytes than were written", remedy)
     elif seconds > _SLOW_SECONDS:
-        remedy = "Training continues, but checkpoints take so much longer. Check whether the server or disk is busy."
+        remedy = "Checkpoints are slow there. Check whether the server or disk is busy."
         yield Finding(Severity.WARNING, "directory", f"{where}: {timing}", remedy)
     else:
         yield Finding(Severity.OK, "directory", f"{where}: {timing}")

@@ -2,7 +2,7 @@
 
 Each connection gets a thread for at most a few seconds, only a few connections are open at a time, and the text is made
 at most a few times a second. So strangers can block the metrics for a while, but not the launcher's work for its ranks.
-The server asks no rank.
+The server never contacts a rank.
 """
 
 from __future__ import annotations

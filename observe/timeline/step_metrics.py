@@ -164,6 +164,6 @@ class StepMetrics(keras.callbacks.Callback):
 
 
 def _scalar(name: str, value: float) -> None:
-    """Does as tf.summary.scalar, which needs the package tensorboard even for writing."""
+    """Works like tf.summary.scalar, which needs the package tensorboard even for writing."""
     metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
     tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)

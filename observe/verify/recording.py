@@ -147,7 +147,7 @@ class Recording:
             if digests and len(digests) != len(self.events):
                 return f"rank {rank} recorded {len(digests)} events, rank 0 {len(self.events)}"
         recorded = bool(self.events) + sum(map(bool, self._digests.values()))
-        return "" if recorded == num_ranks else f"{recorded} of {num_ranks} ranks recorded anything"
+        return "" if recorded == num_ranks else f"only {recorded} of {num_ranks} ranks recorded anything"
 
 
 def _events(folder: Path) -> list[Event]:

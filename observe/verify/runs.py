@@ -68,7 +68,7 @@ class Run:
 
     @property
     def failure(self) -> str:
-        """The reason of a failure in one line; "" if the run ended well."""
+        """Why the run failed, in one line; "" if it ended well."""
         if self.result.ok:
             return ""
         if self.result.timed_out:

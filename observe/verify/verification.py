@@ -25,7 +25,7 @@ class Precision:
     Attributes:
         floatx: "float64", or "" if the program chooses.
         verdict: EQUAL, DIFFERENT or UNKNOWN.
-        why: the reason of the last two, in words.
+        why: the reason for the last two, in words.
         one, ranks, last_bit, again: the runs of one process, of the ranks, of one process with weights perturbed by one
             ulp, and of one process a second time; None: not made.
         is_deterministic: whether two runs of one process were equal; None: not tried.
@@ -181,7 +181,7 @@ class Verifier:
         shutil.rmtree(folder / "files", ignore_errors=True)
         if run.linked:
             links = ", ".join(run.linked)
-            self._note(f"links to directories outside were not copied, what is written there stays: {links}")
+            self._note(f"links to directories outside were not copied, so files written there stay: {links}")
         end = f", then: {run.failure}" if run.failure else ""
         self._progress(f"run {self._number}: {run.recording.steps} training steps in {run.seconds:.0f} s{end}")
         return run
