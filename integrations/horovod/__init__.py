@@ -71,8 +71,8 @@ def __getattr__(name: str) -> Any:
     if name in _ABSENT:
         raise AttributeError(f"keras_ddl.horovod has no {name}. {_ABSENT[name]}")
     raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}. What there is: integrations/horovod/docs/from-horovod.md and "
-        f"dir({__name__})."
+        f"module {__name__!r} has no attribute {name!r}. For all names see "
+        f"integrations/horovod/docs/from-horovod.md and dir({__name__})."
     )
 
 
