@@ -141,7 +141,7 @@ def test_weights_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         attempt(tmp_path / "cut.weights.h5")
     other = dense_model()
     other.save_weights(tmp_path / "other.weights.h5")
-    with pytest.raises(ExportError, match=r"of the model whose base graph this is.*without \d+ variables"):
+    with pytest.raises(ExportError, match=r"of the model that wrote the base graph.*without \d+ variables"):
         attempt(tmp_path / "other.weights.h5")
     model.save_weights(tmp_path / "good.weights.h5")
     attempt(tmp_path / "good.weights.h5")
