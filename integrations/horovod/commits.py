@@ -117,7 +117,7 @@ def read(path: Path) -> Any:
     content, end = data[: -_END.size], data[-_END.size :]
     mark, crc, length = _END.unpack(end)
     if mark != _MARK or length != len(content) or crc != zlib.crc32(content):
-        raise TornCommit(f"{path} was altered after it was written")
+        raise TornCommit(f"{path} is truncated or altered")
     return pickle.loads(content)
 
 

@@ -75,7 +75,7 @@ def read_own(path: Path, levels: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise _refusal(path, "which has several names (hard links)")
+            raise _refusal(path, "which is not a file or has several names (hard links)")
         _require_own(status, path, _WRITE)
         return file.read()
 
