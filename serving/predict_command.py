@@ -130,7 +130,7 @@ def _by_rest(
     except (urllib.error.URLError, TimeoutError) as error:
         raise _none_there(url, str(getattr(error, "reason", error))) from None
     except (http.client.HTTPException, json.JSONDecodeError, UnicodeError, LookupError, ConnectionError) as error:
-        why = f"nothing in HTTP with JSON: {type(error).__name__}. Is it the gRPC port? Then use grpc://"
+        why = f"no answer in HTTP with JSON: {type(error).__name__}. For a gRPC port use grpc://"
         raise _none_there(url, why) from None
     # JSON gives no dtypes, and a single output without its name: the metadata has both.
     dtypes = {name: each["dtype"] for name, each in signatures[signature]["outputs"].items()}
@@ -233,7 +233,7 @@ def _without_base64(value: Any) -> Any:
 def _readable(array: Any) -> Any:
     """Converts bytes (from gRPC) and base64 (from REST) to an array of strings.
 
-    Bytes that are not UTF-8 stay bytes, and so do strings with zeros at the end, which NumPy's strings would drop.
+    Bytes that are not UTF-8 stay bytes, and so do strings that end with zeros, which NumPy's strings would drop.
     """
     import numpy as np
 
@@ -262,8 +262,8 @@ def _storable(name: str, array: Any) -> Any:
 
 def _none_there(where: str, why: str) -> ServingError:
     return ServingError(
-        f"keras-ddl predict asks a model server. Received: no answer at {where} ({why}). Start one, for example "
-        "`keras-ddl serve saved_model`, and give the address that it prints."
+        f"keras-ddl predict needs a running model server. Received: no answer from {where} ({why}). Start one, for "
+        "example `keras-ddl serve saved_model`, and give the address that it prints."
     )
 
 
@@ -279,7 +279,7 @@ def _refused(where: str, why: str) -> ServingError:
 
 
 def _message(body: bytes) -> str:
-    """Returns what a server says in the body of an error: in JSON under "error", else the text."""
+    """Returns the server's message in the body of an error: in JSON under "error", else the text."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return str(json.loads(body)["error"]).rstrip(".")
     return body.decode(errors="replace").strip()

@@ -124,7 +124,7 @@ def gpus() -> list[tuple[str, str]]:
 
 
 def settings() -> list[tuple[str, str]]:
-    """Returns every variable that a user may set, its value and where it comes from."""
+    """Returns every variable that a user may set, its value and the source of the value."""
     rows = _variables(are_set_by_keras_ddl=False)
     rows += [(name, f"{os.environ[name]} (environment, UNKNOWN to keras_ddl)") for name in config.unknown()]
     if os.environ.get("TF_CONFIG"):
@@ -136,7 +136,7 @@ def settings() -> list[tuple[str, str]]:
 
 
 def _variables(*, are_set_by_keras_ddl: bool) -> list[tuple[str, str]]:
-    """Returns (name, value, source and meaning) of the settings; or of those that keras_ddl itself has set here."""
+    """Returns (name, value with source and meaning) of users' settings, or of variables set by keras_ddl itself."""
     rows = []
     for row in config.VARIABLES.values():
         if row.is_set_by_keras_ddl != are_set_by_keras_ddl or (are_set_by_keras_ddl and not config.is_set(row.name)):

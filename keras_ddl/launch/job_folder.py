@@ -26,24 +26,24 @@ _RANK = "rank-"
 
 
 def on_this_host(secret: str) -> Path:
-    """Returns the path of a job's directory, for files.private to make.
+    """Returns the path of a job's directory, which files.private makes.
 
-    Each host has another name for it: who lists the directory for temporary files on one host, or sees the command
-    lines and sockets there, cannot know what will be made on another.
+    Each host has a different name for it: somebody who lists the directory for temporary files on one host, or sees
+    command lines and sockets there, cannot guess the name on another.
 
     Args:
-        secret: Job.id or Job.kept, which the job's own processes get by their launcher's connections alone.
+        secret: Job.id or Job.kept, which processes of the job get only over the launcher's connections.
     """
     name = hashlib.blake2b(socket.gethostname().encode(), key=secret.encode(), digest_size=16).hexdigest()
     return Path(tempfile.gettempdir()) / f"{PREFIX}{name}"
 
 
 def make(*folders: Path, is_new: bool = False) -> Path:
-    """Makes directories, each in a shared directory or in the one before, or takes them; returns the last one's path.
+    """Makes directories, or takes existing ones, each in a shared directory or the one before; returns the last path.
 
     Args:
-        is_new: the last one must not be there yet.
-    Raises: ConfigError: one is not this user's alone. LaunchError: one cannot be made.
+        is_new: the last one must not exist yet.
+    Raises: ConfigError: others can use a directory. LaunchError: a directory cannot be made.
     """
     made = folders[-1]
     for tries in range(1, _TRIES + 1):
@@ -110,7 +110,7 @@ def remove_job_folder(folder: Path, patience: float) -> None:
     """Removes the job's directory and the ranks' shared files, if this is the last rank on this host.
 
     Args:
-        patience: seconds after which it is removed with what others still have in it; 0: it stays then.
+        patience: seconds after which it is removed even if other ranks still have files in it; 0: it then stays.
     """
     deadline = time.monotonic() + patience
     while True:

@@ -1,4 +1,4 @@
-"""Checks that need ranks: that every collective is right, that a small training works, and that hosts are alike."""
+"""Runs checks that need ranks: every collective is right, a small training works, and hosts are alike."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def gpu(device: str) -> tuple[str, str, Finding | None]:
 def clock() -> dict[str, float]:
     """Returns this host's "offset" and "offset_error" (host_facts.clock_offset). COLLECTIVE.
 
-    Measured by the launcher if that is `keras-ddl run` on several hosts; else relative to the end of a barrier.
+    `keras-ddl run` on several hosts has measured it; under other launchers it is relative to the end of a barrier.
     """
     measured = host_facts.measured_clock(config.get("RUN_DIR"))
     communicator.barrier("doctor/clocks")
@@ -180,7 +180,9 @@ def collectives() -> Iterator[Finding]:
         right = communicator.all_gather_object(check(), f"doctor/{name}")
         wrong = [each for each, fine in enumerate(right) if not fine]
         if wrong:
-            remedy = "Faulty memory or network, or a bug in keras_ddl or MPI: please report it with this output."
+            remedy = (
+                "The memory or network is faulty, or keras_ddl or MPI has a bug: please report it with this output."
+            )
             yield Finding(Severity.ERROR, name, f"wrong results on rank(s) {', '.join(map(str, wrong))}", remedy)
         else:
             yield Finding(Severity.OK, name, f"right on {size} ranks ({time.perf_counter() - start:.2f} s)")
@@ -203,7 +205,7 @@ def training() -> Iterator[Finding]:
     history = model.fit(x, y, batch_size=len(x) // 2, epochs=20, verbose=0).history["loss"]
     weights = b"".join(np.asarray(weight).tobytes() for weight in model.get_weights())
     of_ranks = communicator.all_gather_object(weights, "doctor/weights")
-    remedy = "Run it again; if it stays, please report it with this output."
+    remedy = "Run the command again; if the error stays, please report it with this output."
     if any(each != of_ranks[0] for each in of_ranks):
         yield Finding(Severity.ERROR, "training", "the ranks ended with different weights", remedy)
     elif not history[-1] < 0.5 * history[0]:
@@ -217,7 +219,7 @@ def training() -> Iterator[Finding]:
 
 
 def transport() -> Iterator[Finding]:
-    """Yields what the communicator's engine uses, and what it cannot use."""
+    """Yields findings about the mechanisms that the communicator's engine uses, and those it cannot use."""
     described = communicator.describe()
     yield Finding(Severity.OK, "engine", described)
     if communicator.local_size() > 1 and "cross memory attach" not in described:
@@ -232,7 +234,7 @@ def transport() -> Iterator[Finding]:
 
 
 def thread_level() -> Finding:
-    """Returns the finding about MPI's thread level: keras_ddl's own threads call MPI beside the program's."""
+    """Returns the finding about MPI's thread level: keras_ddl's threads call MPI while the program's threads do."""
     from mpi4py import MPI
 
     levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}

@@ -1,4 +1,4 @@
-"""Acts when a program that is verified has imported Keras, and keras_ddl's Strategy, before the program goes on."""
+"""Acts when a verified program has imported Keras and keras_ddl's Strategy, before the program continues."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_disk_that_fills_while_tensorflow_writes_leaves_nothing(tmp_path: Path) 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # Python ignores the signal: writes fail
     try:
-        with pytest.raises(CheckpointError, match="no space left.*earlier ones are untouched"):
+        with pytest.raises(CheckpointError, match="no space left.*earlier files are untouched"):
             model_state.save_checkpoint(model, tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
