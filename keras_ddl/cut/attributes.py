@@ -66,15 +66,21 @@ def reason_to_keep(operation: tf.Operation, definition: NodeDef) -> str | None:
     """
     if operation.type == "Const":
         return None
-    declared = _declared.get(operation.type)
-    if declared is None:
-        declared = _declared[operation.type] = frozenset(each.name for each in operation.op_def.attr)
+    declared = _declared_by(operation)
     result = set(_keeping((key, value) for key, value in definition.attr.items() if key not in declared))
     if operation.type in tf_compat.CALLS:
         result.update(_keeping(tf_compat.called_attributes(operation).items()))
     if not result.isdisjoint(_COMPILES):
         return COMPILED
     return f"asking for {', '.join(sorted(result))}" if result else None
+
+
+def _declared_by(operation: tf.Operation) -> frozenset[str]:
+    """Returns the names of the attributes that the type of an operation declares."""
+    declared = _declared.get(operation.type)
+    if declared is None:
+        declared = _declared[operation.type] = frozenset(each.name for each in operation.op_def.attr)
+    return declared
 
 
 def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
@@ -84,9 +90,17 @@ def _keeping(attributes: Iterable[tuple[str, AttrValue]]) -> Iterator[str]:
             yield name
 
 
-def of_made(definition: NodeDef) -> dict[str, AttrValue]:
-    """Returns those attributes of an operation's NodeDef with which a rank builds it."""
-    return {name: value for name, value in definition.attr.items() if FATES.get(name) is not Fate.DROPPED}
+def of_made(operation: tf.Operation, definition: NodeDef) -> dict[str, AttrValue]:
+    """Returns those attributes of an operation's NodeDef with which a rank builds it.
+
+    What its type declares is never dropped: `time_major` is a note in a function, and a setting of CudnnRNNV3.
+    """
+    declared = _declared_by(operation)
+    return {
+        name: value
+        for name, value in definition.attr.items()
+        if name in declared or FATES.get(name) is not Fate.DROPPED
+    }
 
 
 def device_within(outer: str, device: str) -> str:

@@ -126,9 +126,9 @@ class Node:
     def attributes_of_made(self) -> dict[str, attributes.AttrValue]:
         """The attributes with which a rank builds the operation."""
         if self.type == "Const":
-            return attributes.of_made(self.definition)
+            return attributes.of_made(self.operation, self.definition)
         if self._attributes_of_made is None:
-            self._attributes_of_made = attributes.of_made(self.definition)
+            self._attributes_of_made = attributes.of_made(self.operation, self.definition)
         return self._attributes_of_made
 
     @property
