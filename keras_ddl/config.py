@@ -140,6 +140,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "rank/size/hosts@directory": _host_rank,
     "isa": _one_of("baseline", "avx2", "avx512"),
     "kernels": _one_of("auto", "async", "sync"),
+    "auto, nccl or staged": _one_of("auto", "nccl", "staged"),
 }
 
 _TABLE = (
@@ -184,6 +185,14 @@ _TABLE = (
         "1: the ranks of a host may read and write each other's buffers directly (cross memory attach), if the system "
         "allows it (Yama: only with kernel.yama.ptrace_scope=0) and measurements show it to be faster; 0: shared "
         "memory only.",
+    ),
+    Variable(
+        "DEVICE",
+        "auto, nccl or staged",
+        "auto",
+        "How PyTorch's tensors on GPUs travel. 'auto': by NCCL where all ranks are on one host, each with a GPU of its "
+        "own, else through the memory of the host; 'nccl': by NCCL, also between hosts; 'staged': through the host, "
+        "with the bits of CPU tensors.",
     ),
     Variable(
         "BUCKET_BYTES",

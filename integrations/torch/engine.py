@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from keras_ddl import config
 from keras_ddl.communicator import Communicator, requests
+from keras_ddl.errors import ConfigError
 from keras_ddl.torch.work import Completions, DdlWork, Together
 
 
@@ -22,6 +25,8 @@ class Engine:
         self.rank, self.size = comm.rank, comm.size
         self._name = f"{comm.prefix}collective"
         self._completions = Completions()
+        self._lock = threading.Lock()
+        self._ordinal: int | None = None  # of this rank's GPU, once tensors on one have come
 
     def run(
         self,
@@ -48,6 +53,8 @@ class Engine:
         Raises: KerasDdlError: it fails before this returns.
         """
         native = self.comm.native()
+        if places and places[0].device is not None:
+            fields["stream"] = self._stream(places[0].device)
         request = native.request(kind, self._name, dtype, places, detail=agree, **fields)
         if waits:
             native.run(request, (keep, results))
@@ -55,6 +62,20 @@ class Engine:
                 finish(None)
             return DdlWork(results)
         return DdlWork(results, native.start(request, (keep, results)), finish, self._completions)
+
+    def _stream(self, ordinal: int) -> int:
+        """Returns the current stream of a GPU, which becomes that of the group at its first use. COLLECTIVE then."""
+        with self._lock:
+            if self._ordinal is None:
+                self.comm.native().add_device(ordinal, config.get("DEVICE"), self._name)
+                self._ordinal = ordinal
+        if ordinal != self._ordinal:
+            raise ConfigError(
+                f"A group of backend 'ddl' uses one GPU per rank. Received: tensors on cuda:{ordinal}, after some on "
+                f"cuda:{self._ordinal}, on rank {self.rank}. Use torch.cuda.set_device() before the first."
+            )
+        stream: int = torch.cuda.current_stream(ordinal).cuda_stream
+        return stream
 
     def together(self, works: Sequence[DdlWork], results: Sequence[torch.Tensor]) -> DdlWork:
         """Returns one work for several."""

@@ -34,10 +34,15 @@ def check(call: str, tensors: Sequence[torch.Tensor], *, ordered: bool = False) 
     ordered: require elements in the order of their indices, for moves to tensors of another shape.
     """
     for tensor in tensors:
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "cuda"):
             raise ConfigError(
-                f"{call}: backend 'ddl' takes tensors in the memory of the CPU. Received: one on {tensor.device}. Use "
-                "tensor.cpu(), or, for tensors on GPUs, a group with backend 'nccl': dist.new_group(backend='nccl')."
+                f"{call}: backend 'ddl' takes tensors of CPUs and of CUDA. Received: one on {tensor.device}. Use "
+                "tensor.cpu()."
+            )
+        if tensor.device != tensors[0].device:
+            raise ConfigError(
+                f"{call}: all tensors of a call must be on one device. Received: {tensors[0].device} and "
+                f"{tensor.device}. Use tensor.to()."
             )
         if tensor.layout != torch.strided:
             raise ConfigError(
@@ -89,7 +94,8 @@ def as_is(tensor: torch.Tensor) -> tuple[str, int]:
 
 
 def place(tensor: torch.Tensor, out: torch.Tensor | None, count: int) -> Memory:
-    return Memory(tensor.data_ptr(), None if out is None else out.data_ptr(), count)
+    device = tensor.device.index if tensor.is_cuda else None
+    return Memory(tensor.data_ptr(), None if out is None else out.data_ptr(), count, device)
 
 
 def agreement(call: str, tensors: Sequence[torch.Tensor]) -> str:

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 import torch
 from keras_ddl.communicator import requests
 from keras_ddl.communicator.native_library import Place
@@ -47,7 +49,7 @@ def all_gather(engine: Engine, outputs: Tensors, tensor: torch.Tensor, waits: bo
     call = "all_gather"
     memory.check(call, (*outputs, tensor))
     memory.check_one_each(call, (*outputs,), engine, tensor.dtype)
-    flat = torch.empty(sum(each.numel() for each in outputs), dtype=tensor.dtype)
+    flat = tensor.new_empty(sum(each.numel() for each in outputs))
     tensor = tensor.contiguous()
     equal = all(each.numel() == tensor.numel() for each in outputs)
     count = memory.as_is(tensor)[1] if equal else 1
@@ -171,6 +173,12 @@ def _fill(engine: Engine, call: str, results: Tensors, theirs: Sequence[int], un
             f"{received} elements from the ranks in order, but room for {list(theirs)}, on rank {engine.rank}. "
             "Exchange the sizes first."
         )
+    if results and results[0].is_cuda:
+        received_bytes = sum(each.numel() * each.element_size() for each in results)
+        rows = torch.tensor(np.asarray(started.in_place(received_bytes)), dtype=torch.uint8, device="cpu")
+        for each, piece in zip(results, rows.split([each.numel() * each.element_size() for each in results])):
+            each.copy_(piece.view(each.dtype).view(each.shape))
+        return
     started.copy_to((each.data_ptr(), each.numel() * each.element_size()) for each in results)
 
 

@@ -99,8 +99,8 @@ class Message:
 class MessageWork(DdlWork):
     """The work of send and recv, which knows the sender."""
 
-    def __init__(self, tensor: torch.Tensor, message: Message) -> None:
-        super().__init__([tensor], message)
+    def __init__(self, tensor: torch.Tensor, message: Message, received: torch.Tensor | None) -> None:
+        super().__init__([tensor], message, None if received is None else lambda _: tensor.copy_(received))
         self._message = message
 
     def source_rank(self) -> int | None:
@@ -126,18 +126,20 @@ class PointToPoint:
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
         """Starts to send; `tensor` must not change until the work is done."""
-        data = _bytes(tensor)
+        data = _bytes(tensor.cpu())
         what = f"send of {data.nbytes} bytes to rank {to}, tag {tag},"
         self._check("send", to, tag)
         return self._begin(tensor, lambda: self._messages.send(data, to, tag), None, what)
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
         """Starts to receive; `source` None: from any rank. The message must have the size of `tensor`."""
-        data = _bytes(tensor)
+        on_host = torch.empty_like(tensor, device="cpu") if tensor.is_cuda else tensor
+        data = _bytes(on_host)
         sender = "any rank" if source is None else f"rank {source}"
         what = f"recv of {data.nbytes} bytes from {sender}, tag {tag},"
         self._check("recv", source, tag)
-        return self._begin(tensor, lambda: self._messages.receive(data, source, tag), data.nbytes, what)
+        received = on_host if tensor.is_cuda else None
+        return self._begin(tensor, lambda: self._messages.receive(data, source, tag), data.nbytes, what, received)
 
     def close(self) -> None:
         """Leaves the group. Messages in progress fail."""
@@ -165,7 +167,14 @@ class PointToPoint:
                 f"{call}: the tag must be 0 to {self._messages.largest_tag}. Received: {tag} on rank {self._comm.rank}."
             )
 
-    def _begin(self, tensor: torch.Tensor, begin: Callable[[], Any], length: int | None, what: str) -> MessageWork:
+    def _begin(
+        self,
+        tensor: torch.Tensor,
+        begin: Callable[[], Any],
+        length: int | None,
+        what: str,
+        received: torch.Tensor | None = None,
+    ) -> MessageWork:
         with self._changed:
             if self._closed:
                 raise NotInitializedError(f"{what} on rank {self._comm.rank}: the group is shut down.")
@@ -175,7 +184,7 @@ class PointToPoint:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._poll, name="keras_ddl messages", daemon=True)
                 self._thread.start()
-        return MessageWork(tensor, message)
+        return MessageWork(tensor, message, received)
 
     def _forget_done(self) -> None:
         done = [each for each in self._under_way if each.is_done()]

@@ -113,7 +113,8 @@ class DdlWork(Work):
         """Returns a future of the results; it completes on a thread of the group."""
         with self._lock:
             if self._future is None:
-                self._pending = Future()
+                devices = {each.device for each in self._tensors if each.is_cuda}
+                self._pending = Future(devices=list(devices)) if devices else Future()
                 # C++ code, such as DistributedDataParallel's, sees an exception only if a callback raises it.
                 self._future = self._pending.then(_value_or_raise)
                 if self._completions is None or self.is_completed():
@@ -143,10 +144,17 @@ class DdlWork(Work):
                     raise error
                 if self._finish is not None:
                     self._finish(started)
+                    self._wait_for_copies()
             except (KerasDdlError, DistBackendError) as error:
                 self._error = as_torch_error(error)
             # Last, so that a KeyboardInterrupt before leads to a retry; others read this without the lock.
             self._started = None
+
+    def _wait_for_copies(self) -> None:
+        """Waits for copies to the results, which this thread's stream makes and the caller's may read."""
+        for tensor in self._tensors[:1]:
+            if tensor.is_cuda:
+                torch.cuda.current_stream(tensor.device).synchronize()
 
 
 class Together:

@@ -114,7 +114,8 @@ def as_one(run: Callable[[], _T], variables: Callable[[], list[Any]] = list) -> 
 
 def count() -> dict[str, int]:
     """Returns this rank's counters since `init`, for tests and benchmarks: collectives by the way they ran
-    ("coordinated", "ran_inline", "planned", "fell_back"), and messages of the coordinator ("control_sent", ...).
+    ("coordinated", "ran_inline", "planned", "fell_back"; of tensors on GPUs: "staged", "by_device"), and messages of
+    the coordinator ("control_sent", ...).
     """
     return communicator_of(None).native().count()
 

@@ -21,11 +21,14 @@ from keras_ddl.communicator.native_library import (
     ABI_VERSION,
     COUNTERS,
     ERROR_BYTES,
+    INVALID_ARGUMENT,
     Counters,
+    Device,
     Options,
     Request,
     Transport,
     core,
+    cuda,
 )
 from keras_ddl.communicator.requests import (
     ALL_GATHER,
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 WORLD = 0  # the id of the communicator of all ranks
 _LANE_TAG, _MESSAGES_TAG = 17, 18  # of the transports of the lane and of `for_messages`
+
+_DEVICE_MODES = {"auto": 0, "nccl": 1, "staged": 2}  # ddl_device_mode
 
 _idleness = Idleness()  # of this process
 
@@ -167,6 +172,25 @@ class Communicator(Requests):
         if core().ddl_add_lane(self._comm, byref(transport), byref(self._options), message, ERROR_BYTES):
             raise errors.CollectiveError(message.value.decode(errors="replace"))
         self._has_lane = True
+
+    def add_device(self, ordinal: int, mode: str, name: str) -> None:
+        """Gives this rank the GPU `ordinal`, on which memory of requests may lie from then on. COLLECTIVE, once.
+
+        Args:
+            mode: of KERAS_DDL_DEVICE. name: of the collectives in which the ranks tell each other their devices.
+
+        Raises:
+            DependencyError: CUDA's driver or the device is not there. ConfigError: `mode` is "nccl", and NCCL cannot
+                connect these ranks. CollectiveError: the ranks could not agree.
+        """
+        device = Device()
+        message = ctypes.create_string_buffer(ERROR_BYTES)
+        if cuda().ddl_cuda_open(ordinal, mode != "staged", byref(device), message, ERROR_BYTES):
+            raise errors.DependencyError(message.value.decode(errors="replace"))
+        arguments = (self._comm, byref(device), _DEVICE_MODES[mode], name.encode(), message, ERROR_BYTES)
+        if code := core().ddl_add_device(*arguments):
+            text = message.value.decode(errors="replace")
+            raise errors.ConfigError(text) if code == INVALID_ARGUMENT else errors.from_code(code, text)
 
     def count(self) -> dict[str, int]:
         """Returns this rank's counters (ddl_counters in ddl.h) by name."""

@@ -13,8 +13,8 @@ from typing import Any
 from keras_ddl import errors, packages
 from keras_ddl.communicator.native_signals import INTERRUPTED
 
-ABI_VERSION = 13
-DEADLINE_EXCEEDED, FAILED_PRECONDITION = 4, 9  # of ddl_code
+ABI_VERSION = 14
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, FAILED_PRECONDITION = 3, 4, 9  # of ddl_code
 ERROR_BYTES = 4096  # size of the buffers for error messages
 
 # The MPI shims, by the family of MPI whose binary interface they were built for: MPICH's is also that of Intel MPI,
@@ -25,7 +25,13 @@ _WarnFunction = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)
 
 
 class Buffer(Structure):
-    _fields_ = (("input", c_void_p), ("output", c_void_p), ("count", c_uint64))
+    _fields_ = (
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("count", c_uint64),
+        ("device_kind", c_uint32),
+        ("device_id", c_int32),
+    )
 
 
 class Request(Structure):
@@ -55,6 +61,7 @@ class Request(Structure):
         ("plan_run", c_uint64),
         ("plan_index", c_uint32),
         ("plan_size", c_uint32),
+        ("stream", c_void_p),
     )
 
 
@@ -62,6 +69,10 @@ class Place(Structure):
     """The ddl_place of `ddl_allocate_in_place`: memory that the rows of all ranks fill exactly."""
 
     _fields_ = (("out", c_void_p), ("row_count", c_uint64), ("rows", c_uint64))
+
+
+# A ddl_device of ddl_device.h, which Python only hands on.
+Device = c_uint64 * 64
 
 
 COUNTERS = (
@@ -73,6 +84,8 @@ COUNTERS = (
     "ran_inline",
     "planned",
     "fell_back",
+    "staged",
+    "by_device",
 )
 
 
@@ -206,6 +219,8 @@ def core() -> ctypes.CDLL:
     _declare(library, c_void_p, ddl_create=(POINTER(Transport), POINTER(Options), c_char_p, c_size_t))
     lane = (c_void_p, POINTER(Transport), POINTER(Options), c_char_p, c_size_t)
     _declare(library, c_int, ddl_add_lane=lane)
+    device = (c_void_p, POINTER(Device), c_uint32, c_char_p, c_char_p, c_size_t)
+    _declare(library, c_int, ddl_add_device=device)
     _declare(library, None, ddl_count=(c_void_p, POINTER(Counters)))
     _declare(library, None, ddl_close=(c_void_p,), ddl_release=(c_void_p,), ddl_publish=(ctypes.c_int64, c_void_p))
     _declare(library, None, ddl_work_free=(c_void_p,))
@@ -226,6 +241,18 @@ def core() -> ctypes.CDLL:
     probed = (POINTER(Transport), c_int, c_int, c_void_p, c_void_p)
     _declare(library, c_int, ddl_host_connect=(POINTER(Transport), c_int, c_int))
     _declare(library, c_int, ddl_host_open=opened, ddl_host_all_gather=gathered, ddl_host_probe=probed)
+    return library
+
+
+@functools.cache
+def cuda() -> ctypes.CDLL:
+    """Returns libkeras_ddl_cuda.so, which finds CUDA's driver and NCCL when it opens a device.
+
+    Raises:
+        DependencyError: the library is missing or does not load.
+    """
+    library = _load("libkeras_ddl_cuda.so")
+    _declare(library, c_int, ddl_cuda_open=(c_int, c_int, POINTER(Device), c_char_p, c_size_t))
     return library
 
 

@@ -20,6 +20,7 @@ from keras_ddl.communicator.started import WAIT_SLICE_MS, Started
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4, "avg": 1}
 ALL_REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, BARRIER, JOIN, ALL_TO_ALL = range(7)
 COMPRESSIONS = {None: 0, "bfloat16": 1, "float16": 2}
+_CUDA = 1  # of ddl_device_kind
 FLAG_PLAIN_MPI, FLAG_CHECK, FLAG_BLOCKING, FLAG_ALL_RANKS, FLAG_CANCELS, FLAG_RESUMES = 1, 2, 4, 8, 16, 32
 
 # How long a caller that waits anyway polls for the other ranks, before it submits its request to the communication
@@ -28,11 +29,19 @@ PATIENCE_US = 500
 
 
 class Memory(NamedTuple):
-    """The addresses of a request's input and result, and the number of elements; see ddl_buffer of ddl.h."""
+    """The addresses of a request's input and result, and the number of elements; see ddl_buffer of ddl.h.
+
+    device: the number of the GPU on which they lie; None: in the memory of the host.
+    """
 
     source: int
     result: int | None
     elements: int
+    device: int | None = None
+
+    def buffer(self) -> Buffer:
+        place = (0, 0) if self.device is None else (_CUDA, self.device)
+        return Buffer(self.source, self.result, self.elements, *place)
 
 
 class _Waited(NamedTuple):
@@ -74,12 +83,14 @@ class Requests:
         rows: int = 0,
         splits: Sequence[int] | None = None,
         place: Place | None = None,
+        stream: int = 0,
     ) -> Request:
         """Returns a request for `run` or `start`, with the fields of ddl_request in ddl.h.
 
         Args:
             detail: text that must be equal on all ranks.
             place: memory for the rows of all ranks; None: the core allocates it (`Started.copy_to`).
+            stream: a stream of the GPU that holds the memory; the collective waits for its work so far.
         """
         allocate = None if place is None else ctypes.cast(core().ddl_allocate_in_place, c_void_p)
         result = Request(
@@ -90,7 +101,7 @@ class Requests:
             flags=flags,
             compression=COMPRESSIONS[compression],
             num_buffers=len(memory),
-            buffers=(Buffer * len(memory))(*(Buffer(*each) for each in memory)) if memory else None,
+            buffers=(Buffer * len(memory))(*(each.buffer() for each in memory)) if memory else None,
             row_count=row_count,
             rows=rows,
             splits=None if splits is None else ctypes.cast((ctypes.c_int64 * len(splits))(*splits), c_void_p),
@@ -102,6 +113,7 @@ class Requests:
             allocate=allocate,
             interrupted=self._interruption.function,
             user=None if place is None else ctypes.cast(ctypes.pointer(place), c_void_p),
+            stream=stream,
         )
         result.place = place  # keeps it alive
         return result

@@ -114,7 +114,13 @@ Call& Call::Detail(const char* detail) {
 }
 
 Call& Call::Buffer(const void* in, void* out, uint64_t count) {
-  buffers_.push_back({in, out, count});
+  buffers_.push_back({in, out, count, location_});
+  return *this;
+}
+
+Call& Call::On(ddl_location location, void* stream) {
+  location_ = location;
+  request.stream = stream;
   return *this;
 }
 

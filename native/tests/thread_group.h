@@ -57,6 +57,8 @@ class Call {
   Call& Flags(uint32_t flags);
   Call& Detail(const char* detail);
   Call& Buffer(const void* in, void* out, uint64_t count);
+  // Of the buffers that are added from then on.
+  Call& On(ddl_location location, void* stream);
   Call& Rows(uint64_t rows, uint64_t row_count);
   Call& Splits(std::vector<int64_t> splits);
 
@@ -75,6 +77,7 @@ class Call {
 
   std::string name_;
   std::vector<ddl_buffer> buffers_;
+  ddl_location location_{};
   std::vector<int64_t> splits_;
 };
 

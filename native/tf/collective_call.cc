@@ -110,7 +110,7 @@ bool Call::AllocateLikeInput(int index, const Shape& shape, Status* status) {
     if (!TakeInput(index, status)) return false;
     in = Data(inputs_[i].get());
   }
-  buffers_.push_back({in, out, static_cast<uint64_t>(shape.count())});
+  buffers_.push_back({in, out, static_cast<uint64_t>(shape.count()), {}});
   return true;
 }
 
@@ -130,7 +130,7 @@ bool Call::AllocateChunk(ddl_comm* comm, const Shape& shape, Status* status) {
       TF_AllocateOutput(context_, 0, attributes_.tf_dtype, chunk.dims.data(), chunk.rank(), bytes, status->get());
   if (!status->ok()) return false;
   outputs_.emplace_back(output);
-  buffers_.push_back({Data(inputs_[0].get()), Data(output), static_cast<uint64_t>(shape.count())});
+  buffers_.push_back({Data(inputs_[0].get()), Data(output), static_cast<uint64_t>(shape.count()), {}});
   return true;
 }
 
@@ -201,7 +201,7 @@ bool Call::Prepare(ddl_comm* comm, ddl_request* request, Status* status) {
     } else {
       gathered_dims_ = shape.dims;
       if (gathered_dims_.empty()) gathered_dims_.push_back(1);
-      buffers_.push_back({Data(inputs_[0].get()), nullptr, static_cast<uint64_t>(shape.count())});
+      buffers_.push_back({Data(inputs_[0].get()), nullptr, static_cast<uint64_t>(shape.count()), {}});
     }
   }
   request->buffers = buffers_.data();

@@ -15,6 +15,7 @@ FOLDERS = [
     "shm",  # collectives among the ranks of one host
     "net",  # collectives between hosts, over the transport
     "hierarchy",  # both composed
+    "device",  # what the core knows of a device's memory
     "liveness",  # who runs where, and who is gone
     "control",  # who is ready for what: the coordinator and its messages
     "engine",  # the thread that runs what is submitted
@@ -23,7 +24,8 @@ FOLDERS = [
 # Folder of native/ -> what its sources must not include.
 FORBIDDEN = {
     "common": r'#include\s*("(?!common/|ddl\.h")|<(mpi|tensorflow|Python))',
-    "core": r'#include\s*[<"](mpi|tensorflow|Python|tf_)',
+    "core": r'#include\s*[<"](mpi|tensorflow|Python|tf_|cuda|nccl)',
+    "cuda": r'#include\s*[<"](mpi|tensorflow|Python|tf_|cuda\.h|nccl\.h)',  # headers that a build must not need
     "mpi": r'#include\s*[<"](tensorflow|Python|tf_)',
     "tf": r'#include\s*[<"](mpi|Python)',
 }
@@ -46,7 +48,7 @@ def includes(project: Project) -> dict[str, dict[str, int]]:
         str(path.relative_to(core)): {
             match[1]: line
             for line, match in project.matches(path, r'#include "([^"]+)"')
-            if match[1] not in ("ddl.h", "ddl_host.h") and not match[1].startswith("common/")
+            if match[1] not in ("ddl.h", "ddl_device.h", "ddl_host.h") and not match[1].startswith("common/")
         }
         for path in sources_of(core)
     }

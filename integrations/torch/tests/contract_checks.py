@@ -39,7 +39,7 @@ def check_what_is_refused_says_so_by_name():
         (lambda: dist.all_reduce(whole[:, :2]), r"strides \[4, 1\]"),
         (lambda: dist.all_gather_into_tensor(torch.ones(4 * SIZE, 3), whole.T), "contiguous"),
         (lambda: dist.all_reduce(sparse), "Embedding"),
-        (lambda: dist.all_reduce(torch.ones(3, device="meta")), "memory of the CPU. Received: one on meta"),
+        (lambda: dist.all_reduce(torch.ones(3, device="meta")), "of CPUs and of CUDA. Received: one on meta"),
         (lambda: dist.all_gather_into_tensor(torch.ones(SIZE + 1), torch.ones(1)), "times the other"),
         (lambda: dist.all_to_all_single(torch.ones(SIZE), torch.ones(SIZE), [1] * SIZE, [2] * SIZE), "together"),
     ]
@@ -49,7 +49,7 @@ def check_what_is_refused_says_so_by_name():
     dist.barrier()  # nothing of it was sent
 
 
-def check_a_tensor_on_a_gpu_is_refused():
+def check_tensors_of_two_devices_are_refused():
     # No GPU is needed to see it: only where the tensor says that it lies.
     from keras_ddl.errors import ConfigError
     from keras_ddl.torch import memory
@@ -57,10 +57,8 @@ def check_a_tensor_on_a_gpu_is_refused():
     class OnGpu:
         device = torch.device("cuda:0")
 
-    with pytest.raises(
-        ConfigError, match=r"Received: one on cuda:0. Use tensor.cpu\(\), or, for tensors on GPUs, a group"
-    ):
-        memory.check("all_reduce", [OnGpu()])
+    with pytest.raises(ConfigError, match=r"on one device. Received: cpu and cuda:0. Use tensor.to\(\)"):
+        memory.check("all_reduce", [torch.ones(1, device="cpu"), OnGpu()])
 
 
 def check_a_mismatch_is_told_to_every_rank():

@@ -28,12 +28,10 @@ def network():
 
 
 def batches(count=4):
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator(device="cpu").manual_seed(5)
     for _ in range(count):
-        yield (
-            torch.randn(SIZE * ROWS, 7, generator=generator, dtype=torch.float64),
-            torch.randn(SIZE * ROWS, 2, generator=generator, dtype=torch.float64),
-        )
+        x, y = (torch.randn(SIZE * ROWS, n, generator=generator, dtype=torch.float64, device="cpu") for n in (7, 2))
+        yield x.to(torch.get_default_device()), y.to(torch.get_default_device())
 
 
 def train(model, wrapped, *, mine):

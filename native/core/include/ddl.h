@@ -49,7 +49,7 @@ extern "C" {
 
 // Raised whenever a struct or function below changes, or the format of what ranks exchange. Bindings and ranks reject
 // any other number.
-#define DDL_ABI_VERSION 13
+#define DDL_ABI_VERSION 14
 
 // Numbers equal those of TF_Code and absl::StatusCode, so a binding passes them through.
 typedef enum ddl_code {
@@ -114,11 +114,24 @@ typedef enum ddl_compression {
 #define DDL_FLAG_CANCELS 16u   // see "A rank that fails" above
 #define DDL_FLAG_RESUMES 32u
 
+// Where memory lies. All zero: in the host's.
+typedef enum ddl_device_kind {
+  DDL_HOST = 0,
+  DDL_CUDA = 1,
+} ddl_device_kind;
+typedef struct ddl_location {
+  uint32_t kind;  // ddl_device_kind
+  int32_t id;     // of the device in this process, as its runtime counts; 0 for DDL_HOST
+} ddl_location;
+
 // `count` elements read from `in`, result to `out`; `out` equals `in` or does not overlap it. Need not be aligned.
 typedef struct ddl_buffer {
   const void* in;
   void* out;
   uint64_t count;
+  // Of both. A device must be that of ddl_add_device. What `allocate` returns lies where the only buffer does; without
+  // `allocate`, in the host's memory.
+  ddl_location location;
 } ddl_buffer;
 
 typedef struct ddl_comm ddl_comm;
@@ -176,6 +189,9 @@ typedef struct ddl_request {
   uint64_t plan_run;
   uint32_t plan_index;
   uint32_t plan_size;
+  // With buffers on a device: its stream (a CUstream) that has the work which the buffers wait for when this is
+  // submitted; NULL: its default stream. When `done` is called the results are there for every stream.
+  void* stream;
 } ddl_request;
 
 // How ranks that do not share memory communicate, and how ranks exchange start-up data. Filled by a bootstrap library
@@ -256,6 +272,21 @@ DDL_EXPORT void ddl_destroy(ddl_comm* comm);
 DDL_EXPORT int ddl_add_lane(ddl_comm* comm, const ddl_transport* transport, const ddl_options* options, char* error,
                             size_t error_bytes);
 
+// Gives the communicator this rank's device (ddl_device.h), from then on the only one on which its buffers may lie.
+// Takes the device over even when it fails. COLLECTIVE over all ranks, once, each with a device of its own or one that
+// others have, too; from any thread. `name`: the match key of its own collectives. Returns a ddl_code.
+//
+// Buffers on a device pass through the host's memory, with the bits that the host would compute, or, for what the
+// device's library can do, through that library, in its order of additions: see ddl_device_mode.
+struct ddl_device;
+typedef enum ddl_device_mode {
+  DDL_DEVICE_AUTO = 0,     // by the library where all ranks are on one host, each with a device of its own
+  DDL_DEVICE_LIBRARY = 1,  // by the library; fails where two ranks have the same device, or one has no library
+  DDL_DEVICE_STAGED = 2,   // through the host's memory
+} ddl_device_mode;
+DDL_EXPORT int ddl_add_device(ddl_comm* comm, const struct ddl_device* device, uint32_t mode, const char* name,
+                              char* error, size_t error_bytes);
+
 DDL_EXPORT int ddl_rank(const ddl_comm* comm);
 DDL_EXPORT int ddl_size(const ddl_comm* comm);
 // Rank within, and size of, the group that shares memory.
@@ -325,6 +356,8 @@ typedef struct ddl_counters {
   uint64_t ran_inline;   // collectives that calling threads ran themselves (ddl_try_run)
   uint64_t planned;      // collectives that ran by plan, without the coordinator
   uint64_t fell_back;    // planned collectives that the coordinator decided after all
+  uint64_t staged;       // collectives whose data passed from a device through the host's memory
+  uint64_t by_device;    // collectives that the device's library ran
 } ddl_counters;
 DDL_EXPORT void ddl_count(const ddl_comm* comm, ddl_counters* counters);
 

@@ -92,7 +92,7 @@ class MemoryTest : public testing::Test {
   ddl_comm* comm_ = nullptr;
   char text_[1024] = "";
   float value_ = 1;
-  const ddl_buffer buffer_{&value_, &value_, 1};
+  const ddl_buffer buffer_{&value_, &value_, 1, {}};
   ddl_request sum_{};
 };
 

@@ -183,7 +183,7 @@ TEST(LeaveTest, WithoutMemoryForAnAllGatherNobodyHangs) {
       int code = -1;
     } answer;
     float value = 1;
-    const ddl_buffer buffer{&value, nullptr, 1};
+    const ddl_buffer buffer{&value, nullptr, 1, {}};
     ddl_request request{};
     request.kind = DDL_ALL_GATHER;
     request.num_buffers = 1;

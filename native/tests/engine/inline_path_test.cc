@@ -16,7 +16,7 @@ namespace {
 constexpr uint32_t kLongPatienceUs = 20'000'000;
 
 struct Sum {
-  Sum(const char* name, size_t count) : data(count, 1), buffer{data.data(), data.data(), count} {
+  Sum(const char* name, size_t count) : data(count, 1), buffer{data.data(), data.data(), count, {}} {
     request.kind = DDL_ALL_REDUCE;
     request.num_buffers = 1;
     request.buffers = &buffer;

@@ -20,7 +20,7 @@ def test_portable_wheel_is_tagged_and_bundles_nothing(portable_wheel):
     assert re.search(r"-py3-none-manylinux_2_\d+_(x86_64|aarch64)\.whl$", portable_wheel.name)
     libraries = {Path(name).name for name in names if ".so" in name}
     shims = {"libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_mpi_mpich.so"}
-    assert libraries == {"libkeras_ddl.so", "libkeras_ddl_tf.so"} | shims
+    assert libraries == {"libkeras_ddl.so", "libkeras_ddl_cuda.so", "libkeras_ddl_tf.so"} | shims
     assert any(name.endswith(".dist-info/licenses/LICENSES.md") for name in names)
 
 

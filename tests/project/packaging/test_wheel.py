@@ -15,7 +15,7 @@ from harness.packaging_tools import ROOT, RUNTIME, clean_environment, make_venv,
 from harness.source_modules import PARTS
 
 pytestmark = pytest.mark.packaging
-LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_tf.so")
+LIBRARIES = ("libkeras_ddl.so", "libkeras_ddl_cuda.so", "libkeras_ddl_mpi_openmpi.so", "libkeras_ddl_tf.so")
 MPICH = "libkeras_ddl_mpi_mpich.so"  # only in what `make wheel` builds
 
 
@@ -82,7 +82,7 @@ def test_wheel_is_one_for_every_python_and_has_every_part(wheel):
 
 
 def test_libraries_carry_no_path_of_the_build_machine(libraries):
-    assert run_paths(libraries / "libkeras_ddl.so") == []
+    assert run_paths(libraries / "libkeras_ddl.so") == run_paths(libraries / "libkeras_ddl_cuda.so") == []
     for shim in libraries.glob("libkeras_ddl_mpi_*.so"):
         assert run_paths(shim) == ["$ORIGIN/../../.."]
     assert run_paths(libraries / "libkeras_ddl_tf.so") == ["$ORIGIN"]
@@ -103,7 +103,7 @@ def test_libraries_need_only_what_their_layer_may(libraries):
         "librt.so.1",
     }
     system |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-    assert needed(libraries / "libkeras_ddl.so") <= system
+    assert needed(libraries / "libkeras_ddl.so") | needed(libraries / "libkeras_ddl_cuda.so") <= system
     assert needed(libraries / "libkeras_ddl_mpi_openmpi.so") - system == {"libmpi.so.40"}
     if (libraries / MPICH).exists():
         assert needed(libraries / MPICH) - system == {"libmpi.so.12"}

@@ -19,15 +19,11 @@
 #include <utility>
 #include <vector>
 
+#include "api/comm.h"
 #include "base/guard.h"
 #include "base/trace.h"
 #include "common/wait.h"
-#include "engine/engine.h"
-
-struct ddl_comm {
-  std::unique_ptr<ddl::Engine> engine;
-  std::atomic<int> holders{1};
-};
+#include "kernels/kernels.h"
 
 // Shared by the caller and the communication thread: freed by whichever releases it last.
 struct ddl_work {
@@ -123,9 +119,9 @@ int Report(const ddl::Status& status, char* error, size_t error_bytes) {
 }
 
 // Submits `request`, whose `done` is called exactly once whatever happens.
-void Submit(ddl_comm* comm, const ddl_request& request) {
+void Submit(ddl_comm* comm, const ddl_request& request, bool result_on_host = false) {
   const ddl::Status submitted = ddl::GuardedStatus([&] {
-    comm->engine->Submit(request);
+    comm->engine->Submit(request, result_on_host);
     return ddl::Status();
   });
   if (!submitted.ok()) request.done(request.user, submitted.code(), submitted.message().c_str());
@@ -233,7 +229,7 @@ ddl_work* ddl_start(ddl_comm* comm, const ddl_request* request) {
   own.allocate = AllocateWork;
   own.done = FinishWork;
   own.user = work;
-  Submit(comm, own);
+  Submit(comm, own, work->allocate == nullptr);
   return work;
 }
 

@@ -24,6 +24,10 @@ std::string BaselineText(const Terms& terms, const std::string&) {
   return (terms.flags & DDL_FLAG_PLAIN_MPI) != 0 ? "mpi" : "neither";
 }
 
+std::string LocationText(const Terms& terms, const std::string&) {
+  return (terms.flags & kFlagByLibrary) != 0 ? "of a device" : "of the host";
+}
+
 std::string CompressionText(const Terms& terms, const std::string&) {
   return CompressionName(static_cast<ddl_compression>(terms.compression));
 }

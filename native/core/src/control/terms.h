@@ -14,6 +14,9 @@
 
 namespace ddl {
 
+// In Terms.flags, beside those of ddl_request: this rank's buffers lie on a device whose library is to run it.
+constexpr uint32_t kFlagByLibrary = 1u << 31;
+
 struct Terms {
   uint32_t kind = 0;
   uint32_t dtype = 0;
@@ -43,6 +46,7 @@ std::string RowsText(const Terms& terms, const std::string& detail);
 std::string RowCountText(const Terms& terms, const std::string& detail);
 std::string PlanText(const Terms& terms, const std::string& detail);
 std::string BaselineText(const Terms& terms, const std::string& detail);
+std::string LocationText(const Terms& terms, const std::string& detail);
 std::string CompressionText(const Terms& terms, const std::string& detail);
 std::string ToleranceText(const Terms& terms, const std::string& detail);
 
@@ -67,8 +71,9 @@ inline constexpr Term kTerms[] = {
      [](const Terms& t) { return t.kind == DDL_REDUCE_SCATTER || HasFreeRows(t.kind) ? t.row_count : 0; },
      RowCountText},
     {"shapes or plan", 64, [](const Terms& t) { return t.fingerprint; }, PlanText},
-    {"mpi/check", 8, [](const Terms& t) -> uint64_t { return t.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK); },
+    {"mpi/check", 4, [](const Terms& t) -> uint64_t { return t.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK); },
      BaselineText},
+    {"memory", 4, [](const Terms& t) -> uint64_t { return (t.flags & kFlagByLibrary) != 0 ? 1 : 0; }, LocationText},
     {"compression", 8, [](const Terms& t) -> uint64_t { return t.compression; }, CompressionText},
     {"tolerance of the check", 64,
      [](const Terms& t) {
@@ -114,7 +119,7 @@ constexpr size_t WordsOfTerms() {
 }
 static_assert(WordsOfTerms() == kTermWords, "the list has changed");
 static_assert(DDL_NUM_KINDS <= 16 && DDL_NUM_OPS <= 16, "as many bits as the list says");
-static_assert(DDL_FLAG_PLAIN_MPI < 256 && DDL_FLAG_CHECK < 256, "as many bits as the list says");
+static_assert(DDL_FLAG_PLAIN_MPI < 16 && DDL_FLAG_CHECK < 16, "as many bits as the list says");
 
 }  // namespace ddl
 #endif  // KERAS_DDL_CORE_CONTROL_TERMS_H_

@@ -47,7 +47,7 @@ Endpoint::Endpoint(const ddl_transport& transport, const ddl_options& options, s
       waiter_([this] { return Health(); }, options.deadline_s, memory_->local_size()),
       collectives_(transport_, *memory_, waiter_, group,
                    std::vector<int>(options.outer, options.outer + options.num_outer)),
-      executor_(transport_, collectives_, options.feedback_bytes),
+      executor_(transport_, collectives_, waiter_, options.feedback_bytes),
       left_(static_cast<size_t>(transport.size), false) {
   if (options.warn_after_s <= 0) return;
   waiter_.SetWarning(options.warn_after_s,

@@ -6,6 +6,7 @@
 
 #include "base/guard.h"
 #include "engine/engine_block.h"
+#include "engine/staging.h"
 
 namespace ddl {
 namespace {
@@ -13,6 +14,18 @@ namespace {
 // How many forks separate this process from the one that loaded the library: a child has the memory, but no
 // communication thread.
 std::atomic<uint32_t> forks{0};
+
+Status ValidateLocations(const ddl_request& request, const Device* device) {
+  for (uint32_t i = 0; request.kind != DDL_JOIN && i < request.num_buffers; ++i) {
+    const ddl_location& location = request.buffers[i].location;
+    if (location.kind == DDL_HOST || (device != nullptr && device->Has(location))) continue;
+    const auto text = [](const ddl_location& at) { return "cuda:" + std::to_string(at.id); };
+    return {DDL_INVALID_ARGUMENT, "location: buffers must lie in the host's memory or on the communicator's device (" +
+                                      (device == nullptr ? "it has none" : text(device->table().location)) +
+                                      "). Received: " + text(location) + "."};
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -51,12 +64,18 @@ void Engine::Close() {
   if (planned_ != nullptr) planned_->thread.Close();
   coordinated_.queue.stack_position().Close();
   coordinated_.thread.Close();
+  const std::shared_ptr<Device> device = this->device();
+  if (device != nullptr && device->library().state == DeviceLibrary::kConnected) {
+    device->Disconnect(!coordinated_.endpoint->broken().ok());
+  }
 }
 
 bool Engine::Forked() const { return forks.load(std::memory_order_relaxed) != forks_at_creation_; }
 
-void Engine::Submit(const ddl_request& from) {
-  const Status status = Validate(from, size());
+void Engine::Submit(const ddl_request& from, bool result_on_host) {
+  const std::shared_ptr<Device> device = this->device();
+  Status status = Validate(from, size());
+  if (status.ok()) status = ValidateLocations(from, device.get());
   if (!status.ok()) {
     from.done(from.user, status.code(), status.message().c_str());
     return;
@@ -69,6 +88,8 @@ void Engine::Submit(const ddl_request& from) {
   auto request = std::make_unique<Request>();
   request->Describe(from, size());
   request->submitted = Now();
+  request->result_on_host = result_on_host;
+  if (IsOnDevice(from)) Stage(std::move(device), from, request.get());
   Planned* const lane = planned();
   if (lane != nullptr && (from.flags & DDL_FLAG_CANCELS) != 0) lane->queue.Suspend();
   if (lane == nullptr || from.plan_size == 0) {
@@ -77,6 +98,16 @@ void Engine::Submit(const ddl_request& from) {
   }
   request->small = BytesOf(from) <= kEagerBytes;
   lane->queue.Submit(std::move(request));
+}
+
+// What the device's library is not going to run is copied to the host while it waits for its turn.
+void Engine::Stage(std::shared_ptr<Device> device, const ddl_request& from, Request* request) const {
+  const DeviceLibrary::State state = device->library().state;
+  // The same on all ranks, whether or not they know already that the library could not connect.
+  const bool by_library = state != DeviceLibrary::kNone && LibraryCanRun(from, request->result_on_host, size());
+  if (by_library) request->announcement.flags |= kFlagByLibrary;
+  request->staging = std::make_shared<Staging>(std::move(device), from.stream);
+  if (!by_library || state == DeviceLibrary::kGivenUp) request->staging->CopyIn(*request, rank());
 }
 
 int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
@@ -94,11 +125,15 @@ int Engine::TryRun(const ddl_request& request, uint32_t patience_us) {
 ddl_counters Engine::counters() const {
   const auto count = [](const ControlChannel& channel) {
     const MessageCount &sent = channel.sent(), &received = channel.received();
-    return ddl_counters{sent.messages, received.messages, sent.bytes, received.bytes, 0, 0, 0, 0};
+    return ddl_counters{sent.messages, received.messages, sent.bytes, received.bytes, 0, 0, 0, 0, 0, 0};
   };
   ddl_counters all = count(coordinated_.endpoint->channel());
   all.coordinated = coordinated_.queue.num_decided();
   all.ran_inline = coordinated_.inline_path.num_run();
+  if (const auto device = this->device(); device != nullptr) {
+    all.staged = device->num_staged;
+    all.by_device = device->num_by_library;
+  }
   const Planned* const lane = planned();
   if (lane == nullptr) return all;
   const ddl_counters own = count(lane->endpoint->channel());

@@ -4,6 +4,8 @@
 //   planned_queue.h      it has a place in a plan, whose order all ranks follow
 //   coordinated_queue.h  anything else: rank 0 decides when it runs, on all ranks
 //
+// What lies on a device goes the last two ways, with a Staging (staging.h).
+//
 // Each queue has an endpoint (endpoint.h: transport, memory, watch over the others) and a communication thread of its
 // own. What cannot go the first two ways falls back to the third.
 #ifndef KERAS_DDL_CORE_ENGINE_ENGINE_H_
@@ -13,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "device/device.h"
 #include "engine/communication_thread.h"
 #include "engine/coordinated_queue.h"
 #include "engine/endpoint.h"
@@ -30,7 +33,11 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Where it throws, for lack of memory, `done` was not called and is not going to be.
-  void Submit(const ddl_request& request);
+  // `result_on_host`: see Request.
+  void Submit(const ddl_request& request, bool result_on_host = false);
+  // This rank's device, once, and whether the ranks use its library, in the state that all have agreed on. Any thread.
+  void SetDevice(std::shared_ptr<Device> device) { std::atomic_store(&device_, std::move(device)); }
+  std::shared_ptr<Device> device() const { return std::atomic_load(&device_); }
   // See ddl_try_run.
   int TryRun(const ddl_request& request, uint32_t patience_us);
   // Adds the queue that follows plans. COLLECTIVE, once; owns the transport as Create does.
@@ -70,12 +77,14 @@ class Engine {
   explicit Engine(std::unique_ptr<Endpoint> endpoint);
   // nullptr: there is no planned queue.
   Planned* planned() const { return running_planned_.load(std::memory_order_acquire); }
+  void Stage(std::shared_ptr<Device> device, const ddl_request& from, Request* request) const;
   // Whether this is a forked child of the process that made this: it must not touch memory shared with other ranks.
   bool Forked() const;
 
   Coordinated coordinated_;
   std::unique_ptr<Planned> planned_;
   std::atomic<Planned*> running_planned_{nullptr};  // the same, once it runs
+  std::shared_ptr<Device> device_;                  // atomic
   std::string description_;
   uint32_t forks_at_creation_ = 0;
 };

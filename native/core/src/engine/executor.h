@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/waiter.h"
 #include "control/message.h"
+#include "device/device.h"
 #include "engine/feedback.h"
 #include "engine/neutral_request.h"
 #include "engine/request.h"
@@ -17,9 +19,10 @@ namespace ddl {
 
 class Executor {
  public:
-  // `feedback_bytes`: see ddl_options.
-  Executor(const ddl_transport& transport, HierarchicalCollectives& collectives, uint64_t feedback_bytes)
-      : transport_(transport), collectives_(collectives), feedback_(feedback_bytes) {}
+  // `feedback_bytes`: see ddl_options. `waiter` waits for devices.
+  Executor(const ddl_transport& transport, HierarchicalCollectives& collectives, Waiter& waiter,
+           uint64_t feedback_bytes)
+      : transport_(transport), collectives_(collectives), waiter_(waiter), feedback_(feedback_bytes) {}
 
   // COLLECTIVE. After a failure the ranks are out of step and the communicator must be given up, except after
   // DDL_DATA_LOSS (a failed `check`), which only this request gets, on every rank.
@@ -33,6 +36,9 @@ class Executor {
 
  private:
   Status RunWithMemory(const Request& request, const Decision& decision);
+  Status RunOnDevice(const Request& request, const Decision& decision);
+  Status RunByLibrary(const Request& request, const Decision& decision);
+  Status ConnectLibrary(Device& device);
   Status AllReduce(const Request& request, const View& in, const View& out, const std::optional<Scheme>& scheme);
   Status IntegerMean(const View& in, const View& out, ddl_dtype dtype);
   Status PlainAllReduce(const View& in, const View& out, ddl_dtype dtype, ddl_op op);
@@ -43,6 +49,7 @@ class Executor {
 
   const ddl_transport& transport_;
   HierarchicalCollectives& collectives_;
+  Waiter& waiter_;
   NeutralRequest neutral_;
   Feedback feedback_;
   std::string warning_;

@@ -13,6 +13,7 @@
 #include "base/waiter.h"
 #include "common/hash.h"
 #include "control/coordinator.h"
+#include "engine/staging.h"
 #include "kernels/kernels.h"
 
 namespace ddl {
@@ -75,7 +76,8 @@ InlinePath::InlinePath(Endpoint& endpoint)
 
 bool InlinePath::CanRun(const ddl_request& request) const {
   // A rank that joins waits until the others have no more data; the communication thread takes part meanwhile.
-  if (request.kind == DDL_JOIN) return false;
+  // What lies on a device waits for it, which would keep the calling thread.
+  if (request.kind == DDL_JOIN || IsOnDevice(request)) return false;
   // An invalid request fails when it is submitted.
   if (endpoint_.memory().local_size() != endpoint_.size() || !Validate(request, endpoint_.size()).ok()) return false;
   if ((request.flags & (DDL_FLAG_PLAIN_MPI | DDL_FLAG_CHECK | kOfFailure)) != 0) return false;

@@ -20,24 +20,24 @@ Request NeutralRequest::RequestFor(const Announcement& submitted, int size) {
   switch (own.kind) {
     case DDL_ALL_REDUCE: {
       char* const data = add_neutral(0);
-      request.buffers.push_back({data, data, own.count});
+      request.buffers.push_back({data, data, own.count, {}});
       break;
     }
     case DDL_BROADCAST: {
       char* const data = Reserve(own.count * bytes);
-      request.buffers.push_back({data, data, own.count});
+      request.buffers.push_back({data, data, own.count, {}});
       break;
     }
     case DDL_REDUCE_SCATTER: {
       const uint64_t most_rows = own.rows / static_cast<uint64_t>(size) + 1;
       char* const data = add_neutral(most_rows * own.row_count);
-      request.buffers.push_back({data, data + own.count * bytes, own.count});
+      request.buffers.push_back({data, data + own.count * bytes, own.count, {}});
       break;
     }
     case DDL_ALL_GATHER:
       own.rows = own.count = 0;
       row_bytes_ = own.row_count * bytes;
-      request.buffers.push_back({Reserve(0), nullptr, 0});
+      request.buffers.push_back({Reserve(0), nullptr, 0, {}});
       request.user = this;
       request.allocate = [](void* user, const uint64_t* rows, int ranks) -> void* {
         auto& self = *static_cast<NeutralRequest*>(user);

@@ -52,6 +52,7 @@ void Request::Describe(const ddl_request& from, int size) {
   done = from.done;
   user = from.user;
   place = {from.plan, from.plan_run, from.plan_index, from.plan_size};
+  this->size = size;
 }
 
 Status Validate(const ddl_request& request, int size) {

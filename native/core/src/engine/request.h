@@ -13,6 +13,8 @@
 
 namespace ddl {
 
+class Staging;
+
 // The place of a request in a plan: collective `index` of `size`.
 struct PlanPlace {
   uint64_t plan = 0;  // a hash of all its collectives
@@ -34,6 +36,9 @@ struct Request {
   PlanPlace place;
   bool small = false;                   // planned, and its data could go through a rendezvous
   mutable std::shared_ptr<int> ticket;  // see PlannedRuns; released when the request is done
+  int size = 0;                         // ranks of the communicator
+  std::shared_ptr<Staging> staging;     // its buffers lie on a device
+  bool result_on_host = false;          // what `allocate` returns lies in the host's memory, wherever the buffers do
 
   // Whether it is an instruction to a queue at this point of the submissions, and no collective.
   bool is_marker() const { return done == nullptr; }

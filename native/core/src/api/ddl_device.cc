@@ -1,0 +1,128 @@
+// ddl_add_device: ranks tell each other what devices they have, by collectives of the communicator itself, and agree on
+// whether the devices' library can connect them.
+#include "ddl_device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/comm.h"
+#include "base/guard.h"
+#include "base/text.h"
+
+namespace {
+
+using ddl::Device;
+using ddl::DeviceLibrary;
+using ddl::Status;
+
+struct DeviceRecord {
+  std::array<uint8_t, 16> uuid;
+  uint32_t kind;
+  uint32_t mode;
+  uint32_t has_library;
+  uint32_t shares;
+};
+
+// The bytes of every rank, one after another; `bytes` may differ between ranks.
+Status Gather(ddl_comm* comm, const char* name, const void* data, size_t bytes, std::vector<char>* out) {
+  const ddl_buffer buffer{data, nullptr, bytes, {}};
+  ddl_request request{};
+  request.kind = DDL_ALL_GATHER;
+  request.dtype = DDL_UINT8;
+  request.flags = DDL_FLAG_ALL_RANKS;
+  request.num_buffers = 1;
+  request.buffers = &buffer;
+  request.row_count = 1;
+  request.rows = bytes;
+  request.name = name;
+  request.detail = "ranks' devices";
+  request.fingerprint = 0x64657669636573;  // no other collective of this name has it
+  ddl_work* const work = ddl_start(comm, &request);
+  if (work == nullptr) return ddl::OutOfMemory();
+  ddl_work_wait(work, -1);
+  const Status status(static_cast<ddl_code>(ddl_work_code(work)), ddl_work_message(work));
+  if (status.ok()) {
+    const uint64_t* const rows = ddl_work_rows(work);
+    uint64_t total = 0;
+    for (int rank = 0; rank < ddl_size(comm); ++rank) total += rows[rank];
+    const char* const from = static_cast<const char*>(ddl_work_data(work));
+    out->assign(from, from + total);
+  }
+  ddl_work_free(work);
+  return status;
+}
+
+// Whether the library can connect these ranks; why not, for people, otherwise. The same on all ranks.
+bool CanConnect(const std::vector<DeviceRecord>& records, std::string* why) {
+  std::vector<int> without;
+  std::set<std::array<uint8_t, 16>> uuids;
+  bool all_share = true;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    if (records[rank].has_library == 0) without.push_back(static_cast<int>(rank));
+    uuids.insert(records[rank].uuid);
+    all_share = all_share && records[rank].shares != 0;
+  }
+  if (!without.empty()) {
+    *why = "rank(s) " + ddl::FormatRanks(without) + " have no library of collectives for their device (NCCL)";
+  } else if (uuids.size() < records.size() && !all_share) {
+    *why = std::to_string(records.size()) + " ranks have " + std::to_string(uuids.size()) +
+           " device(s), and the library needs one for each rank";
+  }
+  return why->empty();
+}
+
+Status AddDevice(ddl_comm* comm, std::shared_ptr<Device> device, uint32_t mode, const char* name) {
+  const ddl_device& table = device->table();
+  if (table.abi_version != DDL_ABI_VERSION) return {DDL_INTERNAL, "the library of the device is of another version"};
+  if (comm->engine->device() != nullptr) {
+    return {DDL_FAILED_PRECONDITION, "the communicator has a device already"};
+  }
+  DeviceRecord own{{}, table.location.kind, mode, table.connect != nullptr ? 1u : 0u, table.library_shares};
+  std::memcpy(own.uuid.data(), table.uuid, own.uuid.size());
+  std::vector<char> bytes;
+  DDL_RETURN_IF_ERROR(Gather(comm, name, &own, sizeof own, &bytes));
+  std::vector<DeviceRecord> records(static_cast<size_t>(ddl_size(comm)));
+  std::memcpy(records.data(), bytes.data(), std::min(bytes.size(), records.size() * sizeof own));
+  for (const DeviceRecord& record : records) {
+    if (record.mode != mode || record.kind != own.kind) {
+      return {DDL_FAILED_PRECONDITION,
+              "ranks disagree on KERAS_DDL_DEVICE or on the kind of their devices. Received: " + std::to_string(mode) +
+                  " and " + std::to_string(record.mode)};
+    }
+  }
+  std::string why;
+  bool connects = mode != DDL_DEVICE_STAGED && CanConnect(records, &why);
+  if (!connects && mode == DDL_DEVICE_LIBRARY) return {DDL_INVALID_ARGUMENT, why};
+  if (mode == DDL_DEVICE_AUTO) connects = connects && ddl_local_size(comm) == ddl_size(comm);
+  if (connects) {
+    DeviceLibrary& library = device->library();
+    const bool first = ddl_rank(comm) == 0;
+    Status made;
+    if (first) made = device->As(table.make_id(table.self, library.id.data()), "making the id of the group");
+    DDL_RETURN_IF_ERROR(Gather(comm, name, library.id.data(), first && made.ok() ? library.id.size() : 0, &bytes));
+    if (bytes.size() != library.id.size()) {
+      return made.ok() ? Status(DDL_INTERNAL, "rank 0 could not make the id of the group of devices") : made;
+    }
+    std::memcpy(library.id.data(), bytes.data(), bytes.size());
+    library.required = mode == DDL_DEVICE_LIBRARY;
+    library.state = DeviceLibrary::kUnconnected;
+  }
+  comm->engine->SetDevice(std::move(device));
+  return {};
+}
+
+}  // namespace
+
+int ddl_add_device(ddl_comm* comm, const ddl_device* device, uint32_t mode, const char* name, char* error,
+                   size_t error_bytes) {
+  const Status status =
+      ddl::GuardedStatus([&] { return AddDevice(comm, std::make_shared<Device>(*device), mode, name); });
+  if (!status.ok()) std::snprintf(error, error_bytes, "%s", status.message().c_str());
+  return status.code();
+}

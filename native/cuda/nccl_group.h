@@ -1,0 +1,32 @@
+// NcclGroup: this rank's end of a communicator of NCCL. It never blocks: NCCL works in the background, and `Poll` says
+// how far it is. By one thread at a time, with the device's context current.
+#ifndef KERAS_DDL_CUDA_NCCL_GROUP_H_
+#define KERAS_DDL_CUDA_NCCL_GROUP_H_
+
+#include <string>
+
+#include "ddl_device.h"
+#include "functions.h"
+
+namespace ddl_cuda {
+
+class NcclGroup {
+ public:
+  explicit NcclGroup(const NcclFunctions& nccl) : nccl_(nccl) {}
+
+  // Those that return bool: false, and why in *error.
+  bool Connect(const void* id, int rank, int size, std::string* error);
+  bool Run(const ddl_device_collective& collective, CudaStream stream, std::string* error);
+  bool Poll(bool* ready, std::string* error);
+  void Disconnect(bool abort);
+
+ private:
+  bool Check(int result, const char* what, std::string* error) const;
+  int Begin(const ddl_device_collective& collective, const ddl_buffer& buffer, CudaStream stream) const;
+
+  const NcclFunctions& nccl_;
+  NcclComm comm_ = nullptr;
+};
+
+}  // namespace ddl_cuda
+#endif  // KERAS_DDL_CUDA_NCCL_GROUP_H_
