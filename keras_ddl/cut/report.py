@@ -83,6 +83,11 @@ class Report:
             lines.append(f"not undone when a rank fails: {_counted(self.lasting)}")
         return "\n".join(lines)
 
+    @property
+    def is_alike_on_ranks(self) -> bool:
+        """Whether ranks compute the same of the whole batch, each for itself, and must get the same bits."""
+        return self.earlier is not None or bool(self.replicated) or bool(self.kept_of_batch())
+
     def large_gathers(self, bytes_: int) -> list[Entry]:
         """Returns the gathers above a number of bytes that a missing rule causes. Gathers of results do not count,
         because the program asks for results."""

@@ -6,7 +6,9 @@ which wait for each other inside every operation and keep the core from the one 
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Sequence
 
 from keras_ddl import communicator
@@ -113,4 +115,21 @@ def _share(gpu: tf.config.PhysicalDevice, sharers: Sequence[int], topology: Topo
             f"Ranks {', '.join(map(str, sharers))} share a GPU: they compute in turn, and {how}. Start one rank for "
             "each GPU.",
             RuntimeWarning,
+        )
+
+
+@functools.cache
+def compute_alike() -> None:
+    """Makes TensorFlow's operations give the same bits on the GPU of every rank, for what ranks compute side by side.
+
+    Its fastest kernels add in an order that changes from run to run. The deterministic ones are slower, and operations
+    that draw random numbers without a seed fail.
+    """
+    tf.config.experimental.enable_op_determinism()
+    if communicator.rank() == 0:
+        print(
+            "keras_ddl: ranks compute a part of this step side by side, so it runs with TensorFlow's deterministic "
+            "kernels, because others give each GPU other bits. Some are slower.",
+            file=sys.stderr,
+            flush=True,
         )

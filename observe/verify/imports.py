@@ -40,6 +40,8 @@ def begin() -> None:
         np.random.set_state(states[1])
         if states[2] is not None:
             tf_compat.tf.random.set_seed(states[2])
+        if tf_compat.tf.config.list_physical_devices("GPU"):  # whose fastest kernels differ from run to run
+            tf_compat.tf.config.experimental.enable_op_determinism()
 
     def follow(strategy: Any) -> None:
         from keras_ddl.verify import recorder

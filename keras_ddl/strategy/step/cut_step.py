@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from keras_ddl import communicator, config, cut, ops
+from keras_ddl import communicator, config, cut, device, ops
 from keras_ddl.communicator import comparison
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
@@ -356,6 +356,8 @@ class CutStep:
                 collectives.begin_with(begins_with)
             outputs = building.along_batch(self._job, program, arguments, collectives, self._snapshots[-1], options)
             collectives.follow_plan()
+        if self._job.size > 1 and "GPU" in self._job.device and report.is_alike_on_ranks:
+            device.compute_alike()
         self.reports.append(report)
         self._show(report)
         observer = observing.observer()
